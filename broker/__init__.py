@@ -1,0 +1,1 @@
+"""The broker: connections, topics, subscriptions, scalable topics, administration."""

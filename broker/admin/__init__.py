@@ -1,0 +1,1 @@
+"""The administrative REST interface."""

@@ -1,0 +1,1 @@
+"""Command handlers, one module for each area of the protocol."""

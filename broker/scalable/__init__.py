@@ -1,0 +1,1 @@
+"""Scalable topics: layout, controller, DAG watch, split and merge."""

@@ -1,0 +1,1 @@
+"""Typed settings, and the bounds of every queue, cache and retry in one place."""

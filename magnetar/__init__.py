@@ -1,0 +1,1 @@
+"""The Python client for Pulsar v5 brokers."""

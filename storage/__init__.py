@@ -1,0 +1,1 @@
+"""Durable state: metadata store, ledger store, managed ledgers and cursors."""

@@ -1,0 +1,1 @@
+"""The ledger store: one interface and its backends."""

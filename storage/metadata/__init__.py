@@ -1,0 +1,1 @@
+"""The metadata store: one interface and its backends."""

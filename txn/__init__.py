@@ -1,0 +1,1 @@
+"""Transactions whose state lives in the metadata store."""

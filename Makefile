@@ -1,0 +1,40 @@
+# make run | make test | make bench | make stock-peer | make image-test
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test check proto bench stock-peer image-test clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+run: $(VENV)/.installed  ## start the embedded broker on 6650 and 8080, data under ./data
+	exec $(BIN)/magnetar standalone --data-dir ./data
+
+check: $(VENV)/.installed  ## style, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## everything that must hold
+	$(BIN)/python -m pytest
+
+proto: $(VENV)/.installed  ## regenerate the protobuf modules
+	$(BIN)/python -m scripts.generate_proto
+
+bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and Maven)
+	$(BIN)/python -m bench
+
+stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
+	$(BIN)/python -m pytest tests/stock --peer
+
+image-test: $(VENV)/.installed  ## build and try the container image (Debian, root)
+	$(BIN)/python -m pytest tests/image --run-image
+
+clean:
+	rm -rf $(VENV) build tests/stock/target

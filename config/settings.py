@@ -1,0 +1,160 @@
+"""What users set, in one validated model.
+
+Sources, strongest first: command line, environment (`MAGNETAR_` and the upper-case name), TOML
+file, the defaults below.  Unknown names in the file and values out of range are refused with a
+sentence that says which and what would be right.  `magnetar config` prints the result.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+MIB = 1024 * 1024
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class ConfigurationError(ValueError):
+    """A setting is wrong; the message names it and its source.  For the operator."""
+
+
+class Settings(BaseSettings):
+    """Everything an operator may set.  Sizes are bytes, times carry their unit in the name."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix="MAGNETAR_", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    # Where it lives and listens
+    data_dir: Path = Field(Path("data"), description="Directory of everything that must last")
+    bind_host: str = Field("0.0.0.0", description="Address that both ports listen on")
+    port: Port = Field(6650, description="Binary protocol port; 0 picks a free one")
+    http_port: Port = Field(8080, description="REST and metrics port; 0 picks a free one")
+    advertised_host: str = Field(
+        "127.0.0.1", description="Host that clients are told to connect to"
+    )
+    cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
+
+    # Topics
+    scalable_topics_enabled: bool = Field(True, description="Serve topic:// names")
+    scalable_topic_auto_create: bool = Field(
+        True, description="Create a missing topic:// with one segment when a client looks it up"
+    )
+    auto_topic_creation: bool = Field(
+        True, description="Create a missing persistent:// topic on first use"
+    )
+    deduplication: bool = Field(
+        False, description="Enforce producer sequence ids for all sends (namespaces may override)"
+    )
+    scalable_consumer_grace_period_s: NotNegative = Field(
+        60, description="How long a disconnected ordered consumer keeps its segments"
+    )
+    sealed_segment_prune_interval_s: Positive = Field(
+        60, description="How often drained sealed segments are looked for"
+    )
+
+    # Retention and ledgers
+    retention_time_minutes: int = Field(
+        0, ge=-1, description="Keep acknowledged data this long; -1 for ever (namespaces override)"
+    )
+    retention_size_mb: int = Field(
+        0, ge=-1, description="Keep this much acknowledged data; -1 without limit"
+    )
+    unsubscribed_retention_minutes: NotNegative = Field(
+        24 * 60, description="Keep data of topics without any subscription this long"
+    )
+    ledger_max_entries: Positive = Field(50_000, description="Roll a ledger over at this many")
+    ledger_max_size_bytes: Positive = Field(2048 * MIB, description="... or at this size")
+    ledger_min_age_s: NotNegative = Field(600, description="... but not younger than this")
+    ledger_max_age_s: Positive = Field(4 * 3600, description="Roll a ledger over at this age")
+    log_file_size_bytes: Annotated[int, Field(ge=MIB)] = Field(
+        256 * MIB, description="Size at which the shared ledger log starts its next file"
+    )
+    entry_cache_bytes: NotNegative = Field(
+        64 * MIB, description="Newest entries held in memory for tailing consumers"
+    )
+    cursor_flush_ms: Positive = Field(
+        100, description="Acknowledgements are durable within this time"
+    )
+    max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
+
+    # Operations
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info")
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: for people on a terminal, JSON elsewhere"
+    )
+    drain_timeout_s: Positive = Field(
+        15, description="How long SIGTERM waits for clients and data before stopping anyway"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line over environment over file: the file's values ride under `_file`."""
+        assert isinstance(init_settings, InitSettingsSource)
+        given = dict(init_settings.init_kwargs)
+        from_file = given.pop("_file", {})
+        return (
+            InitSettingsSource(settings_cls, given),
+            env_settings,
+            InitSettingsSource(settings_cls, from_file),
+        )
+
+
+def load_settings(
+    config_file: Path | None = None, overrides: Mapping[str, object] | None = None
+) -> Settings:
+    """Settings from all sources; `overrides` are the command line's (None values are not given).
+
+    Raises `ConfigurationError` with one sentence for each thing wrong.
+    """
+    from_file = _read_file(config_file) if config_file is not None else {}
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    try:
+        return Settings(_file=from_file, **given)  # type: ignore[call-arg, arg-type]
+    except ValidationError as error:
+        raise ConfigurationError(_sentences(error, config_file)) from error
+
+
+def _read_file(config_file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(config_file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The configuration file {config_file} cannot be read ({error.strerror}): "
+            "give --config a readable TOML file."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The configuration file {config_file} is not TOML ({error}): mend that line."
+        ) from error
+
+
+def _sentences(error: ValidationError, config_file: Path | None) -> str:
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            where = f" in {config_file}" if config_file else ""
+            lines.append(
+                f"There is no setting named {name!r}{where}: see `magnetar config` for all names."
+            )
+        else:
+            lines.append(f"Setting {name} = {problem['input']!r} is wrong: {problem['msg']}.")
+    return "\n".join(lines)

@@ -1,0 +1,37 @@
+# One broker, one volume, no root.  Built on any Debian 12 base: --build-arg BASE=...
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS build
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY config config
+COPY protocol protocol
+COPY storage storage
+COPY txn txn
+COPY broker broker
+COPY magnetar magnetar
+RUN python3 -m venv /opt/magnetar \
+    && /opt/magnetar/bin/pip install --quiet --no-cache-dir --disable-pip-version-check . \
+    && /opt/magnetar/bin/python -m compileall -q /opt/magnetar/lib
+
+FROM ${BASE}
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin magnetar \
+    && install -d -o magnetar -g magnetar /data
+COPY --from=build /opt/magnetar /opt/magnetar
+ENV PATH=/opt/magnetar/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    MAGNETAR_DATA_DIR=/data
+USER magnetar
+VOLUME /data
+EXPOSE 6650 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=5s \
+    CMD ["magnetar", "health"]
+ENTRYPOINT ["magnetar"]
+CMD ["standalone"]

@@ -1,0 +1,154 @@
+"""What every REST resource shares: names from paths, bodies, answers, and errors as JSON.
+
+An error is `{"reason": sentence}` with the status Pulsar's own tools expect.  Errors of the broker
+map to a status by their class, or else by their `ServerError`.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+import structlog
+from aiohttp import web
+
+from protocol.names import NamespaceName, TopicName, parse_topic_name
+from protocol.server_error import MagnetarError, ServerError
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES = 1024 * 1024
+
+STATUS_OF_CODE: Mapping[ServerError, HTTPStatus] = {
+    ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ServerError.SUBSCRIPTION_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ServerError.CONSUMER_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ServerError.INVALID_TOPIC_NAME: HTTPStatus.PRECONDITION_FAILED,
+    ServerError.CONSUMER_BUSY: HTTPStatus.PRECONDITION_FAILED,
+    ServerError.PRODUCER_BUSY: HTTPStatus.PRECONDITION_FAILED,
+    ServerError.INCOMPATIBLE_SCHEMA: HTTPStatus.CONFLICT,
+    ServerError.NOT_ALLOWED_ERROR: HTTPStatus.METHOD_NOT_ALLOWED,
+    ServerError.TOPIC_TERMINATED_ERROR: HTTPStatus.METHOD_NOT_ALLOWED,
+    ServerError.AUTHORIZATION_ERROR: HTTPStatus.FORBIDDEN,
+    ServerError.AUTHENTICATION_ERROR: HTTPStatus.UNAUTHORIZED,
+    ServerError.TOO_MANY_REQUESTS: HTTPStatus.TOO_MANY_REQUESTS,
+    ServerError.SERVICE_NOT_READY: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class RestError(Exception):
+    """An answer other than success, with its status and its reason."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def not_found(reason: str) -> RestError:
+    """404."""
+    return RestError(HTTPStatus.NOT_FOUND, reason)
+
+
+def conflict(reason: str) -> RestError:
+    """409: it exists already, or somebody else changed it."""
+    return RestError(HTTPStatus.CONFLICT, reason)
+
+
+def refused(reason: str) -> RestError:
+    """412: the request is understood and cannot be met as it stands."""
+    return RestError(HTTPStatus.PRECONDITION_FAILED, reason)
+
+
+def status_of(error: MagnetarError) -> HTTPStatus:
+    """The status that Pulsar's tools expect for an error of the broker."""
+    own = getattr(error, "http_status", None)
+    if isinstance(own, HTTPStatus):
+        return own
+    return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def error_answer(status: HTTPStatus, reason: str) -> web.Response:
+    """`{"reason": ...}` with a status."""
+    return web.json_response({"reason": reason}, status=status)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every failure into a JSON reason; our own faults are logged, not shown."""
+    try:
+        return await handler(request)
+    except RestError as error:
+        return error_answer(error.status, error.reason)
+    except MagnetarError as error:
+        return error_answer(status_of(error), str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        reason = f"{request.method} {request.path}: {error.reason}. See /admin/v2 for what exists."
+        return error_answer(HTTPStatus(error.status), reason)
+    except Exception:
+        log.exception("rest_request_failed", method=request.method, path=request.path)
+        return error_answer(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "The broker failed on this request: its log has the cause. Try again.",
+        )
+
+
+def no_content() -> web.Response:
+    """204."""
+    return web.Response(status=HTTPStatus.NO_CONTENT)
+
+
+def namespace_of(request: web.Request) -> NamespaceName:
+    """The namespace named by `{tenant}/{namespace}` in the path."""
+    return NamespaceName(request.match_info["tenant"], request.match_info["namespace"])
+
+
+def topic_of(request: web.Request, domain: str) -> TopicName:
+    """The topic named by the path, in the given domain."""
+    info = request.match_info
+    return parse_topic_name(f"{domain}://{info['tenant']}/{info['namespace']}/{info['topic']}")
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A boolean query parameter, false when absent."""
+    return request.query.get(name, "false").lower() == "true"
+
+
+def number(request: web.Request, name: str, default: int | None = None) -> int:
+    """An integer from the query, or from the path."""
+    text = request.match_info.get(name) or request.query.get(name)
+    if text is None:
+        if default is None:
+            raise refused(f"The request lacks {name}: give it as a number.")
+        return default
+    try:
+        return int(text)
+    except ValueError as error:
+        raise refused(f"{name} = {text!r} is not a number: give one.") from error
+
+
+async def body_of(request: web.Request) -> object:
+    """The JSON body, None when empty."""
+    text = await request.text()
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RestError(
+            HTTPStatus.BAD_REQUEST, f"The body is not JSON ({error}): send application/json."
+        ) from error
+
+
+async def mapping_of(request: web.Request) -> dict[str, object]:
+    """The JSON object in the body, {} when empty."""
+    body = await body_of(request)
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise RestError(HTTPStatus.BAD_REQUEST, "The body must be a JSON object.")
+    return body

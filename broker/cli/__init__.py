@@ -1,0 +1,1 @@
+"""The `magnetar` command's sub-commands for the broker and its operators."""

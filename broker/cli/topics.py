@@ -1,0 +1,157 @@
+"""`magnetar topics`: scalable topics from the command line, over REST."""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from broker.cli.rest_client import RestFailure, call
+
+AdminUrl = Annotated[
+    str, typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker")
+]
+TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
+DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
+
+
+def topic_path(topic: str) -> str:
+    """REST path of a scalable topic given as `topic://t/n/x`, `t/n/x` or `x`."""
+    local = topic.removeprefix("topic://")
+    parts = local.split("/", 2)
+    if len(parts) == 1:
+        parts = ["public", "default", local]
+    if len(parts) != 3 or not all(parts) or "://" in local:
+        raise typer.BadParameter(
+            f"{topic!r} is not a scalable topic: write topic://tenant/namespace/name."
+        )
+    return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def ask(admin_url: str, method: str, path: str, body: object | None = None) -> object:
+    """One REST call for a person: a failure ends the command with its reason."""
+    try:
+        return call(admin_url, method, path, body)
+    except RestFailure as failure:
+        typer.echo(str(failure), err=True)
+        raise typer.Exit(1) from failure
+
+
+def _mapping(answer: object) -> Mapping[str, object]:
+    return answer if isinstance(answer, dict) else {}
+
+
+def create(
+    topic: TopicArgument,
+    segments: Annotated[int, typer.Option(min=1, help="Segments to begin with")] = 1,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Create a scalable topic."""
+    ask(admin_url, "PUT", f"{topic_path(topic)}?numInitialSegments={segments}")
+    typer.echo(f"Created {topic} with {segments} segment(s).")
+
+
+def list_topics(
+    namespace: Annotated[str, typer.Argument(help="tenant/namespace")] = "public/default",
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """List the scalable topics of a namespace."""
+    answer = ask(admin_url, "GET", f"/admin/v2/scalable/{namespace}")
+    for name in answer if isinstance(answer, list) else []:
+        typer.echo(name)
+
+
+def get(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Show the layout: every segment, its range, its state, where it came from."""
+    layout = _mapping(ask(admin_url, "GET", topic_path(topic)))
+    typer.echo(f"{topic}  epoch {layout.get('epoch')}")
+    typer.echo(f"{'segment':>8}  {'range':<11}  {'state':<7}  parents   children")
+    segments = _mapping(layout.get("segments"))
+    for identifier in sorted(segments, key=int):
+        segment = _mapping(segments[identifier])
+        bounds = _mapping(segment.get("hashRange"))
+        low, high = int(str(bounds.get("start"))), int(str(bounds.get("end")))
+        parents = _ids(segment.get("parentIds"))
+        children = _ids(segment.get("childIds"))
+        typer.echo(
+            f"{identifier:>8}  {low:04x}-{high:04x}    {segment.get('state'):<7}  "
+            f"{parents:<8}  {children}"
+        )
+
+
+def _ids(values: object) -> str:
+    return ",".join(str(value) for value in values) if isinstance(values, list) and values else "-"
+
+
+def delete(
+    topic: TopicArgument,
+    force: Annotated[bool, typer.Option(help="Even while clients are connected")] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Delete a scalable topic and its data."""
+    ask(admin_url, "DELETE", f"{topic_path(topic)}?force={str(force).lower()}")
+    typer.echo(f"Deleted {topic}.")
+
+
+def split(
+    topic: TopicArgument,
+    segment: Annotated[int, typer.Argument(help="Id of an active segment")],
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Split one active segment in two."""
+    ask(admin_url, "POST", f"{topic_path(topic)}/split/{segment}")
+    typer.echo(f"Split segment {segment} of {topic}.")
+
+
+def merge(
+    topic: TopicArgument,
+    first: Annotated[int, typer.Argument(help="Id of an active segment")],
+    second: Annotated[int, typer.Argument(help="Id of an adjacent active segment")],
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Merge two adjacent active segments into one."""
+    ask(admin_url, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
+    typer.echo(f"Merged segments {first} and {second} of {topic}.")
+
+
+def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Show the splits, merges and moves of a topic, oldest first."""
+    answer = ask(admin_url, "GET", f"{topic_path(topic)}/history")
+    for entry in answer if isinstance(answer, list) else []:
+        event = _mapping(entry)
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(int(str(event.get("atMs", 0))) / 1000))
+        typer.echo(
+            f"{at}Z  epoch {event.get('epoch'):>4}  {event.get('kind'):<7}"
+            f"  {_ids(event.get('parents'))} -> {_ids(event.get('children'))}"
+        )
+
+
+def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Show segments, subscriptions and backlogs."""
+    answer = _mapping(ask(admin_url, "GET", f"{topic_path(topic)}/stats"))
+    typer.echo(
+        f"{topic}  epoch {answer.get('epoch')}  {answer.get('activeSegments')} active segment(s)"
+    )
+    for name, value in _mapping(answer.get("subscriptions")).items():
+        subscription = _mapping(value)
+        typer.echo(
+            f"  {name}: backlog {subscription.get('msgBacklog', '?')}, "
+            f"{subscription.get('consumerCount', 0)} consumer(s)"
+        )
+
+
+def register_topics(app: typer.Typer) -> None:
+    """Add the `topics` group."""
+    group = typer.Typer(
+        help="Scalable topics: create, look at, split, merge.", no_args_is_help=True
+    )
+    group.command("create")(create)
+    group.command("list")(list_topics)
+    group.command("get")(get)
+    group.command("delete")(delete)
+    group.command("split")(split)
+    group.command("merge")(merge)
+    group.command("history")(history)
+    group.command("stats")(stats)
+    app.add_typer(group, name="topics")

@@ -36,3 +36,51 @@ ROLL_OVER_BUFFER_ENTRIES = 20_000
 """Appends held while a managed ledger opens its next ledger."""
 WATCH_QUEUE_EVENTS = 10_000
 """Events waiting for one watcher; above it they collapse into one resync."""
+
+# Ledger log (embedded)
+LEDGER_LOG_FILE_BYTES = 64 * 1024 * 1024
+"""A log file takes no further group at this size.  The newest file is read at every start."""
+LEDGER_LOG_FILE_RECORDS = 65_536
+"""The same in records: bounds the index in memory, and the time to read the newest file."""
+LEDGER_GROUP_BYTES = 16 * 1024 * 1024
+"""Most that one write and one sync cover; what is above it waits for the next group."""
+LEDGER_ENTRY_BYTES = 64 * 1024 * 1024
+"""Largest entry a ledger takes."""
+LEDGER_READER_THREADS = 4
+LEDGER_READ_ATTEMPTS = 5
+"""How often a read looks again when compaction has just moved what it was about to read."""
+LEDGER_SEAL_RETRY_S = 5
+"""Pause before an index file that could not be written is tried again."""
+LEDGER_RECLAIM_PAUSE_S = 30
+"""Least time between two looks for space to give back."""
+LEDGER_COMPACT_BYTES_PER_S = 16 * 1024 * 1024
+"""Bytes each second that compaction may write."""
+LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
+LEDGER_COMPACT_SOURCES = 64
+"""Most files that one compaction merges."""
+
+# Metadata
+METADATA_VALUE_BYTES = 1024 * 1024
+"""Largest value of a record (ZooKeeper's limit for a node, and ours for every backend)."""
+METADATA_KEY_BYTES = 4096
+"""Longest key, partition key or secondary key, in UTF-8."""
+METADATA_INDEX_ENTRIES = 1000
+"""Index entries of one record."""
+METADATA_REQUEST_BYTES = 4 * 1024 * 1024
+"""Most that one write may carry: key, value, index entries."""
+METADATA_BATCH_OPERATIONS = 512
+"""Operations of one commit, and reads of one snapshot."""
+METADATA_BATCH_BYTES = 4 * 1024 * 1024
+"""Bytes of one commit; the operation that crosses it is the last one in."""
+METADATA_QUEUE_OPERATIONS = 100_000
+"""Operations that wait for a commit or a read; above it new ones are refused."""
+METADATA_QUEUE_BYTES = 64 * 1024 * 1024
+METADATA_SCAN_PAGE = 256
+"""Records fetched by one step of a scan."""
+METADATA_PAGE_CACHE_BYTES = 2 * 1024 * 1024
+"""Page cache of each SQLite connection (one writes, two read)."""
+METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024
+"""The write-ahead log is cut back to this after a checkpoint."""
+METADATA_SESSION_TIMEOUT_MAX_MS = 5 * 60 * 1000
+WATCH_QUEUE_BYTES = 32 * 1024 * 1024
+"""Value bytes waiting for one watcher; above it they collapse into one resync."""

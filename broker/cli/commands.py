@@ -1,0 +1,103 @@
+"""The broker's sub-commands of `magnetar`.
+
+Rules: nothing heavy is imported until its command runs; a failure is one sentence on standard
+error and a status other than 0.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, register_topics
+from config.logging import configure_logging
+from config.settings import ConfigurationError, Settings, load_settings
+from protocol.server_error import MagnetarError
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
+]
+HEALTH_TIMEOUT_S = 3
+
+
+def fail(message: object) -> typer.Exit:
+    """Say it and end with status 1."""
+    typer.echo(f"magnetar: {message}", err=True)
+    return typer.Exit(1)
+
+
+def _settings(config: Path | None, **overrides: object) -> Settings:
+    try:
+        return load_settings(config, overrides)
+    except ConfigurationError as error:
+        raise fail(error) from error
+
+
+def standalone(
+    data_dir: Annotated[Path | None, typer.Option(help="Where everything that lasts lives")] = None,
+    port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
+    http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
+    advertised_host: Annotated[
+        str | None, typer.Option(help="Host that clients are told [127.0.0.1]")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run the embedded broker: one process, one data directory."""
+    settings = _settings(
+        config,
+        data_dir=data_dir,
+        port=port,
+        http_port=http_port,
+        bind_host=bind_host,
+        advertised_host=advertised_host,
+    )
+    configure_logging(settings.log_level, settings.log_format)
+    from broker.cli.standalone import run_standalone
+
+    raise typer.Exit(run_standalone(settings))
+
+
+def show_config(config: ConfigFile = None) -> None:
+    """Print every setting with its value and meaning, as TOML that can be used again."""
+    settings = _settings(config)
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        typer.echo(f"# {field.description or name}")
+        typer.echo(f"{name} = {json.dumps(value if isinstance(value, int | str) else str(value))}")
+
+
+def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Ask a broker whether it is well: status 0 if so."""
+    url = f"{admin_url.rstrip('/')}/admin/v2/brokers/health"
+    try:
+        with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT_S) as answer:
+            typer.echo(answer.read().decode())
+    except (urllib.error.URLError, OSError) as error:
+        raise fail(f"{url} does not answer well ({error}).") from error
+
+
+def backup(
+    to: Annotated[Path, typer.Option(help="Directory that does not exist yet")],
+    data_dir: Annotated[Path, typer.Option(help="Data directory of the broker")] = Path("data"),
+) -> None:
+    """Copy a data directory while its broker runs; the copy opens as a data directory."""
+    from storage.backup import backup as copy_data_directory
+
+    try:
+        copy_data_directory(data_dir, to)
+    except (MagnetarError, OSError) as error:
+        raise fail(error) from error
+    typer.echo(f"{data_dir} is backed up in {to}.")
+
+
+def register(app: typer.Typer) -> None:
+    """Entry point of the group `magnetar.commands`."""
+    app.command("standalone")(standalone)
+    app.command("config")(show_config)
+    app.command("health")(health)
+    app.command("backup")(backup)
+    register_topics(app)

@@ -1,0 +1,1 @@
+"""The container image, really built and really run."""

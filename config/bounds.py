@@ -84,3 +84,9 @@ METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024
 METADATA_SESSION_TIMEOUT_MAX_MS = 5 * 60 * 1000
 WATCH_QUEUE_BYTES = 32 * 1024 * 1024
 """Value bytes waiting for one watcher; above it they collapse into one resync."""
+
+# Scalable topics
+MAX_INITIAL_SEGMENTS = 1024
+"""Segments a topic may be created with."""
+MAX_SEGMENTS = 2048
+"""Segments of one topic, sealed ones included: their record must fit METADATA_VALUE_BYTES."""

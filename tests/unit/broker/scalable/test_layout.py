@@ -1,0 +1,217 @@
+"""Layouts: every reachable one keeps the rules; every refusal is typed."""
+
+import dataclasses
+import itertools
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.scalable.layout import (
+    KEYSPACE,
+    CorruptLayout,
+    IllegalReshape,
+    IllegalSegmentCount,
+    Layout,
+    SegmentNotActive,
+    SegmentsNotAdjacent,
+    SegmentState,
+    SegmentTooNarrow,
+    UnknownSegment,
+    initial,
+    merge,
+    prune,
+    split,
+    verify,
+)
+
+NOW_MS = 1_700_000_000_000
+
+
+def prunable(layout: Layout) -> list[int]:
+    return [s.segment_id for s in layout.sealed if not s.parent_ids]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Layout]:
+    """All layouts of a random life of a topic, oldest first."""
+    layouts = [initial(draw(st.integers(1, 9)), now_ms=NOW_MS)]
+    for step in draw(st.lists(st.sampled_from(["split", "merge", "prune"]), max_size=25)):
+        layout = layouts[-1]
+        now_ms = NOW_MS + len(layouts)
+        wide = [s for s in layout.active if s.hash_end > s.hash_start]
+        if step == "split" and wide:
+            chosen = draw(st.sampled_from(wide))
+            layouts.append(split(layout, chosen.segment_id, now_ms=now_ms).layout)
+        elif step == "merge" and len(layout.active) > 1:
+            lower = draw(st.integers(0, len(layout.active) - 2))
+            pair = [layout.active[lower].segment_id, layout.active[lower + 1].segment_id]
+            first, second = draw(st.permutations(pair))
+            layouts.append(merge(layout, first, second, now_ms=now_ms).layout)
+        elif step == "prune" and prunable(layout):
+            gone = draw(st.sets(st.sampled_from(prunable(layout)), min_size=1))
+            layouts.append(prune(layout, gone))
+    return layouts
+
+
+@given(histories(), st.integers(0, KEYSPACE - 1))
+def test_every_hash_has_exactly_one_active_segment(history: list[Layout], key_hash: int) -> None:
+    for layout in history:
+        holders = [s for s in layout.segments.values() if s.active and s.covers(key_hash)]
+        assert holders == [layout.route(key_hash)]
+        assert sum(s.hash_end - s.hash_start + 1 for s in layout.active) == KEYSPACE
+
+
+@given(histories())
+def test_epochs_rise_and_ids_are_never_used_again(history: list[Layout]) -> None:
+    assert [layout.epoch for layout in history] == list(range(len(history)))
+    born: dict[int, int] = {}
+    for before, after in itertools.pairwise(history):
+        new = after.segments.keys() - before.segments.keys()
+        assert all(segment_id >= before.next_segment_id for segment_id in new)
+        assert all(segment_id < after.next_segment_id for segment_id in new)
+        assert not new & born.keys()
+        born.update(dict.fromkeys(new, after.epoch))
+        assert all(after.segments[n].created_at_epoch == after.epoch for n in new)
+
+
+@given(histories())
+def test_links_are_mutual_and_ranges_of_children_lie_within_their_parents(
+    history: list[Layout],
+) -> None:
+    for layout in history:
+        for segment in layout.segments.values():
+            for child_id in segment.child_ids:
+                child = layout.segments[child_id]
+                assert segment.segment_id in child.parent_ids
+                assert child.hash_start <= segment.hash_end
+                assert segment.hash_start <= child.hash_end
+            for parent_id in segment.parent_ids:
+                assert segment.segment_id in layout.segments[parent_id].child_ids
+
+
+@given(histories())
+def test_ancestors_and_descendants_mirror_each_other(history: list[Layout]) -> None:
+    layout = history[-1]
+    for upper in layout.segments:
+        for lower in layout.segments:
+            assert (upper in layout.ancestors(lower)) == (lower in layout.descendants(upper))
+        assert upper not in layout.ancestors(upper)
+
+
+@given(histories())
+def test_a_sealed_segment_never_opens_again(history: list[Layout]) -> None:
+    sealed: set[int] = set()
+    for layout in history:
+        assert not sealed & {s.segment_id for s in layout.active}
+        sealed |= {s.segment_id for s in layout.sealed}
+
+
+@given(histories())
+def test_everything_sealed_can_be_pruned_down_to_the_active_roots(history: list[Layout]) -> None:
+    layout = history[-1]
+    active = [(s.hash_start, s.hash_end, s.segment_id) for s in layout.active]
+    while ready := prunable(layout):
+        layout = prune(layout, ready)
+    assert layout.sealed == ()
+    assert [s.range_key for s in layout.active] == active
+    assert all(s.parent_ids == () for s in layout.active)
+
+
+@pytest.mark.parametrize(
+    ("count", "ranges"),
+    [
+        (1, [(0, 0xFFFF)]),
+        (3, [(0, 21844), (21845, 43689), (43690, 65535)]),
+        (4, [(0, 0x3FFF), (0x4000, 0x7FFF), (0x8000, 0xBFFF), (0xC000, 0xFFFF)]),
+    ],
+)
+def test_initial_widths(count: int, ranges: list[tuple[int, int]]) -> None:
+    layout = initial(count, now_ms=NOW_MS)
+    assert [(s.hash_start, s.hash_end) for s in layout.active] == ranges
+    assert list(layout.segments) == list(range(count))
+    assert (layout.epoch, layout.next_segment_id) == (0, count)
+
+
+def test_split_gives_pulsars_ids_ranges_and_epochs() -> None:
+    change = split(initial(1, now_ms=NOW_MS), 0, now_ms=NOW_MS + 5)
+    parent = change.layout.segments[0]
+    assert change.parents == (parent,)
+    assert (parent.state, parent.sealed_at_epoch, parent.sealed_at_ms) == (
+        SegmentState.SEALED,
+        1,
+        NOW_MS + 5,
+    )
+    assert parent.child_ids == (1, 2)
+    assert [(c.hash_start, c.hash_end, c.parent_ids) for c in change.children] == [
+        (0, 0x7FFF, (0,)),
+        (0x8000, 0xFFFF, (0,)),
+    ]
+    assert all(c.created_at_epoch == 1 and c.sealed_at_epoch == -1 for c in change.children)
+
+
+def test_merge_takes_neighbours_in_either_order() -> None:
+    layout = initial(4, now_ms=NOW_MS)
+    for first, second in ((1, 2), (2, 1)):
+        (child,) = merge(layout, first, second, now_ms=NOW_MS).children
+        assert (child.segment_id, child.hash_start, child.hash_end) == (4, 0x4000, 0xBFFF)
+        assert child.parent_ids == (1, 2)
+
+
+def test_refusals_are_typed_and_name_what_would_do() -> None:
+    layout = split(initial(4, now_ms=NOW_MS), 0, now_ms=NOW_MS).layout
+    with pytest.raises(UnknownSegment, match="no segment 17: it has 0, 1, 2, 3, 4, 5"):
+        split(layout, 17, now_ms=NOW_MS)
+    with pytest.raises(SegmentNotActive, match="sealed at epoch 1"):
+        split(layout, 0, now_ms=NOW_MS)
+    with pytest.raises(SegmentNotActive):
+        merge(layout, 0, 1, now_ms=NOW_MS)
+    with pytest.raises(SegmentsNotAdjacent, match="1 and 2"):
+        merge(layout, 1, 3, now_ms=NOW_MS)
+    with pytest.raises(SegmentsNotAdjacent):
+        merge(layout, 1, 1, now_ms=NOW_MS)
+    with pytest.raises(IllegalReshape, match="ACTIVE"):
+        prune(layout, [1])
+    with pytest.raises(UnknownSegment):
+        prune(layout, [17])
+    for count in (0, -1, 100_000):
+        with pytest.raises(IllegalSegmentCount):
+            initial(count, now_ms=NOW_MS)
+
+
+def test_a_segment_of_one_hash_cannot_be_split() -> None:
+    layout = initial(1, now_ms=NOW_MS)
+    while (lowest := layout.active[0]).hash_end > 0:
+        layout = split(layout, lowest.segment_id, now_ms=NOW_MS).layout
+    with pytest.raises(SegmentTooNarrow, match="single hash 0"):
+        split(layout, layout.active[0].segment_id, now_ms=NOW_MS)
+
+
+def test_an_intermediate_is_not_pruned_before_its_parent() -> None:
+    layout = split(initial(1, now_ms=NOW_MS), 0, now_ms=NOW_MS).layout
+    layout = split(layout, 1, now_ms=NOW_MS).layout
+    with pytest.raises(IllegalReshape, match="its parents 0 are there"):
+        prune(layout, [1])
+    assert list(prune(layout, [0, 1]).segments) == [2, 3, 4]
+
+
+@given(histories(), st.data())
+def test_verify_finds_damage(history: list[Layout], data: st.DataObject) -> None:
+    layout = history[-1]
+    victim = data.draw(st.sampled_from(sorted(layout.segments)))
+    segment = layout.segments[victim]
+    damage = data.draw(
+        st.sampled_from(
+            [
+                {"hash_end": segment.hash_end + 1} if segment.active else {"child_ids": ()},
+                {"parent_ids": (*segment.parent_ids, layout.next_segment_id)},
+                {"child_ids": (*segment.child_ids, victim)},
+                {"created_at_epoch": layout.epoch + 1},
+                {"segment_id": layout.next_segment_id},
+            ]
+        )
+    )
+    segments = {**layout.segments, victim: dataclasses.replace(segment, **damage)}
+    with pytest.raises(CorruptLayout):
+        verify(Layout(layout.epoch, layout.next_segment_id, MappingProxyType(segments)))

@@ -1,0 +1,246 @@
+"""Frames: the unit of the wire.  All integers are big-endian.
+
+    simple    u32 total, u32 command size, command
+    payload   u32 total, u32 command size, command, entry            (SEND and MESSAGE, only these)
+    entry     [u16 0x0e01, u32 crc32c,] u32 metadata size, metadata, payload
+
+`total` counts what follows it.  An entry is handed over, stored and sent as one opaque buffer that
+always begins with magic and checksum; one that came without gets them.  The checksum is compared on
+arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEntryMetadata` before the
+entry; it is taken off and handed over beside it.
+
+Nothing is allocated on the word of a length: a decoder holds the bytes it was fed, never more than
+one frame and one chunk of them, and copies each a bounded number of times.
+"""
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from protocol.checksum import (
+    BROKER_METADATA_MAGIC,
+    CHECKED_FROM,
+    CHECKSUM_MAGIC,
+    crc32c,
+    seal_entry,
+)
+from protocol.commands import encode_command, parse_command
+from protocol.frame_error import (
+    ChecksumMismatch,
+    FrameError,
+    FrameTooLarge,
+    MalformedCommand,
+    MalformedEntry,
+    MalformedFrame,
+    MissingPayload,
+    UnexpectedPayload,
+)
+from protocol.hot_frames import encode_message_head, encode_send_receipt
+from protocol.pulsar_pb2 import BaseCommand
+
+__all__ = [
+    "ChecksumMismatch",
+    "Frame",
+    "FrameDecoder",
+    "FrameError",
+    "FrameTooLarge",
+    "MalformedCommand",
+    "MalformedEntry",
+    "MalformedFrame",
+    "MissingPayload",
+    "UnexpectedPayload",
+    "encode_command",
+    "encode_message",
+    "encode_message_head",
+    "encode_send",
+    "encode_send_receipt",
+]
+
+_U32: Final = Struct(">I")
+_SIZES: Final = Struct(">II")
+_ENTRY_HEAD: Final = Struct(">HII")
+_HEADER: Final = 8
+"""Bytes of the two sizes that begin every frame."""
+_SEND: Final = int(BaseCommand.SEND)
+_MESSAGE: Final = int(BaseCommand.MESSAGE)
+_MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
+
+
+class Frame(NamedTuple):
+    """One frame of a peer.
+
+    `entry` is set for SEND and MESSAGE unless `error` is: then the entry's checksum was wrong, and
+    the answer to the SEND is a SEND_ERROR with the error's code.
+    """
+
+    command: BaseCommand
+    entry: bytes | None = None
+    error: ChecksumMismatch | None = None
+    broker_metadata: bytes | None = None
+
+
+class FrameDecoder:
+    """Cuts the bytes of one peer into frames.  After a `FrameError` it stays broken."""
+
+    __slots__ = ("_buffer", "_error", "_max_frame_size", "_needed")
+
+    def __init__(self, max_frame_size: int) -> None:
+        """Refuse frames of which more than `max_frame_size` bytes follow the first size."""
+        self._max_frame_size = max_frame_size
+        self._buffer = bytearray()
+        self._needed = 0
+        self._error: FrameError | None = None
+
+    @property
+    def buffered_size(self) -> int:
+        """Bytes held of a frame that is not complete."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes, in order.
+
+        Raises a `FrameError` for the first bad frame, which takes along those completed before it
+        in `frames_before`; every later call raises it again, without these.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
+            self._buffer = bytearray()
+        frames: list[Frame] = []
+        try:
+            self._cut(data, frames)
+        except FrameError as error:
+            self._error = type(error)(*error.args)
+            error.frames_before = tuple(frames)
+            raise
+        return frames
+
+    def _cut(self, data: bytes, frames: list[Frame]) -> None:
+        """Append the whole frames of `data`; keep the rest and note how much would complete it."""
+        position = 0
+        available = len(data)
+        limit = self._max_frame_size
+        needed = 4
+        while available - position >= 4:
+            (total,) = _U32.unpack_from(data, position)
+            if total > limit:
+                raise FrameTooLarge(
+                    f"A frame of {total} bytes is announced and {limit} is the most; send smaller "
+                    "messages, or raise the broker's largest message size."
+                )
+            end = position + 4 + total
+            if end > available:
+                needed = 4 + total
+                break
+            frames.append(_decode(data, position, end))
+            position = end
+        if position < available:
+            self._buffer += data[position:] if position else data
+            self._needed = needed
+
+
+def _decode(data: bytes, start: int, end: int) -> Frame:
+    """The frame at data[start:end]."""
+    command_start = start + _HEADER
+    if command_start > end:
+        raise MalformedFrame(
+            f"A frame of {end - start - 4} bytes has no room for the size of its command; "
+            "check that the peer speaks the Pulsar binary protocol."
+        )
+    (command_size,) = _U32.unpack_from(data, start + 4)
+    command_end = command_start + command_size
+    if command_end > end:
+        raise MalformedFrame(
+            f"A command of {command_size} bytes is announced in a frame that has "
+            f"{end - command_start} left; the first size counts all bytes after itself."
+        )
+    command = parse_command(data[command_start:command_end])
+    kind = command.type
+    if kind == _SEND:
+        return _with_entry(command, data[command_end:end], None)
+    if kind == _MESSAGE:
+        metadata, entry_start = _broker_metadata(data, command_end, end)
+        return _with_entry(command, data[entry_start:end], metadata)
+    if command_end != end:
+        raise UnexpectedPayload(
+            f"{end - command_end} bytes follow a {BaseCommand.Type.Name(kind)} command; "
+            "only SEND and MESSAGE carry a payload."
+        )
+    return Frame(command)
+
+
+def _broker_metadata(data: bytes, start: int, end: int) -> tuple[bytes | None, int]:
+    """What a broker put before the entry at `start`, and where the entry begins."""
+    if data[start : start + 2] != BROKER_METADATA_MAGIC or end - start < 6:
+        return None, start
+    (size,) = _U32.unpack_from(data, start + 2)
+    entry_start = start + 6 + size
+    if entry_start > end:
+        raise MalformedEntry(
+            f"Broker entry metadata of {size} bytes is announced and {end - start - 6} are left; "
+            "look at what the broker stores before its entries."
+        )
+    return data[start + 6 : entry_start], entry_start
+
+
+def _with_entry(command: BaseCommand, entry: bytes, broker_metadata: bytes | None) -> Frame:
+    """The frame of a command and its entry, checked."""
+    size = len(entry)
+    if size >= _ENTRY_HEAD.size:
+        magic, checksum, metadata_size = _ENTRY_HEAD.unpack_from(entry)
+        if magic == _MAGIC:
+            if metadata_size > size - 10:
+                raise _overlong_metadata(command, metadata_size, size - 10)
+            actual = crc32c(entry[CHECKED_FROM:])
+            if actual != checksum:
+                return Frame(command, None, _mismatch(command, checksum, actual), broker_metadata)
+            return Frame(command, entry, None, broker_metadata)
+    return Frame(command, _seal_unchecked(command, entry), None, broker_metadata)
+
+
+def _seal_unchecked(command: BaseCommand, entry: bytes) -> bytes:
+    """The entry of a peer that sends no checksum, with one."""
+    size = len(entry)
+    if size == 0:
+        raise MissingPayload(
+            f"{BaseCommand.Type.Name(command.type)} came without a payload; "
+            "send message metadata and payload in the same frame."
+        )
+    if size < 4 or entry[:2] == CHECKSUM_MAGIC:
+        raise MalformedEntry(
+            f"The {size} bytes after {BaseCommand.Type.Name(command.type)} are too few for message "
+            "metadata; send its size, the metadata and the payload."
+        )
+    (metadata_size,) = _U32.unpack_from(entry)
+    if metadata_size > size - 4:
+        raise _overlong_metadata(command, metadata_size, size - 4)
+    return seal_entry(entry)
+
+
+def _overlong_metadata(command: BaseCommand, metadata_size: int, left: int) -> MalformedEntry:
+    return MalformedEntry(
+        f"{BaseCommand.Type.Name(command.type)} announces {metadata_size} bytes of metadata and "
+        f"{left} are left in its frame; the size counts the MessageMetadata alone."
+    )
+
+
+def _mismatch(command: BaseCommand, announced: int, actual: int) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"The entry of a {BaseCommand.Type.Name(command.type)} has the CRC32C {actual:08x} and "
+        f"announces {announced:08x}: it was damaged on its way; send it again."
+    )
+
+
+def encode_message(command: BaseCommand, entry: bytes) -> tuple[bytes, bytes]:
+    """The frame of a MESSAGE as (head, entry), to be written one after the other uncopied."""
+    body = command.SerializeToString()
+    size = len(body)
+    return _SIZES.pack(size + 4 + len(entry), size) + body, entry
+
+
+def encode_send(command: BaseCommand, entry: bytes) -> bytes:
+    """The frame of a SEND, whole."""
+    return b"".join(encode_message(command, entry))

@@ -5,25 +5,58 @@ Rules:
 - States move only as `_MOVES` says; READY begins with CONNECT, and nothing else is heard before.
 - Whatever a peer sends wrongly ends this connection with one (rate-bounded) log line, never the
   process.
-- Writes of one loop turn leave in one `writelines`.  Above CONNECTION_WRITE_HIGH_WATER `writable`
-  is False and reading stops, so a peer that does not read cannot make us queue more replies.
+- Writes of one loop turn leave in one write.  Above CONNECTION_WRITE_HIGH_WATER `writable` is
+  False and reading stops, so a peer that does not read cannot make us queue more replies.
 - Reading stops for named reasons and goes on when the last one is gone; frames that were decoded
   already are held back, in order.
+- Requests in progress are tasks of the connection; above MAX_PENDING_REQUESTS nothing more is
+  read, and the end of the connection cancels them.
 """
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, cast
 
-from protocol.server_error import MagnetarError
+import structlog
+
+from broker.outbox import Outbox
+from config.bounds import (
+    CLOSE_FLUSH_S,
+    CONNECTION_WRITE_HIGH_WATER,
+    CONNECTION_WRITE_LIMIT,
+    HANDSHAKE_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    LIVENESS_CHECK_S,
+    MAX_FRAME_SIZE,
+    MAX_PENDING_REQUESTS,
+)
+from protocol.commands import FIELD_OF_TYPE
+from protocol.frames import Frame, FrameDecoder, FrameError, encode_command
+from protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing, FeatureFlags
+from protocol.server_error import MagnetarError, PeerError, ServerError
 
 if TYPE_CHECKING:
     from broker.consumer import Consumer
     from broker.handlers import Handler
     from broker.producer import Producer
     from broker.service import Broker
-    from protocol.pulsar_pb2 import BaseCommand, FeatureFlags
+
+log = structlog.get_logger(__name__)
+
+_CONNECT = int(BaseCommand.CONNECT)
+_NO_REQUEST = 2**64 - 1
+"""Request id -1 of the wire: an answer to no request."""
+_REQUESTS = "requests"
+_WRITING = "writing"
+_PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
+
+
+class ProtocolViolation(PeerError):
+    """The peer sent what the protocol forbids here; the connection ends."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class ConnectionState(enum.Enum):
@@ -35,6 +68,17 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+_MOVES: Mapping[ConnectionState, frozenset[ConnectionState]] = {
+    ConnectionState.HANDSHAKE: frozenset(
+        {ConnectionState.READY, ConnectionState.CLOSING, ConnectionState.CLOSED}
+    ),
+    ConnectionState.READY: frozenset({ConnectionState.CLOSING, ConnectionState.CLOSED}),
+    ConnectionState.CLOSING: frozenset({ConnectionState.CLOSED}),
+    ConnectionState.CLOSED: frozenset(),
+}
+_SERVING = (ConnectionState.HANDSHAKE, ConnectionState.READY)
+
+
 class Connection(asyncio.Protocol):
     """See the module's rules.
 
@@ -42,39 +86,363 @@ class Connection(asyncio.Protocol):
     progress its place is taken by a future.
     """
 
-    broker: "Broker"
-    remote: str
-    client_version: str
-    protocol_version: int
-    features: "FeatureFlags"
-    state: ConnectionState
-    writable: bool
-    producers: dict[int, "Producer | asyncio.Future[Producer]"]
-    consumers: dict[int, "Consumer | asyncio.Future[Consumer]"]
+    def __init__(self, broker: "Broker", handlers: "Mapping[int, Handler]") -> None:
+        self.broker = broker
+        self.state = ConnectionState.HANDSHAKE
+        self.remote = ""
+        self.client_version = ""
+        self.protocol_version = 0
+        self.features = FeatureFlags()
+        self.connected_ms = 0
+        self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
+        self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
+        self.closed_producers: dict[int, None] = {}
+        self.inflight_bytes = 0
+        self._handlers = handlers
+        self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._outbox: Outbox
+        self._held: deque[Frame] = deque()
+        self._frame_error: FrameError | None = None
+        self._paused: set[str] = set()
+        self._reading = True
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_close: dict[object, Callable[[], None]] = {}
+        self._liveness: list[asyncio.Future[None]] = []
+        self._heard = True
+        self._ping_sent = False
+        self._output_seen = 0
+        self._timer: asyncio.TimerHandle
 
-    def __init__(self, broker: "Broker", handlers: "Mapping[int, Handler]") -> None: ...
+    # What the transport calls
 
-    def send(self, command: "BaseCommand") -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set up output, limits and the handshake timer."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unknown")
+        self.connected_ms = self.broker.clock.now_ms()
+        self._outbox = Outbox(
+            self._transport,
+            high_water=CONNECTION_WRITE_HIGH_WATER,
+            limit=CONNECTION_WRITE_LIMIT,
+            on_change=self._writable_changed,
+            give_up=self._give_up_writing,
+        )
+        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
+        self.broker.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Serve the frames that `data` completes."""
+        self._heard = True
+        if self._liveness:
+            self._answer_liveness()
+        if self.state not in _SERVING:
+            return
+        try:
+            frames: list[Frame] | tuple[Frame, ...] = self._decoder.feed(data)
+        except FrameError as error:
+            frames = error.frames_before
+            self._frame_error = error
+        if self._held or self._paused:
+            self._held.extend(frames)
+        else:
+            self._serve(frames)
+        if self._frame_error is not None and not self._held and self.state in _SERVING:
+            self._violated(self._frame_error)
+
+    def eof_received(self) -> bool:
+        """The peer is done: so are we."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is above the high water."""
+        self._outbox.transport_full(True)
+
+    def resume_writing(self) -> None:
+        """The transport's buffer has drained."""
+        self._outbox.transport_full(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._end()
+        self._move(ConnectionState.CLOSED)
+        self._timer.cancel()
+        self._outbox.discard()
+        self.broker.connections.discard(self)
+        if exc is not None:
+            log.debug("connection_lost", remote=self.remote, error=str(exc))
+
+    # Output
+
+    @property
+    def writable(self) -> bool:
+        """False while more than the high water is queued towards the peer."""
+        return self._outbox.writable
+
+    def send(self, command: BaseCommand) -> None:
         """Queue a command.  Nothing happens once the connection is closing."""
+        if self.state in _SERVING:
+            self._outbox.put(encode_command(command))
 
     def send_encoded(self, *buffers: bytes) -> None:
         """Queue encoded frames.  Look at `writable` before each batch of messages."""
+        if self.state in _SERVING:
+            for buffer in buffers:
+                self._outbox.put(buffer)
 
     def reply_error(self, request_id: int, error: MagnetarError) -> None:
         """Queue ERROR with the error's code and sentence."""
+        self.send(
+            BaseCommand(
+                type=BaseCommand.ERROR,
+                error=CommandError(
+                    request_id=request_id, error=int(error.code), message=str(error)
+                ),
+            )
+        )
 
     def on_writable(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the connection is (again) writable; never if it closes."""
+        self._outbox.when_writable(callback)
+
+    # Life
+
+    def ready(self) -> None:
+        """CONNECT was accepted: begin to keep alive."""
+        self._move(ConnectionState.READY)
+        self._timer.cancel()
+        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+
+    @property
+    def closing(self) -> bool:
+        """True from the decision to close on."""
+        return self.state not in _SERVING
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Run `callback` when the connection ends; returns what takes it off the list again."""
-        raise NotImplementedError
-
-    def pause_reading(self, why: str) -> None:
-        """Hear nothing until every reason is taken back."""
-
-    def resume_reading(self, why: str) -> None:
-        """Take one reason back."""
+        if self.closing:
+            self._loop.call_soon(callback)
+            return lambda: None
+        token = object()
+        self._on_close[token] = callback
+        return lambda: (self._on_close.pop(token, None), None)[1]
 
     def close(self, why: str) -> None:
         """Flush what is queued, then end the connection."""
+        if self.closing:
+            return
+        log.debug("connection_closing", remote=self.remote, why=why)
+        self._outbox.flush()
+        self._move(ConnectionState.CLOSING)
+        self._end()
+        self._timer.cancel()
+        self._timer = self._loop.call_later(CLOSE_FLUSH_S, self._transport.abort)
+        self._transport.close()
+
+    def abort(self, why: str) -> None:
+        """End the connection at once; what is queued is lost."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        log.debug("connection_aborted", remote=self.remote, why=why)
+        if not self.closing:
+            self._move(ConnectionState.CLOSING)
+        self._end()
+        self._transport.abort()
+
+    async def is_alive(self) -> bool:
+        """Whether the peer says anything within LIVENESS_CHECK_S, PONG at least."""
+        if self.closing:
+            return False
+        if self._paused:
+            return True
+        heard: asyncio.Future[None] = self._loop.create_future()
+        self._liveness.append(heard)
+        self.send_encoded(_PING_FRAME)
+        await asyncio.wait((heard,), timeout=LIVENESS_CHECK_S)
+        return heard.done() and not self.closing
+
+    async def finish_requests(self) -> None:
+        """Read nothing more and return when the requests in progress are answered."""
+        self.pause_reading("draining")
+        while self._tasks and not self.closing:
+            await asyncio.wait(self._tasks)
+
+    # Input
+
+    def pause_reading(self, why: str) -> None:
+        """Hear nothing until every reason is taken back."""
+        if self._reading and self.state in _SERVING:
+            self._reading = False
+            self._transport.pause_reading()
+        self._paused.add(why)
+
+    def resume_reading(self, why: str) -> None:
+        """Take one reason back."""
+        if why not in self._paused:
+            return
+        self._paused.discard(why)
+        if not self._paused and self.state in _SERVING:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Serve what was held back, then read again."""
+        if self._paused or self.state not in _SERVING:
+            return
+        held, self._held = self._held, deque()
+        self._serve(held)
+        if self._paused or self.state not in _SERVING:
+            return
+        if self._frame_error is not None:
+            self._violated(self._frame_error)
+            return
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _serve(self, frames: "list[Frame] | tuple[Frame, ...] | deque[Frame]") -> None:
+        handlers = self._handlers
+        for index, frame in enumerate(frames):
+            if self._paused or self.state is not ConnectionState.READY:
+                if self.state not in _SERVING:
+                    return
+                if self._paused:
+                    self._held.extend(list(frames)[index:])
+                    return
+                if frame.command.type != _CONNECT:
+                    self._violated(
+                        ProtocolViolation(
+                            f"{BaseCommand.Type.Name(frame.command.type)} came before CONNECT: "
+                            "send CONNECT first."
+                        )
+                    )
+                    return
+            command = frame.command
+            handler = handlers.get(command.type)
+            if handler is None:
+                self._unexpected(command)
+                continue
+            try:
+                result = handler(self, command, frame.entry)
+            except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
+                self._failed(command, error)
+                continue
+            if result is not None:
+                self._start(command, result)
+
+    def _start(self, command: BaseCommand, work: Awaitable[None]) -> None:
+        task = self._loop.create_task(self._run(command, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        if len(self._tasks) >= MAX_PENDING_REQUESTS:
+            self.pause_reading(_REQUESTS)
+
+    async def _run(self, command: BaseCommand, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
+            self._failed(command, error)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if len(self._tasks) < MAX_PENDING_REQUESTS // 2:
+            self.resume_reading(_REQUESTS)
+
+    def _failed(self, command: BaseCommand, error: Exception) -> None:
+        """Answer what a handler raised."""
+        name = BaseCommand.Type.Name(command.type)
+        if isinstance(error, ProtocolViolation | FrameError):
+            self._violated(error)
+            return
+        if not isinstance(error, MagnetarError):
+            log.error("request_failed", command=name, remote=self.remote, exc_info=error)
+            error = UnexpectedFailure(f"The broker failed on {name}: its log has the cause.")
+        request_id = getattr(getattr(command, FIELD_OF_TYPE[command.type]), "request_id", None)
+        if request_id is None:
+            self._violated(error)
+        else:
+            log.debug("request_refused", command=name, remote=self.remote, error=str(error))
+            self.reply_error(request_id, error)
+
+    def _unexpected(self, command: BaseCommand) -> None:
+        self._violated(
+            ProtocolViolation(
+                f"{BaseCommand.Type.Name(command.type)} is no request that a broker serves: "
+                "check the client against protocol version 21."
+            )
+        )
+
+    def _violated(self, error: MagnetarError) -> None:
+        """End the connection for what the peer did."""
+        held_back = self.broker.violations.take()
+        if held_back is not None:
+            log.warning(
+                "connection_refused",
+                remote=self.remote,
+                client=self.client_version,
+                error=type(error).__name__,
+                why=str(error),
+                not_logged_before=held_back,
+            )
+        if self.state is ConnectionState.HANDSHAKE:
+            self.reply_error(_NO_REQUEST, error)
+        self.close(str(error))
+
+    # Timers and bookkeeping
+
+    def _move(self, to: ConnectionState) -> None:
+        if to not in _MOVES[self.state]:
+            raise RuntimeError(f"A connection cannot go from {self.state} to {to}.")
+        self.state = to
+
+    def _end(self) -> None:
+        """Once: cancel requests, tell who listens."""
+        self._held.clear()
+        for task in self._tasks:
+            task.cancel()
+        self._answer_liveness()
+        callbacks = list(self._on_close.values())
+        self._on_close.clear()
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("close_callback_failed", remote=self.remote)
+
+    def _answer_liveness(self) -> None:
+        waiting, self._liveness = self._liveness, []
+        for heard in waiting:
+            if not heard.done():
+                heard.set_result(None)
+
+    def _handshake_late(self) -> None:
+        self.abort(f"no CONNECT within {HANDSHAKE_TIMEOUT_S} s")
+
+    def _keep_alive(self) -> None:
+        """Every KEEP_ALIVE_S: PING a silent peer, give up one that stays silent or never reads."""
+        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        stuck = _WRITING in self._paused and self._outbox.drained_bytes == self._output_seen
+        self._output_seen = self._outbox.drained_bytes
+        silent = not self._heard and not self._paused
+        self._heard = False
+        if not silent and not stuck:
+            self._ping_sent = False
+        elif self._ping_sent:
+            self.abort("the peer reads nothing" if stuck else "the peer does not answer PING")
+        else:
+            self._ping_sent = True
+            self.send_encoded(_PING_FRAME)
+
+    def _writable_changed(self, writable: bool) -> None:
+        if writable:
+            self.resume_reading(_WRITING)
+        else:
+            self.pause_reading(_WRITING)
+
+    def _give_up_writing(self) -> None:
+        self._loop.call_soon(self.abort, "more is queued than the peer may leave unread")
+
+
+class UnexpectedFailure(MagnetarError):
+    """A fault of ours, as the peer is told."""

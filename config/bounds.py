@@ -16,6 +16,16 @@ CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
 HANDSHAKE_TIMEOUT_S = 10
 KEEP_ALIVE_S = 30
+CONNECTION_WRITE_LIMIT = 64 * 1024 * 1024
+"""Bytes queued towards one peer at which it is given up: it reads nothing and gets too much."""
+BROKER_INFLIGHT_BYTES = 256 * 1024 * 1024
+"""Published bytes of all connections not yet durable; above it publishers are not read."""
+CLOSE_FLUSH_S = 5
+"""How long a closing connection may take to deliver what is queued."""
+LIVENESS_CHECK_S = 5
+"""How long the holder of a producer name has to prove that it lives when another one asks."""
+VIOLATIONS_LOGGED_PER_S = 10
+"""Lines about connections that broke the protocol; the others are counted."""
 
 # Topics
 RECENTLY_CLOSED_PRODUCERS = 1000
@@ -24,6 +34,18 @@ SEAL_WAIT_S = 5
 """How long a sealing segment waits for attached producers to move."""
 EXCLUSIVE_HANDOVER_WAIT_S = 20
 """How long a SUBSCRIBE on a segment waits for the former exclusive consumer to go."""
+WAITING_PRODUCERS = 1000
+"""WaitForExclusive producers queued on one topic."""
+TRACKED_PRODUCERS = 1000
+"""Producers without connection whose last sequence id a topic remembers; the oldest go first."""
+TRACKED_PRODUCER_MS = 6 * 3600 * 1000
+"""How long it does (Pulsar's brokerDeduplicationProducerInactivityTimeoutMinutes)."""
+SEQUENCE_SNAPSHOT_ENTRIES = 10_000
+"""Entries after which the sequence ids are stored; a load replays at most about so many."""
+SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
+"""The same in bytes."""
+TOPIC_LIST_WATCHERS = 100
+"""WATCH_TOPIC_LIST watchers of one connection."""
 
 # Dispatch
 READ_BATCH_ENTRIES = 200

@@ -1,0 +1,18 @@
+"""The handlers of all areas in one table, by command type."""
+
+from collections.abc import Mapping
+
+from broker.handlers import Handler, consume, lookup, produce, scalable, schema, session, topics
+
+_AREAS = (session, produce, consume, lookup, schema, topics, scalable)
+
+
+def handler_table() -> Mapping[int, Handler]:
+    """All handlers by command type.  Raises ValueError when two areas claim one command."""
+    table: dict[int, Handler] = {}
+    for area in _AREAS:
+        twice = table.keys() & area.HANDLERS.keys()
+        if twice:
+            raise ValueError(f"{area.__name__} claims commands that are taken: {sorted(twice)}.")
+        table.update(area.HANDLERS)
+    return table

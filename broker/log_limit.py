@@ -1,0 +1,33 @@
+"""Rate-bounded logging: what peers can provoke must not fill the disk.
+
+A window of one second lets `per_second` lines through; what is held back is counted and told with
+the first line of the next window.
+"""
+
+from collections.abc import Callable
+
+
+class LogLimit:
+    """Says for each line whether it may be written.  `now` is any monotonic clock in seconds."""
+
+    __slots__ = ("_allowed", "_held_back", "_now", "_per_second", "_window_start")
+
+    def __init__(self, per_second: int, now: Callable[[], float]) -> None:
+        self._per_second = per_second
+        self._now = now
+        self._window_start = now()
+        self._allowed = 0
+        self._held_back = 0
+
+    def take(self) -> int | None:
+        """None: keep silent.  Else write the line; the number is how many were held back before."""
+        now = self._now()
+        if now - self._window_start >= 1.0:
+            self._window_start = now
+            self._allowed = 0
+        if self._allowed >= self._per_second:
+            self._held_back += 1
+            return None
+        self._allowed += 1
+        held_back, self._held_back = self._held_back, 0
+        return held_back

@@ -1,0 +1,120 @@
+"""What is on its way to one peer.
+
+Rules: everything queued in one loop turn leaves in one write.  `writable` is False while more than
+the high water is queued, here or in the transport.  Above the hard limit the peer has stopped
+reading while being sent what it did not ask for: it is given up.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+JOIN_BELOW_BYTES = 256 * 1024
+"""Up to here one copy is cheaper than many buffers."""
+
+
+class Outbox:
+    """Queue and back pressure in front of one transport."""
+
+    __slots__ = (
+        "_buffers",
+        "_bytes",
+        "_bytes_out",
+        "_callbacks",
+        "_give_up",
+        "_high_water",
+        "_limit",
+        "_loop",
+        "_on_change",
+        "_transport",
+        "_transport_full",
+        "writable",
+    )
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        *,
+        high_water: int,
+        limit: int,
+        on_change: Callable[[bool], None],
+        give_up: Callable[[], None],
+    ) -> None:
+        """`on_change(writable)` at each change; `give_up()` once above `limit` bytes."""
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._high_water = high_water
+        self._limit = limit
+        self._on_change = on_change
+        self._give_up = give_up
+        self._buffers: list[bytes] = []
+        self._bytes = 0
+        self._transport_full = False
+        self._callbacks: list[Callable[[], None]] = []
+        self.writable = True
+        self._bytes_out = 0
+        transport.set_write_buffer_limits(high=high_water)
+
+    def put(self, buffer: bytes) -> None:
+        """Queue one buffer."""
+        if not self._buffers:
+            self._loop.call_soon(self.flush)
+        self._buffers.append(buffer)
+        self._bytes += len(buffer)
+        if self._bytes > self._high_water or not self.writable:
+            self._check_bounds()
+
+    def flush(self) -> None:
+        """Hand everything queued to the transport."""
+        buffers = self._buffers
+        if not buffers:
+            return
+        queued = self._bytes
+        self._buffers = []
+        self._bytes = 0
+        self._bytes_out += queued
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        elif queued <= JOIN_BELOW_BYTES:
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
+        self._update()
+
+    @property
+    def drained_bytes(self) -> int:
+        """Bytes that the operating system has taken so far."""
+        return self._bytes_out - self._transport.get_write_buffer_size()
+
+    def discard(self) -> None:
+        """Forget what is queued and who waits."""
+        self._buffers = []
+        self._bytes = 0
+        self._callbacks = []
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once, as soon as it is writable."""
+        if self.writable:
+            self._loop.call_soon(callback)
+        else:
+            self._callbacks.append(callback)
+
+    def transport_full(self, full: bool) -> None:
+        """What the transport says of its own buffer."""
+        self._transport_full = full
+        self._update()
+
+    def _check_bounds(self) -> None:
+        self._update()
+        if self._bytes + self._transport.get_write_buffer_size() > self._limit:
+            self._give_up()
+
+    def _update(self) -> None:
+        writable = not self._transport_full and self._bytes <= self._high_water
+        if writable is self.writable:
+            return
+        self.writable = writable
+        self._on_change(writable)
+        if writable:
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                self._loop.call_soon(callback)

@@ -41,7 +41,7 @@ def test_send_receipt(producer: int, sequence: int, highest: int, ledger: int, e
     st.none() | numbers,
     st.binary(max_size=300),
 )
-def test_message_head(  # noqa: PLR0917
+def test_message_head(
     consumer: int,
     ledger: int,
     entry_id: int,

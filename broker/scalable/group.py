@@ -1,0 +1,240 @@
+"""The consumers of one subscription, as a state machine: events in, assignments to push out.
+
+Rules:
+
+- Session states move only as `_MOVES` says.  A DISCONNECTED consumer keeps its segments; one that
+  has LEFT gets none and is forgotten, though what is still attached of it holds its segments back.
+- What a consumer holds is known from two sides: what it was granted here, and what is attached at
+  the segments under the name `<consumer>-seg-<id>`.  A segment taken from it is free when that
+  consumer is detached (or, if it was never seen there, gone or given up waiting for).
+- A consumer that closes a segment it still owns, and is attached at none of its segments then,
+  has closed down: the stock client tells the controller nothing else.  Closing a segment that was
+  taken away is obedience, not leaving.
+- Every change returns the complete new assignments of the consumers whose set has changed.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from broker.scalable.assignment import Holdings, assignable, rebalance, release
+from broker.scalable.layout import Layout
+from protocol.server_error import InternalError
+
+
+class GroupAssertion(InternalError):
+    """A consumer group broke one of its own rules."""
+
+
+class SessionState(enum.Enum):
+    """Where a registered consumer stands."""
+
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    LEFT = "left"
+
+
+_MOVES: Mapping[SessionState, frozenset[SessionState]] = {
+    SessionState.CONNECTED: frozenset(SessionState),
+    SessionState.DISCONNECTED: frozenset(SessionState),
+    SessionState.LEFT: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """One consumer by name.  `assigned` is what it was last told."""
+
+    name: str
+    state: SessionState
+    assigned: frozenset[int] = frozenset()
+    taken_up: set[int] = field(default_factory=set)
+    """Granted segments where it has been seen since they were granted."""
+    closed: set[int] = field(default_factory=set)
+    """Granted segments that it closed by command."""
+
+
+Assignments = Mapping[str, frozenset[int]]
+"""Consumer to its complete new set of segments; only those whose set has changed."""
+
+
+class ConsumerGroup:
+    """See the module's rules.  `ordered` is True for STREAM subscriptions."""
+
+    def __init__(self, layout: Layout, *, ordered: bool) -> None:
+        self.ordered = ordered
+        self.sessions: dict[str, Session] = {}
+        self.holdings = Holdings()
+        self.drained: set[int] = set()
+        self._layout = layout
+        self._attached: Counter[tuple[int, str]] = Counter()
+        self._never_seen: set[int] = set()
+
+    # Consumers
+
+    def restore(self, name: str) -> None:
+        """A consumer that was registered before this controller: DISCONNECTED, nothing dealt."""
+        self.sessions[name] = Session(name, SessionState.DISCONNECTED)
+
+    def connect(self, name: str) -> Assignments:
+        """A consumer registers, anew or again; its own set is always among the result."""
+        session = self.sessions.get(name)
+        if session is None:
+            session = self.sessions[name] = Session(name, SessionState.CONNECTED)
+        else:
+            self._move(session, SessionState.CONNECTED)
+            session.closed.clear()
+            session.taken_up = {s for s in session.taken_up if self._attached[s, name]}
+            self._never_seen -= {s for s, o in self.holdings.releasing.items() if o == name}
+        changed = self._deal()
+        return {**changed, name: session.assigned}
+
+    def disconnect(self, name: str) -> Assignments:
+        """Its connection is lost: it keeps what it has, but no answer is waited for any longer."""
+        session = self.sessions.get(name)
+        if session is None or session.state is not SessionState.CONNECTED:
+            return {}
+        self._move(session, SessionState.DISCONNECTED)
+        return self._deal()
+
+    def leave(self, name: str) -> Assignments:
+        """It left, or its grace period is over: its segments go to the others."""
+        session = self.sessions.get(name)
+        if session is None:
+            return {}
+        self._move(session, SessionState.LEFT)
+        return self._deal()
+
+    def registered(self) -> list[str]:
+        """Names of the consumers that have a share, in order."""
+        return sorted(n for n, s in self.sessions.items() if s.state is not SessionState.LEFT)
+
+    # Segments
+
+    def attached(self, segment_id: int, name: str) -> None:
+        """The segment consumer of `name` is attached to a segment."""
+        self._attached[segment_id, name] += 1
+        session = self.sessions.get(name)
+        granted, releasing = self.holdings.granted, self.holdings.releasing
+        if granted.get(segment_id) == name and session is not None:
+            session.closed.discard(segment_id)
+            session.taken_up.add(segment_id)
+        elif releasing.get(segment_id) == name:
+            self._never_seen.discard(segment_id)
+        elif segment_id in granted or segment_id in releasing:
+            return
+        elif session is not None and session.state is SessionState.DISCONNECTED:
+            # It had the segment before this controller came, and goes on there.
+            self.holdings = Holdings({**granted, segment_id: name}, releasing)
+            session.taken_up.add(segment_id)
+        else:
+            self.holdings = Holdings(granted, {**releasing, segment_id: name})
+
+    def detached(self, segment_id: int, name: str, *, by_command: bool) -> Assignments:
+        """The segment consumer of `name` is gone from a segment."""
+        self._attached[segment_id, name] -= 1
+        if self._attached[segment_id, name] > 0:
+            return {}
+        del self._attached[segment_id, name]
+        session = self.sessions.get(name)
+        if session is not None and by_command and segment_id in self.holdings.of(name):
+            session.closed.add(segment_id)
+        return self._deal()
+
+    def has_closed_down(self, name: str) -> bool:
+        """Whether a consumer closed its segments though they were its own."""
+        session = self.sessions.get(name)
+        if session is None:
+            return False
+        own = self.holdings.of(name)
+        return bool(own & session.closed) and not any(self._attached[s, name] for s in own)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether a consumer was given segments and none of them has ever been taken up."""
+        session = self.sessions.get(name)
+        own = self.holdings.of(name)
+        return session is not None and bool(own) and not own & session.taken_up
+
+    def awaited(self) -> frozenset[int]:
+        """Segments taken from a connected consumer that was told of them but never seen there."""
+        return frozenset(self._never_seen)
+
+    def give_up_waiting(self, segment_ids: Collection[int]) -> Assignments:
+        """Those of `awaited()` are free now."""
+        self._never_seen -= frozenset(segment_ids)
+        return self._deal()
+
+    def set_drained(self, drained: Collection[int]) -> Assignments:
+        """The sealed segments of which everything is acknowledged, all of them."""
+        self.drained = set(drained)
+        return self._deal()
+
+    def set_layout(self, layout: Layout) -> Assignments:
+        """The layout has changed."""
+        self._layout = layout
+        self.drained &= layout.segments.keys()
+        return self._deal()
+
+    def start(self) -> Assignments:
+        """Deal for the first time, after consumers and attachments were restored."""
+        return self._deal()
+
+    # Within
+
+    def _move(self, session: Session, state: SessionState) -> None:
+        if state not in _MOVES[session.state]:
+            raise GroupAssertion(
+                f"Consumer {session.name} cannot go from {session.state.value} to {state.value}: "
+                "report this with the broker's log."
+            )
+        session.state = state
+
+    def _deal(self) -> Assignments:
+        """Rebalance until nothing that can be free is held back, then say who has what."""
+        segments = assignable(self._layout, self.drained, ordered=self.ordered)
+        ids = [segment.segment_id for segment in segments]
+        while True:
+            before = self.holdings.releasing
+            self.holdings = rebalance(self.holdings, ids, self.registered())
+            self._await_unseen(self.holdings.releasing.keys() - before.keys())
+            free = [s for s, owner in self.holdings.releasing.items() if self._is_off(s, owner)]
+            if not free:
+                return self._tell()
+            for segment_id in free:
+                self.holdings = release(self.holdings, segment_id)
+                self._never_seen.discard(segment_id)
+
+    def _tell(self) -> Assignments:
+        changed: dict[str, frozenset[int]] = {}
+        for name, session in list(self.sessions.items()):
+            if session.state is SessionState.LEFT:
+                del self.sessions[name]
+                continue
+            own = self.holdings.of(name)
+            if own != session.assigned:
+                session.assigned = own
+                session.taken_up &= own
+                session.closed &= own
+                changed[name] = own
+        return changed
+
+    def _await_unseen(self, taken: Collection[int]) -> None:
+        """Wait for owners that may be about to subscribe to what was just taken from them."""
+        for segment_id in taken:
+            session = self.sessions.get(self.holdings.releasing[segment_id])
+            if (
+                session is not None
+                and session.state is SessionState.CONNECTED
+                and segment_id in session.assigned
+                and segment_id not in session.taken_up
+            ):
+                self._never_seen.add(segment_id)
+
+    def _is_off(self, segment_id: int, owner: str) -> bool:
+        """Whether a former owner is certain not to use a segment."""
+        if self._attached[segment_id, owner]:
+            return False
+        session = self.sessions.get(owner)
+        connected = session is not None and session.state is SessionState.CONNECTED
+        return not (connected and segment_id in self._never_seen)

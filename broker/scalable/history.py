@@ -1,0 +1,121 @@
+"""The history of a topic: one entry for each change of its layout, and for each move of its lead.
+
+Rules:
+
+- Entries are kept under sequence keys, so they are in the order in which they were written.
+- An entry follows the change of the record; a process that dies in between leaves a gap, which
+  `missing` fills from the layout itself.  A write whose outcome was unknown may be there twice:
+  `readable` shows each change once.
+"""
+
+import enum
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from broker.scalable.layout import Layout, Reshape
+
+
+class ChangeKind(enum.Enum):
+    """What happened to a topic."""
+
+    CREATE = "create"
+    SPLIT = "split"
+    MERGE = "merge"
+    PRUNE = "prune"
+    MOVE = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One change.  `parents` are the segments it ended, `children` those it made."""
+
+    time_ms: int
+    kind: ChangeKind
+    epoch: int
+    parents: tuple[int, ...] = ()
+    children: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        """The entry as it is stored and as REST shows it."""
+        return {
+            "time": self.time_ms,
+            "kind": self.kind.value,
+            "epoch": self.epoch,
+            "parents": list(self.parents),
+            "children": list(self.children),
+        }
+
+
+def encode(entry: HistoryEntry) -> bytes:
+    """The stored form."""
+    return json.dumps(entry.as_json(), separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> HistoryEntry:
+    """The entry in a stored record.  Raises ValueError, KeyError."""
+    members = json.loads(value)
+    return HistoryEntry(
+        int(members["time"]),
+        ChangeKind(members["kind"]),
+        int(members["epoch"]),
+        tuple(members["parents"]),
+        tuple(members["children"]),
+    )
+
+
+def of_reshape(change: Reshape, *, now_ms: int) -> HistoryEntry:
+    """The entry of a split or merge."""
+    return HistoryEntry(
+        now_ms,
+        ChangeKind.SPLIT if len(change.parents) == 1 else ChangeKind.MERGE,
+        change.layout.epoch,
+        tuple(parent.segment_id for parent in change.parents),
+        tuple(child.segment_id for child in change.children),
+    )
+
+
+def of_prune(layout: Layout, gone: Collection[int], *, now_ms: int) -> HistoryEntry:
+    """The entry of a prune that led to `layout`."""
+    return HistoryEntry(now_ms, ChangeKind.PRUNE, layout.epoch, tuple(sorted(gone)))
+
+
+def readable(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
+    """The entries in order, each change of a layout once."""
+    seen: set[int] = set()
+    shown: list[HistoryEntry] = []
+    for entry in entries:
+        if entry.kind is ChangeKind.MOVE:
+            shown.append(entry)
+        elif entry.epoch not in seen:
+            seen.add(entry.epoch)
+            shown.append(entry)
+    return shown
+
+
+def missing(layout: Layout, entries: Sequence[HistoryEntry], *, now_ms: int) -> list[HistoryEntry]:
+    """The entries that the newest changes of a layout should have and do not, in order."""
+    recorded = max((e.epoch for e in entries if e.kind is not ChangeKind.MOVE), default=-1)
+    found = [_derived(layout, epoch, now_ms) for epoch in range(recorded + 1, layout.epoch + 1)]
+    prunes = [number for number, entry in enumerate(found) if entry.kind is ChangeKind.PRUNE]
+    if prunes:
+        # Which of several prunes took which segment is not known any more: tell it of the last.
+        made = {child for entry in (*entries, *found) for child in entry.children}
+        ended = {s for e in entries if e.kind is ChangeKind.PRUNE for s in e.parents}
+        last = found[prunes[-1]]
+        gone = tuple(sorted(made - ended - layout.segments.keys()))
+        found[prunes[-1]] = HistoryEntry(now_ms, ChangeKind.PRUNE, last.epoch, gone)
+    return found
+
+
+def _derived(layout: Layout, epoch: int, now_ms: int) -> HistoryEntry:
+    made = [s for s in layout.segments.values() if s.created_at_epoch == epoch]
+    ended = tuple(s.segment_id for s in layout.segments.values() if s.sealed_at_epoch == epoch)
+    children = tuple(segment.segment_id for segment in made)
+    if epoch == 0:
+        time_ms = made[0].created_at_ms if made else now_ms
+        return HistoryEntry(time_ms, ChangeKind.CREATE, 0, (), children)
+    if not made:
+        return HistoryEntry(now_ms, ChangeKind.PRUNE, epoch)
+    kind = ChangeKind.MERGE if len(ended) > 1 else ChangeKind.SPLIT
+    return HistoryEntry(made[0].created_at_ms, kind, epoch, ended, children)

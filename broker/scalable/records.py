@@ -1,0 +1,227 @@
+"""What is stored of a scalable topic: Pulsar's paths and JSON, and two families of our own.
+
+    /topics/<tenant>/<namespace>/<topic>        the topic: layout and properties
+        .../controller                          who leads it (ephemeral)
+        .../subscriptions/<sub>                 its type
+        .../subscriptions/<sub>/consumers/<c>   a registered consumer
+        .../history/-<number>                   changes (ours, see `history`)
+    /scalable-topic-steps/<topic>:<step>        work begun (ours, see `steps`)
+
+Rules:
+
+- Names in paths are URL-encoded as Pulsar does; `.` and `..`, which no path may hold, are written
+  with `%2E`.
+- A topic's record has one index entry for each property (index = its name, key = its value), as far
+  as indexes can hold it; lookups by property check the record itself too.
+- Decoding verifies: a record that is not whole is `CorruptLayout`, never half a topic.
+"""
+
+import enum
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from broker.scalable.layout import CorruptLayout, Layout, Segment, SegmentState, verify
+from protocol.names import NamespaceName, SegmentName, TopicDomain, TopicName, decode_name
+from protocol.names import encode_name as url_encode
+from storage.metadata.store import IndexEntry
+
+TOPICS_ROOT = "/topics"
+
+_NOT_IN_INDEX_NAMES = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
+_NOT_IN_INDEX_KEYS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
+
+
+class SubscriptionType(enum.Enum):
+    """What a subscription of a scalable topic was made for."""
+
+    STREAM = "STREAM"
+    QUEUE = "QUEUE"
+    CHECKPOINT = "CHECKPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalableTopicRecord:
+    """The record of one topic.  `auto_scale_policy` is kept as it was given."""
+
+    layout: Layout
+    properties: Mapping[str, str] = field(default_factory=dict)
+    auto_scale_policy: Mapping[str, object] | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """The record as it is stored and as REST answers it."""
+        members: dict[str, object] = {
+            "epoch": self.layout.epoch,
+            "nextSegmentId": self.layout.next_segment_id,
+            "segments": {str(s.segment_id): _segment(s) for s in self.layout.segments.values()},
+            "properties": dict(self.properties),
+        }
+        if self.auto_scale_policy is not None:
+            members["autoScalePolicy"] = dict(self.auto_scale_policy)
+        return members
+
+
+def namespace_path(namespace: NamespaceName) -> str:
+    """Whose children are the topics of a namespace."""
+    return f"{TOPICS_ROOT}/{_part(namespace.tenant)}/{_part(namespace.namespace)}"
+
+
+def topic_path(name: TopicName) -> str:
+    """Where a topic's record is."""
+    return f"{namespace_path(name.namespace_name)}/{_part(name.local_name)}"
+
+
+def topic_in(namespace: NamespaceName, part: str) -> TopicName:
+    """The topic whose record is the child `part` of a namespace.  Raises `InvalidTopicName`."""
+    local_name = decode_name(part)
+    return TopicName(TopicDomain.TOPIC, namespace.tenant, namespace.namespace, local_name)
+
+
+def controller_path(name: TopicName) -> str:
+    """Where it stands who leads the topic."""
+    return f"{topic_path(name)}/controller"
+
+
+def subscriptions_path(name: TopicName) -> str:
+    """Whose children are the subscriptions that have a record."""
+    return f"{topic_path(name)}/subscriptions"
+
+
+def subscription_path(name: TopicName, subscription: str) -> str:
+    """Where a subscription's record is."""
+    return f"{subscriptions_path(name)}/{_part(subscription)}"
+
+
+def consumers_path(name: TopicName, subscription: str) -> str:
+    """Whose children are the registered consumers of a subscription."""
+    return f"{subscription_path(name, subscription)}/consumers"
+
+
+def consumer_path(name: TopicName, subscription: str, consumer: str) -> str:
+    """Where a consumer's registration is."""
+    return f"{consumers_path(name, subscription)}/{_part(consumer)}"
+
+
+def segment_of(name: TopicName, segment: Segment) -> SegmentName:
+    """The name of a segment of a topic."""
+    return SegmentName(name, segment.hash_start, segment.hash_end, segment.segment_id)
+
+
+def encode_topic(record: ScalableTopicRecord) -> bytes:
+    """The stored form of a topic."""
+    return json.dumps(record.as_json(), separators=(",", ":")).encode()
+
+
+def decode_topic(value: bytes) -> ScalableTopicRecord:
+    """The topic in a stored record.  Raises `CorruptLayout`."""
+    try:
+        members = json.loads(value)
+        segments = {int(key): _decode_segment(s) for key, s in members["segments"].items()}
+        layout = Layout(
+            int(members["epoch"]),
+            int(members["nextSegmentId"]),
+            MappingProxyType(dict(sorted(segments.items()))),
+        )
+        properties = {str(k): str(v) for k, v in (members.get("properties") or {}).items()}
+        policy = members.get("autoScalePolicy")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptLayout(
+            f"The record of a scalable topic cannot be read ({error!r}): restore it from a backup."
+        ) from error
+    return ScalableTopicRecord(verify(layout), MappingProxyType(properties), policy)
+
+
+def property_indexes(properties: Mapping[str, str]) -> tuple[IndexEntry, ...]:
+    """The index entries of a topic with these properties."""
+    return tuple(IndexEntry(k, v) for k, v in sorted(properties.items()) if is_indexed(k, v))
+
+
+def is_indexed(key: str, value: str) -> bool:
+    """Whether a property is in the index, so that the index finds every topic that has it."""
+    return bool(
+        key
+        and value
+        and not _NOT_IN_INDEX_NAMES.search(key)
+        and not _NOT_IN_INDEX_KEYS.search(value)
+    )
+
+
+def encode_subscription(kind: SubscriptionType) -> bytes:
+    """The stored form of a subscription."""
+    return json.dumps({"type": kind.value}).encode()
+
+
+def decode_subscription(value: bytes) -> SubscriptionType | None:
+    """The type of a stored subscription; None when the record does not say."""
+    try:
+        return SubscriptionType(json.loads(value).get("type"))
+    except (ValueError, AttributeError):
+        return None
+
+
+def decode_part(part: str) -> str:
+    """The subscription or consumer whose path ends in `part`."""
+    return decode_name(part)
+
+
+def _part(text: str) -> str:
+    encoded = url_encode(text)
+    return encoded.replace(".", "%2E") if encoded in {".", ".."} else encoded
+
+
+def _segment(segment: Segment) -> dict[str, object]:
+    members: dict[str, object] = {
+        "segmentId": segment.segment_id,
+        "hashRange": {"start": segment.hash_start, "end": segment.hash_end},
+        "state": segment.state.value,
+        "parentIds": list(segment.parent_ids),
+        "childIds": list(segment.child_ids),
+        "createdAtEpoch": segment.created_at_epoch,
+        "sealedAtEpoch": segment.sealed_at_epoch,
+        "createdAtMs": segment.created_at_ms,
+        "sealedAtMs": segment.sealed_at_ms,
+    }
+    if segment.legacy_topic_name is not None:
+        members["legacyTopicName"] = segment.legacy_topic_name
+    return {
+        **members,
+        "sealed": not segment.active,
+        "active": segment.active,
+        "root": not segment.parent_ids,
+        "leaf": not segment.child_ids,
+        "legacy": segment.legacy_topic_name is not None,
+    }
+
+
+def _decode_segment(members: Mapping[str, object]) -> Segment:
+    hash_range = members["hashRange"]
+    if not isinstance(hash_range, dict):
+        raise TypeError("hashRange is no object")
+    legacy = members.get("legacyTopicName")
+    return Segment(
+        segment_id=_number(members["segmentId"]),
+        hash_start=_number(hash_range["start"]),
+        hash_end=_number(hash_range["end"]),
+        created_at_epoch=_number(members["createdAtEpoch"]),
+        created_at_ms=_number(members["createdAtMs"]),
+        state=SegmentState(members["state"]),
+        parent_ids=_numbers(members["parentIds"]),
+        child_ids=_numbers(members["childIds"]),
+        sealed_at_epoch=_number(members["sealedAtEpoch"]),
+        sealed_at_ms=_number(members["sealedAtMs"]),
+        legacy_topic_name=legacy if isinstance(legacy, str) else None,
+    )
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return tuple(_number(item) for item in value)

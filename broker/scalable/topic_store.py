@@ -1,0 +1,293 @@
+"""The records of scalable topics in the metadata store.
+
+Rules:
+
+- A topic's record changes by compare-and-set only, on the version that was read.  When the store
+  cannot say whether a change took place, the record is read again and compared.
+- Only names of the `topic` domain are stored; who has another name asks for its twin.
+- Nothing here knows of ledgers, connections or running consumers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import ClassVar
+
+import structlog
+
+from broker.scalable import history, steps
+from broker.scalable.history import HistoryEntry
+from broker.scalable.records import (
+    ScalableTopicRecord,
+    SubscriptionType,
+    consumer_path,
+    consumers_path,
+    controller_path,
+    decode_part,
+    decode_subscription,
+    decode_topic,
+    encode_subscription,
+    encode_topic,
+    is_indexed,
+    namespace_path,
+    property_indexes,
+    subscription_path,
+    subscriptions_path,
+    topic_in,
+    topic_path,
+)
+from broker.scalable.steps import Step
+from config.bounds import METADATA_BATCH_OPERATIONS
+from protocol.names import InvalidTopicName, NamespaceName, TopicName
+from protocol.server_error import PeerError, ServerError
+from storage.metadata.keys import children_range, exact_range
+from storage.metadata.store import ABSENT, MetadataError, MetadataStore, Version, VersionConflict
+
+log = structlog.get_logger(__name__)
+
+
+class ScalableTopicNotFound(PeerError):
+    """There is no scalable topic of that name."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
+
+
+class ScalableTopicExists(PeerError):
+    """There is a scalable topic of that name already."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+class ConcurrentChange(PeerError):
+    """Somebody else changed the topic at the same time."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopic:
+    """A topic's record and the version it was read at."""
+
+    name: TopicName
+    record: ScalableTopicRecord
+    version: Version
+
+
+class TopicStore:
+    """See the module's rules.  All methods raise `MetadataError` when the store fails."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+
+    # Topics
+
+    async def create(self, name: TopicName, record: ScalableTopicRecord) -> StoredTopic:
+        """Store a new topic.  Raises `ScalableTopicExists`."""
+        value = encode_topic(record)
+        indexes = property_indexes(record.properties)
+        try:
+            put = await self._metadata.put(topic_path(name), value, expect=ABSENT, indexes=indexes)
+        except VersionConflict:
+            raise ScalableTopicExists(
+                f"{name} exists already: use it, or choose another name."
+            ) from None
+        return StoredTopic(name, record, put.version)
+
+    async def load(self, name: TopicName) -> StoredTopic | None:
+        """A topic as it is stored now.  Raises `CorruptLayout`."""
+        found = await self._metadata.get(topic_path(name))
+        if found is None:
+            return None
+        return StoredTopic(name, decode_topic(found.value), found.version)
+
+    async def change(self, stored: StoredTopic, record: ScalableTopicRecord) -> StoredTopic:
+        """Replace the record that was read.  Raises `ConcurrentChange`."""
+        value = encode_topic(record)
+        indexes = property_indexes(record.properties)
+        path = topic_path(stored.name)
+        try:
+            put = await self._metadata.put(path, value, expect=stored.version, indexes=indexes)
+        except VersionConflict:
+            raise _changed(stored.name) from None
+        except MetadataError:
+            after = await self._metadata.get(path)
+            if after is None or after.value != value:
+                raise
+            return StoredTopic(stored.name, record, after.version)
+        return StoredTopic(stored.name, record, put.version)
+
+    async def remove(self, stored: StoredTopic) -> None:
+        """Remove the record that was read.  Raises `ConcurrentChange`."""
+        try:
+            await self._metadata.delete(topic_path(stored.name), expect=stored.version)
+        except VersionConflict:
+            raise _changed(stored.name) from None
+
+    async def remove_what_hangs_on(self, name: TopicName) -> None:
+        """Remove subscriptions, registrations and history of a topic that is gone."""
+        for subscription in await self.subscriptions(name):
+            for consumer in await self.consumers(name, subscription):
+                await self.remove_consumer(name, subscription, consumer)
+            await self.remove_subscription(name, subscription)
+        partition = _history_partition(name)
+        for record in await self._metadata.scan(*_history_range(name), partition=partition):
+            await self._metadata.delete(record.key, partition=partition)
+        await self._metadata.delete(controller_path(name))
+
+    async def find(
+        self, namespace: NamespaceName, filters: Sequence[tuple[str, str]] = ()
+    ) -> list[TopicName]:
+        """The topics of a namespace, in order, that have all the properties in `filters`."""
+        by_index = next((pair for pair in filters if is_indexed(*pair)), None)
+        if by_index is not None:
+            records = await self._found_by_index(namespace, *by_index)
+        else:
+            records = await self._found_by_name(namespace)
+        names: list[TopicName] = []
+        for part, value in sorted(records.items()):
+            try:
+                if matches(decode_topic(value).properties, filters):
+                    names.append(topic_in(namespace, part))
+            except InvalidTopicName:
+                log.warning("topic_record_ignored", namespace=str(namespace), part=part)
+        return sorted(names)
+
+    async def _found_by_index(
+        self, namespace: NamespaceName, key: str, value: str
+    ) -> dict[str, bytes]:
+        level = f"{namespace_path(namespace)}/"
+        hits = await self._metadata.scan_index(key, *exact_range(value))
+        return {
+            hit.record.key.removeprefix(level): hit.record.value
+            for hit in hits
+            if hit.record.key.startswith(level) and "/" not in hit.record.key.removeprefix(level)
+        }
+
+    async def _found_by_name(self, namespace: NamespaceName) -> dict[str, bytes]:
+        level = namespace_path(namespace)
+        parts = await self._metadata.children(level)
+        found: dict[str, bytes] = {}
+        for first in range(0, len(parts), METADATA_BATCH_OPERATIONS):
+            some = parts[first : first + METADATA_BATCH_OPERATIONS]
+            records = await self._metadata.get_many([f"{level}/{part}" for part in some])
+            pairs = zip(some, records, strict=True)
+            found.update((part, record.value) for part, record in pairs if record is not None)
+        return found
+
+    # Subscriptions and their consumers
+
+    async def subscriptions(self, name: TopicName) -> dict[str, SubscriptionType | None]:
+        """The subscriptions that have a record, with their types."""
+        parts = await self._metadata.children(subscriptions_path(name))
+        paths = [f"{subscriptions_path(name)}/{part}" for part in parts]
+        records = await self._metadata.get_many(paths) if paths else []
+        return {
+            decode_part(part): None if record is None else decode_subscription(record.value)
+            for part, record in zip(parts, records, strict=True)
+        }
+
+    async def subscription(self, name: TopicName, subscription: str) -> SubscriptionType | None:
+        """The type of a subscription, if it is known."""
+        record = await self._metadata.get(subscription_path(name, subscription))
+        return None if record is None else decode_subscription(record.value)
+
+    async def put_subscription(
+        self, name: TopicName, subscription: str, kind: SubscriptionType
+    ) -> SubscriptionType:
+        """Store a subscription's type unless it has one; the type it has then."""
+        path = subscription_path(name, subscription)
+        try:
+            await self._metadata.put(path, encode_subscription(kind), expect=ABSENT)
+        except VersionConflict:
+            return await self.subscription(name, subscription) or kind
+        return kind
+
+    async def remove_subscription(self, name: TopicName, subscription: str) -> None:
+        """Forget a subscription's type."""
+        await self._metadata.delete(subscription_path(name, subscription))
+
+    async def consumers(self, name: TopicName, subscription: str) -> list[str]:
+        """Names of the registered consumers of a subscription."""
+        parts = await self._metadata.children(consumers_path(name, subscription))
+        return [decode_part(part) for part in parts]
+
+    async def put_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:
+        """Register a consumer, durably."""
+        await self._metadata.put(consumer_path(name, subscription, consumer), b"{}")
+
+    async def remove_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:
+        """Forget a consumer."""
+        await self._metadata.delete(consumer_path(name, subscription, consumer))
+
+    # History
+
+    async def history(self, name: TopicName) -> list[HistoryEntry]:
+        """What is recorded of a topic's changes, in order."""
+        partition = _history_partition(name)
+        records = await self._metadata.scan(*_history_range(name), partition=partition)
+        entries: list[HistoryEntry] = []
+        for record in records:
+            try:
+                entries.append(history.decode(record.value))
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("history_entry_ignored", key=record.key, error=repr(error))
+        return entries
+
+    async def append_history(self, name: TopicName, entry: HistoryEntry) -> None:
+        """Record one change after all others."""
+        await self._metadata.put(
+            f"{_history_level(name)}/",
+            history.encode(entry),
+            sequence=True,
+            partition=_history_partition(name),
+        )
+
+    async def complete_history(self, stored: StoredTopic, *, now_ms: int) -> None:
+        """Record what the layout shows and the history lacks."""
+        recorded = await self.history(stored.name)
+        for entry in history.missing(stored.record.layout, recorded, now_ms=now_ms):
+            await self.append_history(stored.name, entry)
+
+    # Steps
+
+    async def begin(self, step: Step) -> Step | None:
+        """Note a step.  If another one has its place that one is returned, and nothing noted."""
+        try:
+            await self._metadata.put(step.key, steps.encode(step), expect=ABSENT)
+        except VersionConflict:
+            found = await self._metadata.get(step.key)
+            return await self.begin(step) if found is None else steps.decode(found.value)
+        return None
+
+    async def end(self, step: Step) -> None:
+        """Take a note away: nothing of the step is left to do."""
+        await self._metadata.delete(step.key)
+
+    async def begun(self) -> list[Step]:
+        """All steps that were begun and not ended."""
+        records = await self._metadata.scan(*children_range(steps.STEPS_ROOT), fresh=True)
+        return [steps.decode(record.value) for record in records]
+
+
+def matches(properties: Mapping[str, str], filters: Sequence[tuple[str, str]]) -> bool:
+    """Whether a topic has all of these properties."""
+    return all(properties.get(key) == value for key, value in filters)
+
+
+def _history_level(name: TopicName) -> str:
+    return f"{topic_path(name)}/history"
+
+
+def _history_range(name: TopicName) -> tuple[str, str]:
+    return children_range(_history_level(name))
+
+
+def _history_partition(name: TopicName) -> str:
+    return topic_path(name)
+
+
+def _changed(name: TopicName) -> ConcurrentChange:
+    return ConcurrentChange(f"{name} was changed by somebody else just now: try again.")

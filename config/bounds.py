@@ -52,6 +52,21 @@ READ_BATCH_ENTRIES = 200
 READ_BATCH_BYTES = 4 * 1024 * 1024
 MAX_UNACKED_PER_CONSUMER = 50_000
 MAX_UNACKED_PER_SUBSCRIPTION = 200_000
+READ_RETRY_MIN_S = 0.1
+READ_RETRY_MAX_S = 10.0
+"""Pause before a read for dispatch that failed is tried again: doubles from one to the other."""
+ROUND_ROBIN_RUN_ENTRIES = 20
+"""Entries that one Shared consumer gets in a row before it is the next one's turn."""
+KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000
+"""Entries a Key_Shared subscription reads past consumers that have no room."""
+SEEK_REATTACH_S = 60
+"""How long a reader's position outlives the disconnection that a seek causes."""
+
+# Metadata records
+RECORD_CHANGE_TRIES = 20
+"""Compare-and-set rounds before a change of a record gives up."""
+MAX_SCHEMA_VERSIONS = 1000
+"""Versions in the schema history of one topic."""
 
 # Storage
 ROLL_OVER_BUFFER_ENTRIES = 20_000

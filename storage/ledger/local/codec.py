@@ -1,0 +1,212 @@
+"""The bytes of a log file: header, groups, records.  Pure.
+
+A log file is a file header followed by groups; a group is what one write and one sync made
+durable: a group header and its records.  All integers are little-endian.
+
+Rules that recovery builds on:
+
+- One group is written at a time and the next one only after the sync of the one before it.  So a
+  valid group header proves that everything before it in its file was durable.
+- A group header names its own offset and the file's nonce, and a record header's checksum is
+  seeded with the nonce.  Bytes of another file, of an older file in the same disk blocks, or
+  inside somebody's payload are therefore never taken for a part of this file.
+- The header and the payload of a record have a checksum (CRC32C) each: a damaged payload does not
+  hide whose it is, nor where the next record begins.
+- A new file names the file that was written before it, and how far that one was durable.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import google_crc32c
+
+LOG_MAGIC = b"MGLEDLOG"
+LOG_VERSION = 1
+GROUP_MAGIC = b"MGRP"
+
+_FILE = struct.Struct("<8sIIQQQQ")
+_GROUP = struct.Struct("<4sQIII")
+_RECORD = struct.Struct("<qqII")
+_CRC = struct.Struct("<I")
+
+FILE_HEADER_BYTES = _FILE.size + _CRC.size
+GROUP_HEADER_BYTES = _GROUP.size + _CRC.size
+RECORD_HEADER_BYTES = _RECORD.size + _CRC.size
+MAX_LOG_BYTES = 2**32 - 1
+"""Offsets inside a log file are 32 bit."""
+
+FLAG_COMPACTED = 1
+"""The file was made by compaction, whole and durable before it got its name."""
+
+Mapped = bytes | mmap.mmap
+"""A file's content: slices are bytes, `find` finds."""
+
+crc32c = google_crc32c.value
+_extend = google_crc32c.extend
+
+
+class LogFormatError(ValueError):
+    """These bytes are not what they should be: wrong magic, version, length or checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """First bytes of a log file.  `previous` is 0 for the first file and for compacted ones."""
+
+    number: int
+    nonce: int
+    flags: int = 0
+    previous: int = 0
+    previous_end: int = 0
+
+    @property
+    def seed(self) -> int:
+        """What the checksum of every record header of this file starts from."""
+        return record_seed(self.nonce)
+
+
+class GroupHeader(NamedTuple):
+    """Decoded group header: bytes and number of the records that follow."""
+
+    body_bytes: int
+    records: int
+
+
+class RecordHeader(NamedTuple):
+    """Decoded record header: whose entry, how long, and the checksum of its payload."""
+
+    ledger_id: int
+    entry_id: int
+    size: int
+    payload_crc: int
+
+
+def record_seed(nonce: int) -> int:
+    """The start value of record header checksums in the file with this nonce."""
+    return int(crc32c(nonce.to_bytes(8, "little")))
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    """`FILE_HEADER_BYTES` bytes."""
+    body = _FILE.pack(
+        LOG_MAGIC,
+        LOG_VERSION,
+        header.flags,
+        header.number,
+        header.nonce,
+        header.previous,
+        header.previous_end,
+    )
+    return body + _CRC.pack(crc32c(body))
+
+
+def decode_file_header(data: bytes) -> FileHeader:
+    """The header at the start of `data`.  Raises `LogFormatError`."""
+    if len(data) < FILE_HEADER_BYTES:
+        raise LogFormatError("the file is shorter than a log file header")
+    body = data[: _FILE.size]
+    magic, version, flags, number, nonce, previous, previous_end = _FILE.unpack(body)
+    if magic != LOG_MAGIC:
+        raise LogFormatError("the file does not begin as a ledger log does")
+    if _CRC.unpack_from(data, _FILE.size)[0] != crc32c(body):
+        raise LogFormatError("the checksum of the log file header is wrong")
+    if version != LOG_VERSION:
+        raise LogFormatError(f"log file version {version} is not {LOG_VERSION}")
+    return FileHeader(number, nonce, flags, previous, previous_end)
+
+
+def encode_group_header(nonce: int, offset: int, body_bytes: int, records: int) -> bytes:
+    """The header of a group at `offset` of the file with this nonce."""
+    body = _GROUP.pack(GROUP_MAGIC, nonce, offset, body_bytes, records)
+    return body + _CRC.pack(crc32c(body))
+
+
+def decode_group_header(data: bytes, nonce: int, offset: int) -> GroupHeader | None:
+    """The group header that `data` begins with, None if it is not the one of this place."""
+    if len(data) < GROUP_HEADER_BYTES:
+        return None
+    body = data[: _GROUP.size]
+    magic, its_nonce, its_offset, body_bytes, records = _GROUP.unpack(body)
+    if magic != GROUP_MAGIC or its_nonce != nonce or its_offset != offset:
+        return None
+    if _CRC.unpack_from(data, _GROUP.size)[0] != crc32c(body):
+        return None
+    return GroupHeader(body_bytes, records)
+
+
+def encode_record_header(
+    seed: int, ledger_id: int, entry_id: int, size: int, payload_crc: int
+) -> bytes:
+    """The header of one record.  `payload_crc` is `crc32c(entry)`."""
+    body = _RECORD.pack(ledger_id, entry_id, size, payload_crc)
+    return body + _CRC.pack(_extend(seed, body))
+
+
+def decode_record_header(data: bytes, seed: int) -> RecordHeader | None:
+    """The record header that `data` begins with, None if its checksum is wrong."""
+    if len(data) < RECORD_HEADER_BYTES:
+        return None
+    body = data[: _RECORD.size]
+    if _CRC.unpack_from(data, _RECORD.size)[0] != _extend(seed, body):
+        return None
+    return RecordHeader._make(_RECORD.unpack(body))
+
+
+def iter_records(
+    data: Mapped, start: int, end: int, seed: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """(ledger id, entry id, offset, size, payload checksum) of the records from `start` on.
+
+    Stops at `end`, at the first header with a wrong checksum, and at a record that would reach
+    beyond `end`.  Payloads are not looked at.
+    """
+    header_bytes = RECORD_HEADER_BYTES
+    body_bytes = _RECORD.size
+    unpack_body = _RECORD.unpack
+    unpack_crc = _CRC.unpack_from
+    while start + header_bytes <= end:
+        header = data[start : start + header_bytes]
+        body = header[:body_bytes]
+        if unpack_crc(header, body_bytes)[0] != _extend(seed, body):
+            return
+        ledger_id, entry_id, size, payload_crc = unpack_body(body)
+        after = start + header_bytes + size
+        if after > end:
+            return
+        yield ledger_id, entry_id, start, size, payload_crc
+        start = after
+
+
+def find_group(data: Mapped, start: int, end: int, nonce: int) -> int | None:
+    """Offset of the first valid group header at or after `start`, None if there is none."""
+    at = data.find(GROUP_MAGIC, start, end)
+    while at >= 0:
+        if decode_group_header(data[at : at + GROUP_HEADER_BYTES], nonce, at) is not None:
+            return at
+        at = data.find(GROUP_MAGIC, at + 1, end)
+    return None
+
+
+def nonce_of_first_group(data: Mapped) -> int | None:
+    """The nonce as the first group states it, for a file whose own header is damaged."""
+    head = data[FILE_HEADER_BYTES : FILE_HEADER_BYTES + GROUP_HEADER_BYTES]
+    if len(head) < GROUP_HEADER_BYTES:
+        return None
+    nonce = int(_GROUP.unpack_from(head)[1])
+    return None if decode_group_header(head, nonce, FILE_HEADER_BYTES) is None else nonce
+
+
+def has_any_group(data: Mapped) -> bool:
+    """Whether some group header is valid by its own word, whatever file it belongs to."""
+    at = data.find(GROUP_MAGIC)
+    while at >= 0:
+        head = data[at : at + GROUP_HEADER_BYTES]
+        if len(head) == GROUP_HEADER_BYTES:
+            nonce = int(_GROUP.unpack_from(head)[1])
+            if decode_group_header(head, nonce, at) is not None:
+                return True
+        at = data.find(GROUP_MAGIC, at + 1)
+    return False

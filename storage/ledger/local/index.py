@@ -1,0 +1,310 @@
+"""Where an entry lies in one log file: in memory while the file grows, mapped afterwards.  Pure.
+
+Both forms know *runs*: stretches of one ledger's entries with consecutive ids.  An index file is a
+header, the numbers of the files it replaces (compaction), the run table sorted by ledger and first
+entry, and one row (offset, size) for each entry, in the order of the runs.  Little-endian.
+
+The header and the run table have checksums.  Rows have none: the record header at the place that a
+row names says whose it is, so a wrong row is found when it is used, and never yields wrong data.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from storage.ledger.local.codec import LogFormatError, Mapped, crc32c
+
+INDEX_MAGIC = b"MGLEDIDX"
+INDEX_VERSION = 1
+INDEX_HEAD_BYTES = 4096
+"""A read of this many bytes has the whole header and the replaced numbers."""
+
+_HEADER = struct.Struct("<8sIIQQQQQqII")
+_RUN = struct.Struct("<qqIIQ")
+_ROW = struct.Struct("<II")
+_NUMBER = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_LEDGER = struct.Struct("<q")
+
+FLAG_DAMAGED = 1
+"""Some durable bytes of the log file could not be read when the index was made."""
+
+MAX_REPLACES = (INDEX_HEAD_BYTES - _HEADER.size - _CRC.size) // _NUMBER.size
+
+
+class Place(NamedTuple):
+    """Where a record begins in its file, and the size of its payload in bytes."""
+
+    offset: int
+    size: int
+
+
+class Run(Protocol):
+    """Consecutive entries of one ledger in one file."""
+
+    @property
+    def ledger_id(self) -> int:
+        """Whose they are."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """First entry id."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """Last entry id."""
+        ...
+
+    @property
+    def payload_bytes(self) -> int:
+        """Sum of the entry sizes."""
+        ...
+
+    def place(self, entry_id: int) -> Place:
+        """Where that entry of the run lies."""
+        ...
+
+
+class Index(Protocol):
+    """What both forms answer."""
+
+    def runs_of(self, ledger_id: int) -> Sequence[Run]:
+        """The runs of one ledger, by first entry."""
+        ...
+
+    def runs(self) -> Iterator[Run]:
+        """All runs."""
+        ...
+
+
+class MemoryRun:
+    """A run that may still grow at its end."""
+
+    __slots__ = ("first", "ledger_id", "offsets", "payload_bytes", "sizes")
+
+    def __init__(self, ledger_id: int, first: int) -> None:
+        self.ledger_id = ledger_id
+        self.first = first
+        self.offsets = array("I")
+        self.sizes = array("I")
+        self.payload_bytes = 0
+
+    @property
+    def last(self) -> int:
+        """Last entry id."""
+        return self.first + len(self.sizes) - 1
+
+    def place(self, entry_id: int) -> Place:
+        """Where that entry lies."""
+        at = entry_id - self.first
+        return Place(self.offsets[at], self.sizes[at])
+
+
+class MemoryIndex:
+    """The index of a file that is being written, or whose index file is not written yet."""
+
+    __slots__ = ("_runs", "max_ledger", "records")
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[MemoryRun]] = {}
+        self.records = 0
+        self.max_ledger = -1
+
+    def add(self, ledger_id: int, entry_id: int, offset: int, size: int) -> None:
+        """Note one record.  An entry that is already there is left where it is."""
+        runs = self._runs.get(ledger_id)
+        if runs is None:
+            runs = self._runs[ledger_id] = [MemoryRun(ledger_id, entry_id)]
+            self.max_ledger = max(self.max_ledger, ledger_id)
+        run = runs[-1]
+        if entry_id != run.first + len(run.sizes):
+            if self.find(ledger_id, entry_id) is not None:
+                return
+            run = MemoryRun(ledger_id, entry_id)
+            runs.append(run)
+        run.offsets.append(offset)
+        run.sizes.append(size)
+        run.payload_bytes += size
+        self.records += 1
+
+    def find(self, ledger_id: int, entry_id: int) -> Place | None:
+        """Where the entry lies, None if it is not in this file."""
+        for run in self._runs.get(ledger_id, ()):
+            if run.first <= entry_id <= run.last:
+                return run.place(entry_id)
+        return None
+
+    def runs_of(self, ledger_id: int) -> Sequence[Run]:
+        """The runs of one ledger, in the order in which they were begun."""
+        return self._runs.get(ledger_id, [])
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, by ledger and first entry."""
+        for ledger_id in sorted(self._runs):
+            yield from sorted(self._runs[ledger_id], key=lambda run: run.first)
+
+    def memory_runs(self) -> list[MemoryRun]:
+        """As `runs`, with their rows."""
+        return [
+            run
+            for ledger_id in sorted(self._runs)
+            for run in sorted(self._runs[ledger_id], key=lambda run: run.first)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What a start reads of a sealed file.  `covers`: durable length of the log file in bytes."""
+
+    number: int
+    nonce: int
+    covers: int
+    flags: int = 0
+    max_ledger: int = -1
+    records: int = 0
+    runs: int = 0
+    runs_crc: int = 0
+    replaces: tuple[int, ...] = ()
+
+    @property
+    def runs_at(self) -> int:
+        """Offset of the run table."""
+        return _HEADER.size + _CRC.size + len(self.replaces) * _NUMBER.size
+
+    @property
+    def rows_at(self) -> int:
+        """Offset of the rows."""
+        return self.runs_at + self.runs * _RUN.size
+
+    @property
+    def end(self) -> int:
+        """Length of the index file."""
+        return self.rows_at + self.records * _ROW.size
+
+
+def encode_index(
+    index: MemoryIndex,
+    *,
+    number: int,
+    nonce: int,
+    covers: int,
+    flags: int = 0,
+    replaces: Sequence[int] = (),
+) -> list[bytes]:
+    """The pieces of an index file."""
+    if len(replaces) > MAX_REPLACES:
+        raise ValueError(f"an index file can replace at most {MAX_REPLACES} files")
+    runs = index.memory_runs()
+    table = bytearray()
+    rows: list[bytes] = []
+    row = 0
+    for run in runs:
+        table += _RUN.pack(run.ledger_id, run.first, len(run.sizes), row, run.payload_bytes)
+        rows.append(_encode_rows(run))
+        row += len(run.sizes)
+    body = _HEADER.pack(
+        INDEX_MAGIC,
+        INDEX_VERSION,
+        flags,
+        number,
+        nonce,
+        covers,
+        row,
+        len(replaces),
+        index.max_ledger,
+        len(runs),
+        crc32c(bytes(table)),
+    ) + b"".join(map(_NUMBER.pack, replaces))
+    head = body[: _HEADER.size] + _CRC.pack(crc32c(body)) + body[_HEADER.size :]
+    return [head, bytes(table), *rows]
+
+
+def _encode_rows(run: MemoryRun) -> bytes:
+    rows = array("I", bytes(8 * len(run.sizes)))
+    rows[0::2] = run.offsets
+    rows[1::2] = run.sizes
+    if sys.byteorder == "big":
+        rows.byteswap()
+    return rows.tobytes()
+
+
+def decode_index_header(head: bytes) -> IndexHeader:
+    """The header, from the first `INDEX_HEAD_BYTES`.  Raises `LogFormatError`."""
+    if len(head) < _HEADER.size + _CRC.size:
+        raise LogFormatError("the index file is too short")
+    fields = _HEADER.unpack_from(head)
+    magic, version, flags, number, nonce, covers, records, replaced, max_ledger, runs, crc = fields
+    if magic != INDEX_MAGIC or replaced > MAX_REPLACES:
+        raise LogFormatError("the file does not begin as a ledger index does")
+    numbers = head[_HEADER.size + _CRC.size :][: replaced * _NUMBER.size]
+    if _CRC.unpack_from(head, _HEADER.size)[0] != crc32c(head[: _HEADER.size] + numbers):
+        raise LogFormatError("the checksum of the index header is wrong")
+    if version != INDEX_VERSION:
+        raise LogFormatError(f"index version {version} is not {INDEX_VERSION}")
+    replaces = tuple(number for (number,) in _NUMBER.iter_unpack(numbers))
+    return IndexHeader(number, nonce, covers, flags, max_ledger, records, runs, crc, replaces)
+
+
+class SealedRun:
+    """A run of a sealed file; its rows are read when asked for."""
+
+    __slots__ = ("_data", "_rows_at", "first", "last", "ledger_id", "payload_bytes")
+
+    def __init__(self, data: Mapped, rows_at: int, fields: tuple[int, int, int, int, int]) -> None:
+        self.ledger_id, self.first, count, row, self.payload_bytes = fields
+        self.last = self.first + count - 1
+        self._data = data
+        self._rows_at = rows_at + row * _ROW.size
+
+    def place(self, entry_id: int) -> Place:
+        """Where that entry lies."""
+        at = self._rows_at + (entry_id - self.first) * _ROW.size
+        return Place._make(_ROW.unpack_from(self._data, at))
+
+
+class SealedIndex:
+    """The mapped index file of a log file that is no longer written.  Touch it only in jobs."""
+
+    __slots__ = ("_data", "header")
+
+    def __init__(self, header: IndexHeader, data: Mapped) -> None:
+        """Raises `LogFormatError` if the file is short or its run table is damaged."""
+        if len(data) < header.end:
+            raise LogFormatError("the index file is shorter than its header says")
+        if crc32c(data[header.runs_at : header.rows_at]) != header.runs_crc:
+            raise LogFormatError("the checksum of the index's run table is wrong")
+        self.header = header
+        self._data = data
+
+    def _ledger_at(self, place: int) -> int:
+        at = self.header.runs_at + place * _RUN.size
+        return int(_LEDGER.unpack_from(self._data, at)[0])
+
+    def _run_at(self, place: int) -> SealedRun:
+        fields = _RUN.unpack_from(self._data, self.header.runs_at + place * _RUN.size)
+        return SealedRun(self._data, self.header.rows_at, fields)
+
+    def runs_of(self, ledger_id: int) -> Sequence[Run]:
+        """The runs of one ledger, by first entry."""
+        low, high = 0, self.header.runs
+        while low < high:
+            middle = (low + high) // 2
+            if self._ledger_at(middle) < ledger_id:
+                low = middle + 1
+            else:
+                high = middle
+        found = []
+        while low < self.header.runs and self._ledger_at(low) == ledger_id:
+            found.append(self._run_at(low))
+            low += 1
+        return found
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, by ledger and first entry."""
+        for place in range(self.header.runs):
+            yield self._run_at(place)

@@ -1,0 +1,200 @@
+"""The records of ledgers in the metadata store: where they are, what is in them, their states.
+
+Keys are those of BookKeeper: `/ledgers/AA/BBBB/LCCCC` from the ten digits of an id, the longer form
+above 2^31 - 2, every parent a record of its own, and `/ledgers/idgen`, whose number of
+modifications is the last id given.  `idgen` is never deleted, so an id is never given twice; an id
+whose entries are still in the log (a restored backup can be older than its log) is skipped.
+
+The value is JSON: it names no bookies, so BookKeeper's own record would be mostly empty, and this
+one can be read with any tool.  Fields that are not known are kept when a record is rewritten.
+"""
+
+import base64
+import binascii
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from protocol.ids import LedgerId
+from storage.ledger.store import LedgerAssertion, LedgerError
+from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
+
+ROOT = "/ledgers"
+ID_GENERATOR = f"{ROOT}/idgen"
+SHORT_ID_LIMIT = 2**31 - 1
+
+_KNOWN = frozenset({"state", "lastEntryId", "length", "ctime", "customMetadata"})
+
+
+class LedgerState(enum.Enum):
+    """Life of a ledger.  Deletion removes the record from any state."""
+
+    OPEN = "OPEN"
+    IN_RECOVERY = "IN_RECOVERY"
+    CLOSED = "CLOSED"
+
+
+ALLOWED: dict[LedgerState, frozenset[LedgerState]] = {
+    LedgerState.OPEN: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
+    LedgerState.IN_RECOVERY: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
+    LedgerState.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """One ledger.  `last_entry_id` and `length` (bytes) count once the state is CLOSED."""
+
+    state: LedgerState
+    created_ms: int
+    last_entry_id: int = -1
+    length: int = 0
+    custom: Mapping[str, bytes] = field(default_factory=dict)
+    unknown: Mapping[str, object] = field(default_factory=dict)
+
+    def moved(self, state: LedgerState, last_entry_id: int = -1, length: int = 0) -> "LedgerRecord":
+        """The record in another state.  Raises `LedgerAssertion` if that is no way to go."""
+        if state not in ALLOWED[self.state]:
+            raise LedgerAssertion(
+                f"A ledger cannot go from {self.state.value} to {state.value}: report it."
+            )
+        return replace(self, state=state, last_entry_id=last_entry_id, length=length)
+
+
+class StoredRecord(NamedTuple):
+    """A record and the version under which it was read or written."""
+
+    record: LedgerRecord
+    version: Version
+
+
+def ledger_path(ledger_id: int) -> str:
+    """The key of a ledger's record."""
+    if ledger_id < SHORT_ID_LIMIT:
+        digits = f"{ledger_id:010d}"
+        return f"{ROOT}/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
+    digits = f"{ledger_id:019d}"
+    return f"{ROOT}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
+
+
+def ledger_id_of(path: str) -> int | None:
+    """The id in a record's key, None if it is not one."""
+    parts = path.removeprefix(f"{ROOT}/").split("/")
+    digits = "".join(parts).replace("L", "", 1)
+    if not parts[-1].startswith("L") or not digits.isascii() or not digits.isdigit():
+        return None
+    return int(digits) if ledger_path(int(digits)) == path else None
+
+
+def encode_record(record: LedgerRecord) -> bytes:
+    """The value of a record."""
+    custom = {key: base64.b64encode(value).decode() for key, value in record.custom.items()}
+    fields: dict[str, object] = {
+        **record.unknown,
+        "state": record.state.value,
+        "lastEntryId": record.last_entry_id,
+        "length": record.length,
+        "ctime": record.created_ms,
+        "customMetadata": custom,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_record(value: bytes, ledger_id: int) -> LedgerRecord:
+    """The record in a value.  Raises `LedgerError` if it cannot be understood."""
+    try:
+        fields = json.loads(value)
+        custom = {
+            key: base64.b64decode(text, validate=True)
+            for key, text in fields.get("customMetadata", {}).items()
+        }
+        return LedgerRecord(
+            state=LedgerState(fields["state"]),
+            created_ms=int(fields["ctime"]),
+            last_entry_id=int(fields["lastEntryId"]),
+            length=int(fields["length"]),
+            custom=custom,
+            unknown={key: value for key, value in fields.items() if key not in _KNOWN},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise LedgerError(
+            f"The record of ledger {ledger_id} cannot be understood ({error!r}): restore "
+            f"{ledger_path(ledger_id)} in the metadata store."
+        ) from error
+
+
+class LedgerRecords:
+    """Reads and writes of ledger records."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._has_generator = False
+        self._last_parent = ""
+
+    async def take_id(self, *, above: int) -> LedgerId:
+        """An id that was never given, and is higher than `above`."""
+        if not self._has_generator:
+            await self._put_absent(ROOT)
+            await self._put_absent(ID_GENERATOR)
+            self._has_generator = True
+        while True:
+            taken = await self._metadata.put(ID_GENERATOR, b"")
+            if taken.modifications > above:
+                return LedgerId(taken.modifications)
+
+    async def last_id(self) -> int | None:
+        """The last id given, None if this metadata store never gave one."""
+        found = await self._metadata.get(ID_GENERATOR)
+        return None if found is None else found.modifications
+
+    async def create(self, ledger_id: int, record: LedgerRecord) -> StoredRecord:
+        """A new record.  Raises `VersionConflict` if there is one."""
+        path = ledger_path(ledger_id)
+        parent = path.rpartition("/")[0]
+        if parent != self._last_parent:
+            parts = parent.split("/")
+            for depth in range(2, len(parts) + 1):
+                await self._put_absent("/".join(parts[:depth]))
+            self._last_parent = parent
+        made = await self._metadata.put(path, encode_record(record), expect=ABSENT)
+        return StoredRecord(record, made.version)
+
+    async def _put_absent(self, key: str) -> None:
+        try:
+            await self._metadata.put(key, b"", expect=ABSENT)
+        except VersionConflict:
+            pass
+
+    async def get(self, ledger_id: int) -> StoredRecord | None:
+        """The record, None if there is none."""
+        found = await self._metadata.get(ledger_path(ledger_id))
+        if found is None:
+            return None
+        return StoredRecord(decode_record(found.value, ledger_id), found.version)
+
+    async def update(self, ledger_id: int, record: LedgerRecord, expect: Version) -> StoredRecord:
+        """Replace the record that was read as `expect`.  Raises `VersionConflict`."""
+        value = encode_record(record)
+        made = await self._metadata.put(ledger_path(ledger_id), value, expect=expect)
+        return StoredRecord(record, made.version)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Remove the record, whatever its state; fine if there is none."""
+        await self._metadata.delete(ledger_path(ledger_id))
+
+    async def list_ids(self) -> list[LedgerId]:
+        """The ids of all ledgers, ascending."""
+        found: list[LedgerId] = []
+        levels = [ROOT]
+        while levels:
+            level = levels.pop()
+            for name in await self._metadata.children(level):
+                path = f"{level}/{name}"
+                ledger_id = ledger_id_of(path)
+                if ledger_id is not None:
+                    found.append(LedgerId(ledger_id))
+                elif name.isascii() and name.isdigit():
+                    levels.append(path)
+        return sorted(found)

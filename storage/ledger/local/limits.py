@@ -1,0 +1,27 @@
+"""What can be set about the embedded ledger log; defaults are the bounds of the house."""
+
+from dataclasses import dataclass
+
+from config import bounds
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLimits:
+    """Sizes in bytes, rates in bytes each second, times in seconds."""
+
+    file_bytes: int = bounds.LEDGER_LOG_FILE_BYTES
+    file_records: int = bounds.LEDGER_LOG_FILE_RECORDS
+    group_bytes: int = bounds.LEDGER_GROUP_BYTES
+    seal_retry_s: float = bounds.LEDGER_SEAL_RETRY_S
+    reclaim_pause_s: float = bounds.LEDGER_RECLAIM_PAUSE_S
+    compact_bytes_per_s: int = bounds.LEDGER_COMPACT_BYTES_PER_S
+    compact_step_bytes: int = bounds.LEDGER_COMPACT_STEP_BYTES
+    compact_sources: int = bounds.LEDGER_COMPACT_SOURCES
+
+    def __post_init__(self) -> None:
+        """Refuse sizes whose offsets would not fit into a log file's 32 bits."""
+        if self.file_bytes + self.group_bytes + 2 * bounds.LEDGER_ENTRY_BYTES >= 2**32:
+            raise ValueError(
+                f"A ledger log file of {self.file_bytes} bytes with groups of {self.group_bytes} "
+                "does not fit into 32-bit offsets: set a smaller file size."
+            )

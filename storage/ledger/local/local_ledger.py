@@ -1,0 +1,296 @@
+"""Handles on ledgers of the embedded store: the one that writes, and those that only read.
+
+Every handle of a ledger shares its `LedgerCell`, through which deletion reaches them all and which
+keeps the life-cycle calls on one ledger apart.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from config import bounds
+from protocol.ids import LedgerId
+from storage.ledger.local.codec import crc32c
+from storage.ledger.local.disk import Disk
+from storage.ledger.local.entry_reader import EntryReader, Stretches
+from storage.ledger.local.ledger_records import StoredRecord
+from storage.ledger.local.log_files import LogFile, LogFiles
+from storage.ledger.local.writer import Append, LogWriter
+from storage.ledger.store import (
+    AppendCallback,
+    CorruptEntry,
+    LedgerClosed,
+    LedgerError,
+    LedgerFenced,
+    NoSuchEntry,
+    NoSuchLedger,
+    ReadableLedger,
+    WritableLedger,
+)
+
+
+class LedgerCell:
+    """What all handles of one ledger share."""
+
+    __slots__ = ("__weakref__", "deleted", "ledger_id", "lock", "stretches")
+
+    def __init__(self, ledger_id: LedgerId) -> None:
+        self.ledger_id = ledger_id
+        self.deleted = False
+        self.lock = asyncio.Lock()
+        self.stretches: Stretches | None = None
+
+
+class EntrySource:
+    """Reads entries of any ledger off the loop."""
+
+    def __init__(self, disk: Disk, files: LogFiles) -> None:
+        self._disk = disk
+        self._files = files
+        self.closed = False
+
+    async def read(self, cell: LedgerCell, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """Entries first..last, at least one, no more than `max_bytes` of them."""
+        moved: OSError | None = None
+        for _ in range(bounds.LEDGER_READ_ATTEMPTS):
+            if self.closed:
+                raise store_closed()
+            if cell.deleted:
+                raise no_such_ledger(cell.ledger_id)
+            memory, sealed = self._files.memory, self._files.sealed
+
+            def job(
+                memory: tuple[LogFile, ...] = memory, sealed: tuple[LogFile, ...] = sealed
+            ) -> list[bytes]:
+                stretches = self._stretches(cell, sealed)
+                reader = EntryReader(self._disk, cell.ledger_id, memory, stretches)
+                return reader.read(first, last, max_bytes)
+
+            try:
+                return await self._disk.read(job)
+            except FileNotFoundError as error:
+                moved = error
+            except OSError as error:
+                raise self._failed(cell, error) from error
+            except CorruptEntry:
+                if cell.deleted:
+                    raise no_such_ledger(cell.ledger_id) from None
+                raise
+        raise self._failed(cell, moved) from moved
+
+    async def end_of(self, cell: LedgerCell) -> tuple[int, int]:
+        """Last entry id and length in bytes of a ledger, as the log has it."""
+        files = self._files.sealed + self._files.memory
+
+        def job() -> tuple[int, int]:
+            stretches = Stretches(self._disk, cell.ledger_id, files)
+            return stretches.last(), stretches.payload_bytes()
+
+        try:
+            return await self._disk.read(job)
+        except OSError as error:
+            raise self._failed(cell, error) from error
+
+    def _stretches(self, cell: LedgerCell, sealed: tuple[LogFile, ...]) -> Stretches:
+        """Job side: where the ledger lies in sealed files, worked out once for each set of them."""
+        known = cell.stretches
+        if known is None or known.files is not sealed:
+            known = cell.stretches = Stretches(self._disk, cell.ledger_id, sealed)
+        return known
+
+    @staticmethod
+    def _failed(cell: LedgerCell, error: OSError | None) -> LedgerError:
+        return LedgerError(
+            f"Reading ledger {cell.ledger_id} failed: {error}. Check the disk and the kernel's "
+            "log, then retry."
+        )
+
+
+def no_such_ledger(ledger_id: int) -> NoSuchLedger:
+    """The error for an id without a record."""
+    return NoSuchLedger(
+        f"Ledger {ledger_id} does not exist or was deleted: reload the topic that names it."
+    )
+
+
+def store_closed() -> LedgerClosed:
+    """The error for calls after `close`."""
+    return LedgerClosed("The ledger store is closed because the broker is stopping: reconnect.")
+
+
+class _Reads(ReadableLedger):
+    """Reading, for every kind of handle."""
+
+    __slots__ = ("_cell", "_source")
+
+    def __init__(self, cell: LedgerCell, source: EntrySource) -> None:
+        self._cell = cell
+        self._source = source
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """Its id."""
+        return self._cell.ledger_id
+
+    async def read(self, first: int, last: int, *, max_bytes: int) -> list[bytes]:
+        """See `ReadableLedger`."""
+        if self._cell.deleted:
+            raise no_such_ledger(self._cell.ledger_id)
+        if not 0 <= first <= last <= self.last_add_confirmed:
+            raise NoSuchEntry(
+                f"Entries {first} to {last} of ledger {self.ledger_id} are not readable, its last "
+                f"add confirmed is {self.last_add_confirmed}: read within that."
+            )
+        return await self._source.read(self._cell, first, last, max_bytes)
+
+
+class LocalReadableLedger(_Reads):
+    """A ledger that does not change any more."""
+
+    __slots__ = ("_last_entry_id", "_length")
+
+    def __init__(
+        self, cell: LedgerCell, source: EntrySource, last_entry_id: int, length: int
+    ) -> None:
+        super().__init__(cell, source)
+        self._last_entry_id = last_entry_id
+        self._length = length
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Its last entry."""
+        return self._last_entry_id
+
+    @property
+    def length(self) -> int:
+        """Its size in bytes."""
+        return self._length
+
+
+class LocalWritableLedger(_Reads, WritableLedger):
+    """A ledger made by this process.  Also the `Appender` of its entries."""
+
+    __slots__ = (
+        "_close",
+        "_confirmed",
+        "_dead",
+        "_failed",
+        "_length",
+        "_next",
+        "_writer",
+        "is_closed",
+        "stored",
+    )
+
+    def __init__(
+        self,
+        cell: LedgerCell,
+        source: EntrySource,
+        writer: LogWriter,
+        stored: StoredRecord,
+        close: Callable[["LocalWritableLedger"], Awaitable[None]],
+    ) -> None:
+        """`stored`: its record as it was made; `close` makes the end durable there."""
+        super().__init__(cell, source)
+        self.stored = stored
+        self.is_closed = False
+        self._writer = writer
+        self._close = close
+        self._next = 0
+        self._confirmed = -1
+        self._length = 0
+        self._dead: LedgerError | None = None
+        self._failed: LedgerError | None = None
+
+    @property
+    def cell(self) -> LedgerCell:
+        """What it shares with the other handles of the ledger."""
+        return self._cell
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last durable entry."""
+        return self._confirmed
+
+    @property
+    def length(self) -> int:
+        """Bytes of the durable entries."""
+        return self._length
+
+    def append(self, entry: bytes, done: AppendCallback) -> int:
+        """See `WritableLedger`."""
+        if self._dead is not None:
+            raise type(self._dead)(*self._dead.args)
+        if len(entry) > bounds.LEDGER_ENTRY_BYTES:
+            raise LedgerError(
+                f"An entry of {len(entry)} bytes is above the bound of "
+                f"{bounds.LEDGER_ENTRY_BYTES}: send less at once."
+            )
+        entry_id = self._next
+        append = Append(self, entry_id, entry, crc32c(entry), done)
+        self._next = entry_id + 1
+        if self._failed is None:
+            self._writer.add(append)
+        else:
+            asyncio.get_running_loop().call_soon(done, entry_id, self._failed)
+        return entry_id
+
+    def confirm(self, entry_id: int, size: int) -> None:
+        """The writer's word that the entry is durable."""
+        self._confirmed = entry_id
+        self._length += size
+
+    def fail(self, error: LedgerError) -> None:
+        """The writer's word that some entry is not."""
+        if self._failed is None:
+            self._failed = error
+
+    async def settle(self) -> None:
+        """Return when every append has its outcome.  Only after appends were stopped."""
+        while self._failed is None and self._confirmed + 1 < self._next:
+            await self._writer.next_group()
+
+    def stop(self) -> None:
+        """The store closes: no further appends, the ledger stays open for whoever comes next."""
+        if self._dead is None:
+            self._dead = store_closed()
+
+    async def fence(self) -> None:
+        """Stop appends for good and wait for what is on its way to the disk."""
+        self._dead = LedgerFenced(
+            f"Ledger {self.ledger_id} was opened or deleted by another owner: reload the topic."
+        )
+        withdrawn = self._writer.withdraw(self)
+        while self._writer.is_writing(self):
+            await self._writer.next_group()
+        if withdrawn:
+            self.fail(self._dead)
+            self._writer.call_back(withdrawn, self._dead)
+
+    async def close(self) -> None:
+        """See `WritableLedger`.  Raises `LedgerFenced` if another owner ended it elsewhere."""
+        if self._dead is None:
+            self._dead = LedgerClosed(
+                f"Ledger {self.ledger_id} is closed: append to the current one."
+            )
+        await self.settle()
+        await self._close(self)
+
+
+class LiveLedger(_Reads):
+    """Reads up to the last add confirmed of the handle that writes, as it moves."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, cell: LedgerCell, source: EntrySource, writer: LocalWritableLedger) -> None:
+        super().__init__(cell, source)
+        self._writer = writer
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last durable entry by now."""
+        return self._writer.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Bytes of the durable entries by now."""
+        return self._writer.length

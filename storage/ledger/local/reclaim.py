@@ -1,0 +1,221 @@
+"""Giving space back: whole files without a living ledger go, sparse ones are merged.
+
+One pass is stateless.  It (1) takes the list of sealed files, (2) lists the ledger records *after*
+that, (3) adds up what is alive in each file.  A ledger's record exists before its first entry is
+written, and ids are never given twice, so a ledger in those files that has no record by then is
+dead for good; one that is just being created has nothing in them.
+
+Files leave the list of files first and the disk afterwards, oldest decision first: a merged file
+must not go before the sources that it replaces, or a start would find those alive again.  While a
+backup holds the directory nothing leaves the disk; that is made up for later.
+
+Damaged files are left to the operator.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from protocol.server_error import MagnetarError
+from storage.ledger.local.codec import RECORD_HEADER_BYTES
+from storage.ledger.local.compaction import Compaction, DamagedSource
+from storage.ledger.local.disk import Disk
+from storage.ledger.local.entry_reader import usable_index
+from storage.ledger.local.ledger_records import LedgerRecords
+from storage.ledger.local.limits import LedgerLimits
+from storage.ledger.local.log_files import LogFile, LogFiles, index_name
+
+_log = structlog.get_logger(__name__)
+
+DeletionGuard = Callable[[], AbstractContextManager[bool]]
+"""Entered around removals; says whether they may happen now."""
+
+SMALL_FRACTION = 8
+"""A file is small below file_bytes / this, and this many small files are worth a merge."""
+GAIN_FRACTION = 64
+"""A merge of few files must free at least file_bytes / this."""
+
+
+def unguarded() -> AbstractContextManager[bool]:
+    """The guard of a store that nobody backs up."""
+    return nullcontext(True)
+
+
+class FileUsage(NamedTuple):
+    """What of a file is alive: bytes with record headers, and records."""
+
+    file: LogFile
+    live_bytes: int
+    live_records: int
+
+
+@dataclass(slots=True)
+class ReclaimReport:
+    """What a pass did."""
+
+    dropped: int = 0
+    merged: int = 0
+    removed: int = 0
+
+
+def usage_of(disk: Disk, files: Sequence[LogFile], live: AbstractSet[int]) -> list[FileUsage]:
+    """Job side: add up what is alive in each file."""
+    found = []
+    for file in files:
+        live_bytes = live_records = 0
+        for run in usable_index(disk, file).runs():
+            if run.ledger_id in live:
+                records = run.last - run.first + 1
+                live_records += records
+                live_bytes += run.payload_bytes + records * RECORD_HEADER_BYTES
+        found.append(FileUsage(file, live_bytes, live_records))
+    return found
+
+
+def choose_sources(usages: Sequence[FileUsage], limits: LedgerLimits) -> list[LogFile]:
+    """The files to merge next, [] if no merge is worth its writes.
+
+    Sparse files (less than half alive) and, if there are many, small ones; as many as fit into one.
+    """
+    sparse = [one for one in usages if one.live_bytes * 2 < one.file.end]
+    small_bytes = limits.file_bytes // SMALL_FRACTION
+    small = [one for one in usages if one.file.end < small_bytes and one not in sparse]
+    candidates = sparse + (small if len(small) + len(sparse) >= SMALL_FRACTION else [])
+    chosen: list[FileUsage] = []
+    size = records = 0
+    for one in sorted(candidates, key=lambda one: one.file.number):
+        size += one.live_bytes
+        records += one.live_records
+        if len(chosen) >= limits.compact_sources or size > limits.file_bytes:
+            break
+        if chosen and records > limits.file_records:
+            break
+        chosen.append(one)
+    gain = sum(one.file.end - one.live_bytes for one in chosen)
+    if len(chosen) < SMALL_FRACTION and gain < limits.file_bytes // GAIN_FRACTION:
+        return []
+    return [one.file for one in chosen]
+
+
+class Reclaim:
+    """Runs passes in the background, when there may be something to gain."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: LogFiles,
+        records: LedgerRecords,
+        limits: LedgerLimits,
+        rng: random.Random,
+        guard: DeletionGuard,
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._records = records
+        self._limits = limits
+        self._rng = rng
+        self._guard = guard
+        self._superfluous: list[str] = []
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    def start(self, superfluous: Sequence[str]) -> None:
+        """Begin with what recovery left behind."""
+        self._superfluous.extend(superfluous)
+        self._wanted.set()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def wake(self) -> None:
+        """Something was deleted or sealed."""
+        self._wanted.set()
+
+    async def close(self) -> None:
+        """Stop.  What is half done is cleaned up by the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self.run_once()
+            except (OSError, MagnetarError) as error:
+                _log.warning("ledger_reclaim_failed", error=str(error), action="tried again later")
+                self._wanted.set()
+            if self._superfluous:
+                self._wanted.set()
+            await asyncio.sleep(self._limits.reclaim_pause_s)
+
+    async def run_once(self) -> ReclaimReport:
+        """One pass.  Raises `OSError`, `MetadataError`."""
+        async with self._lock:
+            report = ReclaimReport()
+            while True:
+                fixed = tuple(file for file in self._files.sealed if not file.damaged)
+                live = frozenset(map(int, await self._records.list_ids()))
+                usages = await self._disk.read(partial(usage_of, self._disk, fixed, live))
+                dead = [one.file for one in usages if not one.live_records]
+                self._let_go(dead, None)
+                report.dropped += len(dead)
+                report.removed += await self._remove()
+                sources = choose_sources([one for one in usages if one.live_records], self._limits)
+                if not sources or not await self._merge(sources, live):
+                    return report
+                report.merged += len(sources)
+
+    def _let_go(self, gone: list[LogFile], made: LogFile | None) -> None:
+        if gone:
+            self._files.replace(gone, made)
+            for file in gone:
+                self._superfluous += [file.name, index_name(file.number)]
+
+    async def _remove(self) -> int:
+        """Remove superfluous files from the disk, unless a backup holds them."""
+        names = self._superfluous.copy()
+
+        def job() -> bool:
+            with self._guard() as allowed:
+                if allowed:
+                    for name in names:
+                        self._disk.unlink(name)
+                    self._disk.sync_directory()
+                return allowed
+
+        if not names or not await self._disk.maintain(job):
+            return 0
+        del self._superfluous[: len(names)]
+        _log.info("ledger_space_reclaimed", files=len(names))
+        return len(names)
+
+    async def _merge(self, sources: list[LogFile], live: AbstractSet[int]) -> bool:
+        header = (self._files.take_number(), self._rng.getrandbits(64))
+        step_bytes = self._limits.compact_step_bytes
+        merge = Compaction(self._disk, header, sources, live, step_bytes)
+        try:
+            written = await self._disk.maintain(merge.step)
+            while written:
+                await asyncio.sleep(written / self._limits.compact_bytes_per_s)
+                written = await self._disk.maintain(merge.step)
+            made = await self._disk.maintain(merge.finish)
+        except DamagedSource as damaged:
+            damaged.file.damaged = True
+            _log.error("ledger_log_damaged", file=damaged.file.name, offset=damaged.place.offset)
+            await self._disk.maintain(merge.abandon)
+            return True
+        except OSError as error:
+            _log.warning("ledger_merge_failed", error=str(error), action="tried again later")
+            await self._disk.maintain(merge.abandon)
+            return False
+        self._let_go(sources, made)
+        return True

@@ -1,0 +1,69 @@
+"""Writing the index files of log files that are no longer written, in order, in the background.
+
+Until its index file is there a log file keeps its index in memory; if it cannot be written (a full
+disk) that is tried again.  Order matters to recovery: a file without index file is always among
+the newest, so the file after it is there to say how far it was durable.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from storage.ledger.local.disk import Disk
+from storage.ledger.local.limits import LedgerLimits
+from storage.ledger.local.log_files import LogFile, LogFiles
+from storage.ledger.local.recovery import write_index
+
+_log = structlog.get_logger(__name__)
+
+
+class Sealer:
+    """See the module's rules.  `on_sealed` runs after each file."""
+
+    def __init__(
+        self, disk: Disk, files: LogFiles, limits: LedgerLimits, on_sealed: Callable[[], None]
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._limits = limits
+        self._on_sealed = on_sealed
+        self._waiting: deque[LogFile] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, file: LogFile) -> None:
+        """Seal this file as soon as those before it are."""
+        self._waiting.append(file)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._waiting:
+            if await self._seal(self._waiting[0]):
+                self._waiting.popleft()
+                self._on_sealed()
+                continue
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._limits.seal_retry_s)
+                return
+            except TimeoutError:
+                pass
+        self._task = None
+
+    async def _seal(self, file: LogFile) -> bool:
+        try:
+            header = await self._disk.maintain(partial(write_index, self._disk, file))
+        except OSError as error:
+            _log.warning("ledger_index_not_written", file=file.name, error=str(error))
+            return False
+        self._files.seal(file, header)
+        return True
+
+    async def close(self) -> None:
+        """Finish what can be finished now; the next start makes up for the rest."""
+        self._wake.set()
+        if self._task is not None:
+            await self._task

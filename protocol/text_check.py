@@ -5,7 +5,7 @@ UTF-8 out as `bytes` under the name of a `str`.  What comes from a peer is there
 before any code relies on the type.  Message types without text cost nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -49,13 +49,14 @@ def has_broken_text(message: Message, plan: TextPlan) -> bool:
         if type(getattr(message, name)) is bytes:
             return True
     for name in plan.repeated:
-        if any(type(text) is bytes for text in getattr(message, name)):
+        texts: Sequence[str | bytes] = getattr(message, name)
+        if texts and any(type(text) is bytes for text in texts):
             return True
     for name, inner in plan.nested:
         if message.HasField(name) and has_broken_text(getattr(message, name), inner):
             return True
     for name, inner in plan.nested_repeated:
-        items: Iterable[Message] = getattr(message, name)
-        if any(has_broken_text(item, inner) for item in items):
+        items: Sequence[Message] = getattr(message, name)
+        if items and any(has_broken_text(item, inner) for item in items):
             return True
     return False

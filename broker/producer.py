@@ -1,0 +1,260 @@
+"""One producer: a connection's right to publish to a topic under a name.
+
+Rules:
+
+- States move only as `_MOVES` says.  Receipts go out while OPEN or CLOSING, never after.
+- CLOSING is the client's CLOSE_PRODUCER: answered when every earlier SEND is durable and has its
+  receipt.  A producer whose connection is lost, that is replaced or put out is CLOSED at once; it
+  stays with its topic until what it had in flight is decided.
+- Names made here are unique for ever: cluster, a number that each start of a broker draws from the
+  metadata store, a counter.
+"""
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from broker.deduplication import ProducerSequence, ResendGuard, SequenceGuard
+from broker.producer_access import AccessMode
+from config.bounds import RECENTLY_CLOSED_PRODUCERS
+from protocol.hot_frames import encode_send_receipt
+from protocol.ids import UNSOLICITED_REQUEST_ID
+from protocol.pulsar_pb2 import BaseCommand, CommandCloseProducer, CommandSendError
+from protocol.server_error import InternalError, ServerError
+from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.topic import Topic
+
+NAME_COUNTER_KEY = "/counters/producer-name"
+
+
+class ProducerReplaced(InternalError):
+    """The producer was closed while it was being opened: open it again."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class ProducerState(enum.Enum):
+    """Where a producer stands in its life."""
+
+    OPENING = "opening"
+    WAITING = "waiting"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_S = ProducerState
+_MOVES: Mapping[ProducerState, frozenset[ProducerState]] = {
+    _S.OPENING: frozenset({_S.WAITING, _S.OPEN, _S.CLOSED}),
+    _S.WAITING: frozenset({_S.OPENING, _S.CLOSED}),
+    _S.OPEN: frozenset({_S.CLOSING, _S.CLOSED}),
+    _S.CLOSING: frozenset({_S.CLOSED}),
+    _S.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRequest:
+    """What PRODUCER asks for.  `name` is empty when the broker is to make one."""
+
+    connection: "Connection"
+    producer_id: int
+    name: str = ""
+    user_provided_name: bool = False
+    epoch: int = 0
+    access_mode: AccessMode = AccessMode.SHARED
+    topic_epoch: int | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    schema_version: bytes = b""
+
+
+class Producer:
+    """See the module's rules.  Counters are plain numbers, read at scrape time."""
+
+    __slots__ = (
+        "_forget_close",
+        "_idle",
+        "bytes_in",
+        "connected_ms",
+        "connection",
+        "guard",
+        "messages_in",
+        "name",
+        "pending",
+        "producer_id",
+        "ready",
+        "request",
+        "resend",
+        "sequence",
+        "state",
+        "topic",
+        "topic_epoch",
+    )
+
+    def __init__(self, topic: "Topic", name: str, request: ProducerRequest, now_ms: int) -> None:
+        self.topic = topic
+        self.name = name
+        self.request = request
+        self.connection = request.connection
+        self.producer_id = request.producer_id
+        self.state = ProducerState.OPENING
+        self.topic_epoch: int | None = None
+        self.connected_ms = now_ms
+        self.sequence: ProducerSequence | None = None
+        self.guard: SequenceGuard | None = None
+        self.resend: ResendGuard | None = None
+        self.pending = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.ready: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._forget_close: Callable[[], None] = self.connection.on_close(self.disconnected)
+
+    # What is asked about it
+
+    @property
+    def attached(self) -> bool:
+        """Whether the peer still counts on receipts."""
+        return self.state is ProducerState.OPEN or self.state is ProducerState.CLOSING
+
+    def replaces(self, holder: "Producer") -> bool:
+        """Whether this is the same client producer after a reconnect, so that `holder` is stale."""
+        mine, its = self.request, holder.request
+        if mine.epoch <= its.epoch:
+            return False
+        if mine.connection is its.connection or not mine.user_provided_name:
+            return True
+        return mine.producer_id == its.producer_id and _host(mine) == _host(its)
+
+    async def idle(self) -> None:
+        """Return when nothing of it is in flight."""
+        while self.pending:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def now_idle(self) -> None:
+        """The last append in flight was decided (called by the topic)."""
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+        if self.state is ProducerState.CLOSED:
+            self.topic.producer_gone(self)
+
+    # What moves it
+
+    def move(self, to: ProducerState) -> None:
+        """Change the state.  Raises RuntimeError for a move that is not in the table."""
+        if to not in _MOVES[self.state]:
+            raise RuntimeError(f"Producer {self.name!r} cannot go from {self.state} to {to}.")
+        self.state = to
+
+    async def close(self) -> None:
+        """The client's CLOSE_PRODUCER: return when all its SENDs are durable and receipted."""
+        self.release_id()
+        if self.state is ProducerState.OPEN:
+            self.move(ProducerState.CLOSING)
+            await self.idle()
+        self.disconnected()
+
+    def disconnect(self) -> None:
+        """Put it out: the client is told to reconnect."""
+        if self.attached:
+            self.connection.send(
+                BaseCommand(
+                    type=BaseCommand.CLOSE_PRODUCER,
+                    close_producer=CommandCloseProducer(
+                        producer_id=self.producer_id, request_id=UNSOLICITED_REQUEST_ID
+                    ),
+                )
+            )
+        self.disconnected()
+
+    def disconnected(self) -> None:
+        """Nobody listens any more: no receipt leaves from now on."""
+        if self.state is ProducerState.CLOSED:
+            return
+        self.move(ProducerState.CLOSED)
+        self._forget_close()
+        self.release_id()
+        if self.ready is not None and not self.ready.done():
+            self.ready.set_exception(
+                ProducerReplaced(f"Producer {self.name!r} was closed; open it again.")
+            )
+            self.ready.exception()
+        if not self.pending:
+            self.topic.producer_gone(self)
+
+    def release_id(self) -> None:
+        """Free its id on the connection; late SENDs for it are dropped quietly for a while."""
+        producers = self.connection.producers
+        if producers.get(self.producer_id) is self:
+            del producers[self.producer_id]
+            remember_closed(self.connection, self.producer_id)
+
+    # Answers
+
+    def receipt(self, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
+        """SEND_RECEIPT; ids as unsigned numbers of the wire."""
+        self.connection.send_encoded(
+            encode_send_receipt(self.producer_id, sequence_id, highest, ledger_id, entry_id)
+        )
+
+    def send_error(self, sequence_id: int, code: ServerError, message: str) -> None:
+        """SEND_ERROR."""
+        self.connection.send(
+            BaseCommand(
+                type=BaseCommand.SEND_ERROR,
+                send_error=CommandSendError(
+                    producer_id=self.producer_id,
+                    sequence_id=sequence_id,
+                    error=int(code),
+                    message=message,
+                ),
+            )
+        )
+
+
+def _host(request: ProducerRequest) -> str:
+    return request.connection.remote.rpartition(":")[0]
+
+
+def remember_closed(connection: "Connection", producer_id: int) -> None:
+    """SENDs for this id that are still on their way are no violation."""
+    closed = connection.closed_producers
+    closed.pop(producer_id, None)
+    closed[producer_id] = None
+    if len(closed) > RECENTLY_CLOSED_PRODUCERS:
+        del closed[next(iter(closed))]
+
+
+class ProducerNames:
+    """Makes producer names that no producer ever had."""
+
+    def __init__(self, cluster: str, start: int) -> None:
+        self._prefix = f"{cluster}-{start}-"
+        self._next = 0
+
+    @classmethod
+    async def open(cls, metadata: MetadataStore, cluster: str) -> "ProducerNames":
+        """Draw the number of this start."""
+        while True:
+            record = await metadata.get(NAME_COUNTER_KEY)
+            start = int(record.value) + 1 if record is not None else 0
+            expect = record.version if record is not None else ABSENT
+            try:
+                await metadata.put(NAME_COUNTER_KEY, str(start).encode(), expect=expect)
+            except VersionConflict:
+                continue
+            return cls(cluster, start)
+
+    def next(self) -> str:
+        """A new name."""
+        name = f"{self._prefix}{self._next}"
+        self._next += 1
+        return name

@@ -174,7 +174,8 @@ def _check_reads(reader: SchemaDefinition, writer: SchemaDefinition, complaint: 
         )
     from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
-    result = ReaderWriterCompatibilityChecker().get_compatibility(_parse(reader), _parse(writer))
+    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+    result = checker.get_compatibility(_parse(reader), _parse(writer))
     if result.compatibility is not SchemaCompatibilityType.compatible:
         places = ", ".join(sorted(str(place) for place in result.locations)) or "/"
         details = ", ".join(sorted(str(message) for message in result.messages))

@@ -71,6 +71,21 @@ MAX_SCHEMA_VERSIONS = 1000
 # Storage
 ROLL_OVER_BUFFER_ENTRIES = 20_000
 """Appends held while a managed ledger opens its next ledger."""
+ROLL_OVER_ATTEMPTS = 3
+"""Ledgers in a row that may fail without storing anything before callers get the error."""
+OPEN_LEDGER_HANDLES = 64
+"""Closed ledgers of one stream that stay open for reading."""
+CURSOR_INLINE_BYTES = 8 * 1024
+"""Largest position kept in a cursor's own record; above it goes to the cursor's ledger."""
+CURSOR_INLINE_WRITES = 20
+"""Positions written to the record before a busy cursor gets a ledger."""
+CURSOR_LEDGER_ENTRIES = 50_000
+"""Positions in one cursor ledger before the next one (Pulsar's number)."""
+CURSOR_LEDGER_AGE_S = 4 * 3600
+CURSOR_RETRY_MAX_S = 10
+"""Longest pause between attempts to write a position when the store fails."""
+CURSOR_LEDGER_LOOKBACK = 16
+"""Entries from the end of a cursor ledger that are tried when the last one is damaged."""
 WATCH_QUEUE_EVENTS = 10_000
 """Events waiting for one watcher; above it they collapse into one resync."""
 

@@ -1,0 +1,80 @@
+"""The REST server: resources put together, started and stopped."""
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from broker.admin import (
+    brokers,
+    clusters,
+    lookup,
+    namespaces,
+    persistent,
+    scalable,
+    schemas,
+    subscriptions,
+    tenants,
+)
+from broker.admin.keys import BROKER
+from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
+from broker.metrics import metrics_text
+
+if TYPE_CHECKING:
+    from broker.service import Broker
+
+SHUTDOWN_TIMEOUT_S = 2
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def build_app(broker: "Broker") -> web.Application:
+    """The application with every resource."""
+    app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app[BROKER] = broker
+    for resource in (
+        brokers,
+        clusters,
+        lookup,
+        namespaces,
+        persistent,
+        scalable,
+        schemas,
+        subscriptions,
+        tenants,
+    ):
+        app.add_routes(resource.routes())
+    for path in ("/metrics", "/metrics/"):
+        app.router.add_get(path, metrics)
+    return app
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus text."""
+    text = metrics_text(request.app[BROKER])
+    return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
+
+
+class AdminServer:
+    """REST and metrics of one broker on its HTTP port."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen.  `port` is the one really used.  Raises OSError when it is taken."""
+        settings = self._broker.settings
+        runner = web.AppRunner(
+            build_app(self._broker), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+        )
+        await runner.setup()
+        self._runner = runner
+        site = web.TCPSite(runner, settings.bind_host, settings.http_port)
+        await site.start()
+        self.port = runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stop listening and end what is in progress."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None

@@ -1,0 +1,174 @@
+"""`/admin/v2/scalable/{tenant}/{namespace}[/{topic}]`: scalable topics.
+
+Status codes are the documented ones (404 for what is not there, 409 for what is, 412 for what
+cannot be done as things stand), also where Apache Pulsar 5.0.0-M1 answers 500.
+"""
+
+from http import HTTPStatus
+
+from aiohttp import web
+
+from broker.admin.keys import BROKER
+from broker.admin.rest import (
+    RestError,
+    flag,
+    mapping_of,
+    namespace_of,
+    no_content,
+    number,
+    refused,
+    topic_of,
+)
+from protocol.ids import EARLIEST, SegmentId
+from protocol.names import TopicName
+
+BASE = "/admin/v2/scalable/{tenant}/{namespace}"
+TOPIC = BASE + "/{topic}"
+SUBSCRIPTION = TOPIC + "/subscriptions/{subscription}"
+
+
+def routes() -> list[web.RouteDef]:
+    """The resource's routes."""
+    return [
+        web.get(BASE, list_topics),
+        web.put(TOPIC, create),
+        web.get(TOPIC, get),
+        web.delete(TOPIC, delete),
+        web.get(TOPIC + "/stats", stats),
+        web.get(TOPIC + "/history", history),
+        web.post(TOPIC + "/split/{segment}", split),
+        web.post(TOPIC + "/merge/{first}/{second}", merge),
+        web.get(TOPIC + "/subscriptions", list_subscriptions),
+        web.put(SUBSCRIPTION, create_subscription),
+        web.delete(SUBSCRIPTION, delete_subscription),
+        web.post(SUBSCRIPTION + "/seek", seek),
+        web.post(SUBSCRIPTION + "/skip-all", skip_all),
+        web.get(TOPIC + "/autoScalePolicy", auto_scale_policy),
+        web.post(TOPIC + "/autoScalePolicy", refuse_auto_scale),
+    ]
+
+
+def _name(request: web.Request) -> TopicName:
+    return topic_of(request, "topic")
+
+
+async def list_topics(request: web.Request) -> web.Response:
+    """GET `?property=k=v` (all must match)."""
+    filters: dict[str, str] = {}
+    for text in request.query.getall("property", []):
+        key, sign, value = text.partition("=")
+        if not (key and sign):
+            raise refused(f"The filter {text!r} is not of the form key=value.")
+        filters[key] = value
+    broker = request.app[BROKER]
+    await broker.namespaces.require(namespace_of(request))
+    return web.json_response(await broker.scalable.list(namespace_of(request), filters))
+
+
+async def create(request: web.Request) -> web.Response:
+    """PUT `?numInitialSegments=N`, properties as body."""
+    segments = number(request, "numInitialSegments", 1)
+    if segments < 1:
+        raise refused(f"numInitialSegments = {segments} is too small: give 1 or more.")
+    properties = await mapping_of(request)
+    if not all(isinstance(value, str) for value in properties.values()):
+        raise RestError(HTTPStatus.BAD_REQUEST, "Properties must be strings.")
+    broker = request.app[BROKER]
+    await broker.namespaces.require(namespace_of(request))
+    await broker.scalable.create(
+        _name(request),
+        segments=segments,
+        properties={key: str(value) for key, value in properties.items()},
+    )
+    return no_content()
+
+
+async def get(request: web.Request) -> web.Response:
+    """GET: the layout."""
+    record = await request.app[BROKER].scalable.get(_name(request))
+    return web.json_response(record.to_json())
+
+
+async def delete(request: web.Request) -> web.Response:
+    """DELETE `?force=true`."""
+    await request.app[BROKER].scalable.delete(_name(request), force=flag(request, "force"))
+    return no_content()
+
+
+async def stats(request: web.Request) -> web.Response:
+    """GET: layout, rates, subscriptions."""
+    return web.json_response(await request.app[BROKER].scalable.stats(_name(request)))
+
+
+async def history(request: web.Request) -> web.Response:
+    """GET: every split, merge, prune and move, oldest first."""
+    entries = await request.app[BROKER].scalable.history(_name(request))
+    return web.json_response([entry.to_json() for entry in entries])
+
+
+async def split(request: web.Request) -> web.Response:
+    """POST: split one ACTIVE segment."""
+    await request.app[BROKER].scalable.split(_name(request), SegmentId(number(request, "segment")))
+    return no_content()
+
+
+async def merge(request: web.Request) -> web.Response:
+    """POST: merge two adjacent ACTIVE segments."""
+    await request.app[BROKER].scalable.merge(
+        _name(request), SegmentId(number(request, "first")), SegmentId(number(request, "second"))
+    )
+    return no_content()
+
+
+async def list_subscriptions(request: web.Request) -> web.Response:
+    """GET: names of all durable subscriptions."""
+    answer = await request.app[BROKER].scalable.stats(_name(request))
+    subscriptions = answer.get("subscriptions")
+    return web.json_response(sorted(subscriptions) if isinstance(subscriptions, dict) else [])
+
+
+async def create_subscription(request: web.Request) -> web.Response:
+    """PUT `?type=STREAM|QUEUE`: cursors at Earliest on every ACTIVE segment."""
+    kind = request.query.get("type", "STREAM").upper()
+    if kind not in {"STREAM", "QUEUE"}:
+        raise refused(f"type = {kind!r} is unknown: give STREAM or QUEUE.")
+    await request.app[BROKER].scalable.create_subscription(
+        _name(request), request.match_info["subscription"], kind=kind, start=EARLIEST
+    )
+    return no_content()
+
+
+async def delete_subscription(request: web.Request) -> web.Response:
+    """DELETE: on every segment."""
+    await request.app[BROKER].scalable.delete_subscription(
+        _name(request), request.match_info["subscription"], force=flag(request, "force")
+    )
+    return no_content()
+
+
+async def seek(request: web.Request) -> web.Response:
+    """POST `?timestamp=ms`: every segment to that time."""
+    await request.app[BROKER].scalable.seek_subscription(
+        _name(request), request.match_info["subscription"], number(request, "timestamp")
+    )
+    return no_content()
+
+
+async def skip_all(request: web.Request) -> web.Response:
+    """POST: nothing published so far is delivered any more."""
+    await request.app[BROKER].scalable.skip_all(_name(request), request.match_info["subscription"])
+    return no_content()
+
+
+async def auto_scale_policy(request: web.Request) -> web.Response:
+    """GET: splitting and merging are by hand."""
+    await request.app[BROKER].scalable.get(_name(request))
+    return web.json_response({"enabled": False})
+
+
+async def refuse_auto_scale(request: web.Request) -> web.Response:
+    """POST: there is no automatic split or merge."""
+    policy = await mapping_of(request)
+    if policy.get("enabled") is False:
+        return no_content()
+    raise refused("Segments split and merge by hand only: use split/{id} and merge/{a}/{b}.")

@@ -1,0 +1,110 @@
+"""What every dispatcher does: wake up, read, leave out what no consumer may see, look at the end.
+
+Rules:
+
+- A dispatcher runs on events only: appended entries, permits, acknowledgements, a socket that
+  takes bytes again, a read that ended.  Events of one loop turn make one run.
+- One run sends READ_BATCH_ENTRIES at most, then lets the loop go on before the next.
+- Nothing past `Topic.max_read_position` is read.  Markers and entries of aborted transactions are
+  acknowledged in passing.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.dispatch.entry_facts import is_marker
+from broker.dispatch.entry_reader import EntryReader
+from broker.dispatch.redelivery import RedeliveryCounts
+
+if TYPE_CHECKING:
+    from broker.consumer import Consumer
+    from broker.subscription import Subscription
+    from protocol.ids import Position
+    from storage.managed_ledger import Entry
+
+
+class Dispatcher(ABC):
+    """Sends the entries of one subscription to its consumers.  See the module's rules."""
+
+    def __init__(self, subscription: "Subscription", counts: RedeliveryCounts) -> None:
+        self.subscription = subscription
+        self.topic = subscription.topic
+        self.ledger = subscription.topic.ledger
+        self.cursor = subscription.cursor
+        self.counts = counts
+        self.consumers: list[Consumer] = []
+        self.reader = EntryReader(self.ledger, self._unacknowledged_start(), self.wake)
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._closed = False
+        self._stop_listening = self.ledger.on_append(self.run)
+
+    # Events
+
+    def wake(self) -> None:
+        """Something changed: run once, soon."""
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._scheduled_run)
+
+    def _scheduled_run(self) -> None:
+        self._scheduled = False
+        self.run()
+
+    def run(self) -> None:
+        """Send what can be sent now."""
+        if self._closed or not self.consumers:
+            return
+        if self._dispatch():
+            self.wake()
+        if self.topic.sealed:
+            self.subscription.look_at_end()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._closed = True
+        self._stop_listening()
+        self.reader.close()
+
+    # What a kind of dispatcher decides
+
+    @abstractmethod
+    def _dispatch(self) -> bool:
+        """One bounded run; True when there is more to do at once."""
+
+    @abstractmethod
+    def add(self, consumer: "Consumer") -> None:
+        """Take a consumer in.  Raises `ConsumerAssignError`, and then changes nothing."""
+
+    @abstractmethod
+    def remove(self, consumer: "Consumer") -> None:
+        """Let a consumer go; what it has not acknowledged goes to others."""
+
+    def announce(self, consumer: "Consumer") -> None:  # noqa: B027 - most have nothing to tell
+        """The consumer knows that it is open: tell it what it could not be told before."""
+
+    @abstractmethod
+    def redeliver(self, consumer: "Consumer", positions: "Sequence[Position] | None") -> None:
+        """Send again what the consumer has not acknowledged: these entries, or all (None)."""
+
+    @abstractmethod
+    def settled(self, consumer: "Consumer", position: "Position", remaining: int) -> None:
+        """`consumer` acknowledged messages of an entry; `remaining` of it are not yet."""
+
+    @abstractmethod
+    def settled_up_to(self, consumer: "Consumer", position: "Position") -> None:
+        """`consumer` acknowledged everything up to and with an entry."""
+
+    # What they share
+
+    def _unacknowledged_start(self) -> "Position":
+        return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))
+
+    def _withheld(self, entry: "Entry") -> bool:
+        """Whether no consumer may see an entry that has something special; then it is done with."""
+        if is_marker(entry.data) or self.topic.is_aborted(entry):
+            self.subscription.skip(entry.position)
+            return True
+        return False

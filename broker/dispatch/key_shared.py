@@ -1,0 +1,112 @@
+"""Key_Shared: entries of one key go to one consumer, in order, however consumers come and go.
+
+Rules: `KeyOrder` says who may get what and keeps what has to wait.  New entries are read past a
+consumer without room, so that it does not hold up the keys of others; KEY_SHARED_LOOK_AHEAD_ENTRIES
+bounds that.  What waits goes out before anything new for the same consumer.
+"""
+
+from typing import TYPE_CHECKING
+
+from broker.consumer import KeySharedMode, KeySharedPolicy
+from broker.dispatch.entry_facts import facts_of, keyed_facts_of
+from broker.dispatch.key_order import KeyOrder
+from broker.dispatch.pending import PendingDispatcher
+from broker.dispatch.redelivery import RedeliveryCounts
+from broker.dispatch.selection import AutoSplit, KeyAssignment, StickyRanges
+from config.bounds import KEY_SHARED_LOOK_AHEAD_ENTRIES, READ_BATCH_ENTRIES
+
+if TYPE_CHECKING:
+    from broker.consumer import Consumer
+    from broker.subscription import Subscription
+    from protocol.ids import Position
+
+
+class KeySharedDispatcher(PendingDispatcher):
+    """See the module's rules."""
+
+    def __init__(
+        self, subscription: "Subscription", counts: RedeliveryCounts, policy: KeySharedPolicy
+    ) -> None:
+        super().__init__(subscription, counts)
+        assignment: KeyAssignment[Consumer] = (
+            StickyRanges() if policy.mode is KeySharedMode.STICKY else AutoSplit()
+        )
+        self._order = KeyOrder(assignment, allow_out_of_order=policy.allow_out_of_order)
+
+    def add(self, consumer: "Consumer") -> None:
+        """Keys that move to it wait until their old consumer has acknowledged what it has."""
+        self._order.assignment.add(consumer, consumer.key_shared.ranges)
+        self.consumers.append(consumer)
+        self._order.assignment_changed()
+
+    def remove(self, consumer: "Consumer") -> None:
+        """What it had goes to the new owners of its keys at once."""
+        self.consumers.remove(consumer)
+        self._order.assignment.remove(consumer)
+        self._order.consumer_left(consumer, self._take_all_pending(consumer))
+        self.wake()
+
+    def _return(self, consumer: "Consumer", position: "Position", key_hash: int) -> None:
+        self._order.park(position, key_hash)
+        self._order.settled(key_hash, consumer)
+
+    def _forget_waiting(self, position: "Position") -> None:
+        self._order.unpark(position)
+
+    def _relieved(self, consumer: "Consumer", key_hash: int) -> None:
+        if self._order.settled(key_hash, consumer):
+            self.wake()
+
+    def _dispatch(self) -> bool:
+        budget = READ_BATCH_ENTRIES
+        for consumer in self.consumers:
+            budget -= self._send_waiting(consumer, budget)
+        budget -= self._send_new(budget)
+        for consumer in self.consumers:
+            consumer.flush()
+        return not budget
+
+    def _send_waiting(self, consumer: "Consumer", budget: int) -> int:
+        """Send `consumer` what waits for it; how many entries were looked at."""
+        order, used = self._order, 0
+        while used < budget and order.has_waiting(consumer):
+            if self._full() or not self._has_room(consumer):
+                break
+            position = order.first_waiting(consumer)
+            entry = None if position is None else self._read_again(position)
+            if position is None or entry is None:
+                break
+            used += 1
+            key_hash = order.unpark(position)
+            if key_hash is None or self.cursor.is_acknowledged(position):
+                continue
+            count, special = facts_of(entry.data)
+            if not (special and self._withheld(entry)):
+                order.sent(key_hash, consumer)
+                self._hand_over(consumer, entry, count, key_hash)
+        return used
+
+    def _send_new(self, budget: int) -> int:
+        """Read on and send, or park what cannot be sent; how many entries were looked at."""
+        limit = self.topic.max_read_position()
+        order, reader, used = self._order, self.reader, 0
+        while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
+            if not reader.buffer and not (self._any_room() and reader.fill(limit, budget)):
+                break
+            entry = reader.buffer.popleft()
+            used += 1
+            if self.cursor.is_acknowledged(entry.position):
+                continue
+            count, special, key_hash = keyed_facts_of(entry.data)
+            if special and self._withheld(entry):
+                continue
+            consumer = order.receiver(key_hash)
+            if consumer is None or not self._has_room(consumer):
+                order.park(entry.position, key_hash)
+            else:
+                order.sent(key_hash, consumer)
+                self._hand_over(consumer, entry, count, key_hash)
+        return used
+
+    def _any_room(self) -> bool:
+        return any(self._has_room(consumer) for consumer in self.consumers)

@@ -1,0 +1,94 @@
+"""Shared: every entry to whichever consumer has room, in turns.
+
+Rules: what came back goes out before anything new.  A consumer gets ROUND_ROBIN_RUN_ENTRIES in a
+row at most.  One whose socket is full is passed over and does not hold up the others.
+"""
+
+from typing import TYPE_CHECKING
+
+from broker.dispatch.entry_facts import facts_of
+from broker.dispatch.pending import PendingDispatcher
+from broker.dispatch.redelivery import RedeliveryCounts, ReplayQueue
+from broker.dispatch.selection import Rotation
+from config.bounds import READ_BATCH_ENTRIES, ROUND_ROBIN_RUN_ENTRIES
+
+if TYPE_CHECKING:
+    from broker.consumer import Consumer
+    from broker.subscription import Subscription
+    from protocol.ids import Position
+    from storage.managed_ledger import Entry
+
+_NO_HASH = 0
+
+
+class SharedDispatcher(PendingDispatcher):
+    """See the module's rules."""
+
+    def __init__(self, subscription: "Subscription", counts: RedeliveryCounts) -> None:
+        super().__init__(subscription, counts)
+        self._rotation: Rotation[Consumer] = Rotation()
+        self._replay = ReplayQueue()
+
+    def add(self, consumer: "Consumer") -> None:
+        """It takes its turn after those that are there."""
+        self.consumers.append(consumer)
+        self._rotation.add(consumer)
+
+    def remove(self, consumer: "Consumer") -> None:
+        """What it had goes to the others at once."""
+        self.consumers.remove(consumer)
+        self._rotation.remove(consumer)
+        for position, _ in self._take_all_pending(consumer):
+            self._replay.add(position)
+        self.wake()
+
+    def _return(self, consumer: "Consumer", position: "Position", key_hash: int) -> None:
+        self._replay.add(position)
+
+    def _forget_waiting(self, position: "Position") -> None:
+        self._replay.discard(position)
+
+    def _relieved(self, consumer: "Consumer", key_hash: int) -> None:
+        """Keys do not matter here."""
+
+    def _dispatch(self) -> bool:
+        limit = self.topic.max_read_position()
+        budget = READ_BATCH_ENTRIES
+        served: set[Consumer] = set()
+        more = True
+        while more and budget and not self._full():
+            consumer = self._rotation.next(self._has_room)
+            if consumer is None:
+                break
+            served.add(consumer)
+            run = min(budget, ROUND_ROBIN_RUN_ENTRIES)
+            while run and consumer.has_room():
+                entry = self._next(limit)
+                if entry is None:
+                    more = False
+                    break
+                run -= 1
+                budget -= 1
+                if self.cursor.is_acknowledged(entry.position):
+                    continue
+                count, special = facts_of(entry.data)
+                if not (special and self._withheld(entry)):
+                    self._hand_over(consumer, entry, count, _NO_HASH)
+        for consumer in served:
+            consumer.flush()
+        return more and not budget
+
+    def _next(self, limit: "Position") -> "Entry | None":
+        """The next entry to be sent, taken out; None when there is none at hand."""
+        if len(self._replay):
+            position = self._replay.first()
+            if position is None:
+                return None
+            entry = self._read_again(position)
+            if entry is not None:
+                self._replay.discard(position)
+            return entry
+        reader = self.reader
+        if reader.buffer or reader.fill(limit, READ_BATCH_ENTRIES):
+            return reader.buffer.popleft()
+        return None

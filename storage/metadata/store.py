@@ -12,8 +12,17 @@ Rules that every backend keeps, and that one contract suite checks:
   change that the read may have missed.  Events are coalesced to the newest state of a key and
   say *upsert*, *removed* or *resync*; after *resync* (the watcher fell behind, or the backend
   lost its place) the holder lists again.
-- Sequence numbers rise among live keys.  Ephemerals vanish with their session.
-- Keys are paths.  Bounds of a scan share everything up to the last slash with its keys.
+- Sequence numbers rise among live keys.  A sequence's prefix has no other keys right under it.
+- Ephemerals vanish with their session, index entries included.  A put without a session makes
+  the record persistent; a put of another session takes it over.
+- Keys are paths: `/` and parts without `/`, none of them empty, `.` or `..`.  Only records that
+  were put exist: a path has children without being a record itself, and the other way round.
+- Order is bytewise in UTF-8 (which is the order of code points), and defined among keys that
+  share everything up to the last slash.  The bounds of a scan share that prefix too; the one
+  exception is an upper bound of the prefix and one more slash, which ends the level:
+  `["/a/", "/a//")` are the direct children of `/a`.  Secondary keys are ordered the same way,
+  as whole strings.
+- Operations issued one after the other, without waiting in between, take effect in that order.
 """
 
 import enum
@@ -22,7 +31,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NewType, Protocol
 
-from protocol.server_error import InternalError, OperatorError, ServerError
+from protocol.server_error import InternalError, OperatorError, PeerError, ServerError
 
 Version = NewType("Version", int)
 
@@ -54,9 +63,25 @@ class SessionLost(InternalError):
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
 
+class InvalidMetadataRequest(InternalError):
+    """The call breaks a rule of the store.  Nothing was stored; the caller must be mended."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+
+
+class RecordTooLarge(PeerError):
+    """A value, key or index list is above its bound.  Nothing was stored; store less of it."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+
+
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One secondary key of a record.  `index` has no slash; `key` is not empty, no \\x01."""
+    """One secondary key of a record.
+
+    `index` has no slash; `key` is not empty and has no control characters (so no \\x01, which
+    separates index keys in stores).
+    """
 
     index: str
     key: str
@@ -111,7 +136,11 @@ class Event:
 
 
 class Watch(Protocol):
-    """A live subscription to changes.  Iterate it; close it when done."""
+    """A live subscription to changes, for one task.  Iterate it; close it when done.
+
+    It ends (no more events) when it or its store is closed.  Events of different keys may come in
+    another order than the changes; the last event of a key tells its newest state.
+    """
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -169,7 +198,8 @@ class MetadataStore(ABC):
         `expect` makes it conditional (`ABSENT`: create only); `session` makes it ephemeral;
         `sequence` makes `key` a prefix ending in "/" that gets "-" and 20 digits appended
         (needs `partition`, excludes `expect` and `session`).
-        Raises `VersionConflict`, `SessionLost`, `PartitionMismatch`.
+        Raises `VersionConflict`, `SessionLost`, `PartitionMismatch`, `RecordTooLarge`,
+        `InvalidMetadataRequest`.  A cancelled put may or may not take effect.
         """
 
     @abstractmethod
@@ -186,7 +216,12 @@ class MetadataStore(ABC):
     async def scan(
         self, lo: str, hi: str, *, partition: str | None = None, fresh: bool = False
     ) -> list[Record]:
-        """Records with lo <= key < hi in key order.  `fresh` proves it is not behind our writes."""
+        """Records with lo <= key < hi in key order, as of one moment.
+
+        With `partition` the caller says that all of them live there, and only that shard is
+        asked; a record of another partition in the range is a `PartitionMismatch`.  Without it
+        every shard is asked.  `fresh` proves that the answer is not behind any acknowledged write.
+        """
 
     @abstractmethod
     async def scan_index(
@@ -199,11 +234,15 @@ class MetadataStore(ABC):
         fresh: bool = False,
         limit: int | None = None,
     ) -> list[IndexHit]:
-        """Hits with lo <= secondary key < hi, in order of secondary key, then primary key."""
+        """Hits with lo <= secondary key < hi, in order of secondary key, then primary key.
+
+        A record with several keys in the range is hit once for each.  With `partition` only the
+        hits whose record lives there.
+        """
 
     @abstractmethod
     def watch_key(self, key: str, *, partition: str | None = None) -> Watch:
-        """Changes of one record."""
+        """Changes of one record.  Iterating raises `PartitionMismatch` if it lives elsewhere."""
 
     @abstractmethod
     def watch_children(self, key: str) -> Watch:
@@ -215,11 +254,18 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
-        """New keys of a sequence, possibly conflated: scan on from the last one seen."""
+        """New keys of a sequence, possibly conflated: scan on from the last one seen.
+
+        Events are hints without a record; the current last key may be told first.
+        """
 
     @abstractmethod
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
-        """A session for ephemerals, kept alive by the store."""
+        """A session for ephemerals, kept alive by the store (by timers of the running loop).
+
+        It is lost when the process could not do so for `timeout_ms`.  `identity` is for people
+        who look at the store.
+        """
 
     @abstractmethod
     async def close(self) -> None:

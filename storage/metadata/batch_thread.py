@@ -1,0 +1,118 @@
+"""A thread that works in batches: what queues while it works is its next batch.
+
+Rules:
+- Items are worked off in the order of `submit`, by one thread, at most once.
+- Items of one turn of the loop are handed over together, and each batch comes back in one call on
+  the loop: the two threads wake each other once for a batch, not once for an item.
+- A batch that fails unexpectedly fails alone; the thread goes on.  Nothing waits for ever.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Delivery: TypeAlias = Callable[[], None]
+"""Runs on the loop and completes a batch."""
+
+
+class BatchThread(Generic[T]):
+    """See the module's rules.  All methods belong to the loop."""
+
+    __slots__ = (
+        "_collected",
+        "_failed",
+        "_loop",
+        "_max_items",
+        "_max_weight",
+        "_queue",
+        "_stopped",
+        "_thread",
+        "_weigh",
+        "_work",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[list[T]], Delivery],
+        failed: Callable[[list[T], Exception], Delivery],
+        *,
+        weigh: Callable[[T], int],
+        max_items: int,
+        max_weight: int,
+    ) -> None:
+        """`work` and `failed` run on the thread; a batch ends with
+        the item that takes it to `max_items` or `max_weight`."""
+        self._work = work
+        self._failed = failed
+        self._weigh = weigh
+        self._max_items = max_items
+        self._max_weight = max_weight
+        self._loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
+        self._collected: list[T] = []
+        self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, item: T) -> None:
+        """Queue an item."""
+        if not self._collected:
+            self._loop.call_soon(self._hand_over)
+        self._collected.append(item)
+
+    async def stop(self) -> None:
+        """Work off what is queued, deliver it, and end the thread."""
+        self._hand_over()
+        self._queue.put(None)
+        await self._stopped
+
+    def _hand_over(self) -> None:
+        if self._collected:
+            self._queue.put(self._collected)
+            self._collected = []
+
+    def _run(self) -> None:
+        backlog: deque[T] = deque()
+        stopping = False
+        while backlog or not stopping:
+            while not (backlog and self._queue.empty()) and not stopping:
+                items = self._queue.get()
+                if items is None:
+                    stopping = True
+                else:
+                    backlog.extend(items)
+            if backlog and not self._post(self._delivery(self._take(backlog))):
+                return
+        self._post(self._set_stopped)
+
+    def _take(self, backlog: deque[T]) -> list[T]:
+        batch: list[T] = []
+        weight = 0
+        while backlog and len(batch) < self._max_items and weight < self._max_weight:
+            item = backlog.popleft()
+            weight += self._weigh(item)
+            batch.append(item)
+        return batch
+
+    def _delivery(self, batch: list[T]) -> Delivery:
+        try:
+            return self._work(batch)
+        except Exception as error:  # noqa: BLE001 - dying here would leave every caller waiting
+            return self._failed(batch, error)
+
+    def _set_stopped(self) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _post(self, delivery: Delivery) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(delivery)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            return False
+        return True

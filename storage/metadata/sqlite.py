@@ -1,0 +1,255 @@
+"""The metadata store in one SQLite file: the embedded default.
+
+Rules:
+- One thread writes, in groups: what queues while a commit runs is the next commit.  An operation
+  is complete, and watchers are told, only when its commit is durable.
+- Two threads read, each through a connection of its own: one for records by key, one for ranges,
+  so that a long listing delays no look-up.
+- A read that saw a commit which watchers have not been told yet waits for that: the two threads
+  race, and what is told after a read must not be older than it.
+- Opening the file ends all sessions there are, as only one process owns it (by the lock of the
+  data directory).
+- A failed commit (a full disk, an I/O error) fails its operations; reads go on, and the next
+  commit is tried anew.
+"""
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Sequence
+from functools import partial as bind
+from pathlib import Path
+from typing import TypeVar, cast
+
+import structlog
+
+from config import bounds
+from storage.clock import Clock
+from storage.metadata import operations
+from storage.metadata.batch_thread import BatchThread, Delivery
+from storage.metadata.embedded import EmbeddedStore, Waiting
+from storage.metadata.group import check_partition_of
+from storage.metadata.keys import level_under
+from storage.metadata.operations import Operation
+from storage.metadata.sqlite_file import back_up, connect, metadata_error, open_file
+from storage.metadata.sqlite_reader import Children, IndexScan, RangeRead, Scan, SqliteReader
+from storage.metadata.sqlite_writer import Committed, SqliteWriter
+from storage.metadata.store import IndexHit, MetadataError, Record
+
+_log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+
+class SqliteMetadataStore(EmbeddedStore):
+    """See the module's rules.  Made by `open`."""
+
+    def __init__(self, path: Path, clock: Clock, files: "SqliteConnections") -> None:
+        """Take open connections; use `open`."""
+        super().__init__(clock)
+        self._path = path
+        self._files = files
+        self._told_revision = files.writer.revision
+        self._early: deque[tuple[int, Delivery]] = deque()
+        self._reads = 0
+        self._commits = BatchThread[Waiting[Operation]](
+            "metadata-writer",
+            self._commit,
+            self._commit_failed,
+            weigh=lambda waiting: waiting.request.size,
+            max_items=bounds.METADATA_BATCH_OPERATIONS,
+            max_weight=bounds.METADATA_BATCH_BYTES,
+        )
+        self._gets = BatchThread[Waiting[tuple[str, ...]]](
+            "metadata-reader",
+            self._get,
+            self._read_failed,
+            weigh=lambda waiting: len(waiting.request),
+            max_items=bounds.METADATA_BATCH_OPERATIONS,
+            max_weight=bounds.METADATA_BATCH_OPERATIONS,
+        )
+        self._ranges = BatchThread[Waiting[RangeRead]](
+            "metadata-scanner",
+            self._read_range,
+            self._read_failed,
+            weigh=lambda _: 1,
+            max_items=1,
+            max_weight=1,
+        )
+
+    @classmethod
+    async def open(cls, path: Path, clock: Clock) -> "SqliteMetadataStore":
+        """Open or make the file; the caller holds the lock of its directory.
+
+        Ends all sessions of earlier processes, with their ephemerals.
+        Raises `MetadataError`, `UnknownMetadataFile`.
+        """
+        loop = asyncio.get_running_loop()
+        files = await loop.run_in_executor(None, SqliteConnections, path)
+        return cls(path, clock, files)
+
+    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
+        """See `MetadataStore.get`."""
+        return (await self.get_many((key,), partition=partition))[0]
+
+    async def get_many(
+        self, keys: Sequence[str], *, partition: str | None = None
+    ) -> list[Record | None]:
+        """See `MetadataStore.get_many`."""
+        for key in keys:
+            operations.check_key(key)
+        operations.check_partition(partition)
+        found = cast(dict[str, Record], await self._read(self._gets, tuple(keys)))
+        for key in keys:
+            record = found.get(key)
+            if record is not None:
+                check_partition_of(key, record.partition, partition)
+        return [found.get(key) for key in keys]
+
+    async def children(self, key: str) -> list[str]:
+        """See `MetadataStore.children`."""
+        operations.check_level(key)
+        return cast(list[str], await self._read(self._ranges, Children(level_under(key))))
+
+    async def scan(
+        self, lo: str, hi: str, *, partition: str | None = None, fresh: bool = False
+    ) -> list[Record]:
+        """See `MetadataStore.scan`.  Always fresh."""
+        operations.check_scan(lo, hi)
+        operations.check_partition(partition)
+        records = cast(list[Record], await self._read(self._ranges, Scan(lo, hi)))
+        if partition is not None:
+            for record in records:
+                check_partition_of(record.key, record.partition, partition)
+        return records
+
+    async def scan_index(
+        self,
+        index: str,
+        lo: str,
+        hi: str,
+        *,
+        partition: str | None = None,
+        fresh: bool = False,
+        limit: int | None = None,
+    ) -> list[IndexHit]:
+        """See `MetadataStore.scan_index`.  Always fresh."""
+        operations.check_index_range(index, lo, hi)
+        operations.check_partition(partition)
+        read = IndexScan(index, lo, hi, partition, limit)
+        return cast(list[IndexHit], await self._read(self._ranges, read))
+
+    async def backup_to(self, target: Path) -> None:
+        """Copy the store as of one moment to a file that appears whole, or not at all.
+
+        Reads and writes go on meanwhile.  Sessions and ephemerals are in the copy; opening it ends
+        them.  Raises `MetadataError`.
+        """
+        self._check_open()
+        await self._loop.run_in_executor(None, back_up, self._path, target)
+
+    def _enqueue(self, waiting: Waiting[Operation]) -> None:
+        self._commits.submit(waiting)
+
+    async def _shut_down(self) -> None:
+        await self._commits.stop()
+        await self._gets.stop()
+        await self._ranges.stop()
+        await self._loop.run_in_executor(None, self._files.close)
+
+    def _commit(self, batch: list[Waiting[Operation]]) -> Delivery:
+        """On the writing thread."""
+        try:
+            committed = self._files.writer.commit([waiting.request for waiting in batch])
+        except MetadataError as error:
+            return self._commit_failed(batch, error)
+        return bind(self._tell_committed, batch, committed)
+
+    def _commit_failed(self, batch: list[Waiting[Operation]], error: Exception) -> Delivery:
+        _log.error("metadata_commit_failed", operations=len(batch), error=str(error))
+        return bind(self._committed, batch, [_copy(error) for _ in batch], [])
+
+    def _tell_committed(self, batch: list[Waiting[Operation]], committed: Committed) -> None:
+        self._told_revision = committed.revision
+        self._committed(batch, committed.outcomes, committed.changes)
+        while self._early and self._early[0][0] <= self._told_revision:
+            self._early.popleft()[1]()
+
+    async def _read(self, thread: BatchThread[Waiting[R]], request: R) -> object:
+        self._check_open()
+        if self._reads >= bounds.METADATA_QUEUE_OPERATIONS:
+            raise MetadataError(
+                f"The metadata store is {self._reads} reads behind: "
+                "look at the disk's read latency, try again later."
+            )
+        self._reads += 1
+        done: asyncio.Future[object] = self._loop.create_future()
+        thread.submit(Waiting(request, done))
+        return await done
+
+    def _get(self, batch: list[Waiting[tuple[str, ...]]]) -> Delivery:
+        """On the reading thread."""
+        try:
+            keys = (key for waiting in batch for key in waiting.request)
+            revision, found = self._files.reader.get(keys)
+        except MetadataError as error:
+            return self._read_failed(batch, error)
+        return bind(self._tell_read, revision, batch, found)
+
+    def _read_range(self, batch: list[Waiting[RangeRead]]) -> Delivery:
+        """On the scanning thread; batches are of one."""
+        try:
+            revision, found = self._files.scanner.read_range(batch[0].request)
+        except MetadataError as error:
+            return self._read_failed(batch, error)
+        return bind(self._tell_read, revision, batch, found)
+
+    def _read_failed(self, batch: list[Waiting[R]], error: Exception) -> Delivery:
+        return bind(self._complete_reads, batch, error)
+
+    def _tell_read(self, revision: int, batch: list[Waiting[R]], found: object) -> None:
+        if revision <= self._told_revision:
+            self._complete_reads(batch, found)
+        else:
+            self._early.append((revision, bind(self._complete_reads, batch, found)))
+
+    def _complete_reads(self, batch: list[Waiting[R]], outcome: object) -> None:
+        self._reads -= len(batch)
+        for waiting in batch:
+            waiting.complete(_copy(outcome) if isinstance(outcome, Exception) else outcome)
+
+
+class SqliteConnections:
+    """The three connections to one file, and what they are for."""
+
+    __slots__ = ("reader", "scanner", "writer")
+
+    def __init__(self, path: Path) -> None:
+        """Open them and end all old sessions.  Raises `MetadataError`, `UnknownMetadataFile`."""
+        self.writer = SqliteWriter(open_file(path), path)
+        try:
+            expired = self.writer.expire_sessions()
+            self.reader = SqliteReader(connect(path, read_only=True), path)
+            self.scanner = SqliteReader(connect(path, read_only=True), path)
+        except BaseException as error:
+            self.writer.close()
+            if isinstance(error, sqlite3.Error):
+                raise metadata_error(error, path) from error
+            raise
+        if expired:
+            _log.info("metadata_sessions_expired_at_open", sessions=expired)
+
+    def close(self) -> None:
+        """Close them; the last one empties the write-ahead log."""
+        self.reader.close()
+        self.scanner.close()
+        self.writer.close()
+
+
+def _copy(error: Exception) -> Exception:
+    """An error of its own for each caller: raising one instance twice mixes their tracebacks."""
+    if isinstance(error, MetadataError):
+        return MetadataError(str(error))
+    failed = MetadataError(f"The metadata store failed ({error!r}): this is a bug, report it.")
+    failed.__cause__ = error
+    return failed

@@ -1,0 +1,324 @@
+"""The writing side of the SQLite store: one transaction for each group.  Runs on one thread.
+
+Rules:
+- A group costs a fixed number of statements, however many records it changes: one loads all that
+  it touches, one for each table saves the net changes, one commits.  (Sequences and sessions are
+  rare: one each.)  Each call into SQLite lets go of the interpreter and must win it back from a
+  busy event loop; their number, not that of the rows, is what a group waits for.
+- A group that fails leaves nothing behind.  If a commit reports an error, the stored revision says
+  whether it took effect all the same.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.metadata import group
+from storage.metadata.group import Change, Group, Outcome, Stored
+from storage.metadata.keys import LAST, level_of
+from storage.metadata.operations import (
+    BeginSession,
+    Delete,
+    EndSessions,
+    Operation,
+    Put,
+    SequencePut,
+)
+from storage.metadata.sqlite_file import metadata_error
+from storage.metadata.store import IndexEntry, Version
+
+_STORED = """json_array(r.key, r.version, r.modifications, r.created_ms, r.modified_ms,
+    r.partition, r.session_id, json(r.indexes))"""
+
+_LOAD = f"""
+SELECT
+    (SELECT json_group_array({_STORED}) FROM json_each(:keys) AS w CROSS JOIN record AS r
+        ON r.depth = json_extract(w.value, '$[0]') AND r.key = json_extract(w.value, '$[1]')),
+    (SELECT json_group_array({_STORED}) FROM json_each(:sessions) AS w CROSS JOIN record AS r
+        ON r.session_id = w.value),
+    (SELECT json_group_array(json_array(s.prefix, s.partition, s.last))
+        FROM json_each(:levels) AS w CROSS JOIN sequence AS s ON s.prefix = w.value),
+    (SELECT json_group_array(json_extract(w.value, '$[1]')) FROM json_each(:prefixes) AS w
+        WHERE EXISTS (SELECT 1 FROM record AS r WHERE r.depth = json_extract(w.value, '$[0]')
+            AND r.key > json_extract(w.value, '$[1]')
+            AND r.key < json_extract(w.value, '$[1]') || :last))
+"""
+
+_PUT_RECORDS = """
+INSERT INTO record (depth, key, version, modifications, created_ms, modified_ms, partition,
+    session_id, indexes, value)
+SELECT json_extract(c.value, '$[0]'), json_extract(c.value, '$[1]'), json_extract(c.value, '$[2]'),
+    json_extract(c.value, '$[3]'), json_extract(c.value, '$[4]'), json_extract(c.value, '$[5]'),
+    json_extract(c.value, '$[6]'), json_extract(c.value, '$[7]'), json_extract(c.value, '$[8]'),
+    coalesce(substr(:values, json_extract(c.value, '$[9]'), json_extract(c.value, '$[10]')), x'')
+FROM json_each(:changes) AS c WHERE TRUE
+ON CONFLICT (depth, key) DO UPDATE SET version = excluded.version,
+    modifications = excluded.modifications, created_ms = excluded.created_ms,
+    modified_ms = excluded.modified_ms, partition = excluded.partition,
+    session_id = excluded.session_id, indexes = excluded.indexes, value = excluded.value
+"""
+
+_DELETE_RECORDS = """
+DELETE FROM record WHERE id IN (
+    SELECT r.id FROM json_each(?) AS c CROSS JOIN record AS r
+    ON r.depth = json_extract(c.value, '$[0]') AND r.key = json_extract(c.value, '$[1]'))
+"""
+
+_PUT_INDEX_ENTRIES = """
+INSERT INTO index_entry (name, index_key, key, depth)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+    json_extract(value, '$[3]') FROM json_each(?)
+"""
+
+_DELETE_INDEX_ENTRIES = """
+DELETE FROM index_entry WHERE (name, index_key, key) IN (
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
+    FROM json_each(?))
+"""
+
+_PUT_SEQUENCE = "INSERT OR REPLACE INTO sequence (prefix, partition, last) VALUES (?, ?, ?)"
+_PUT_SESSION = "INSERT INTO session (id, identity, timeout_ms, opened_ms) VALUES (?, ?, ?, ?)"
+_DELETE_SESSION = "DELETE FROM session WHERE id = ?"
+
+
+class Committed(NamedTuple):
+    """What a group did: an outcome for each operation, net changes, the revision after it."""
+
+    outcomes: list[Outcome]
+    changes: list[Change]
+    revision: int
+
+
+class SqliteWriter:
+    """Applies groups to the file.  Not for two threads at once."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Raises `MetadataError` if the file cannot be read."""
+        self._connection = connection
+        self._path = path
+        try:
+            self.revision = self._stored_revision()
+            rows = connection.execute("SELECT id FROM session ORDER BY id").fetchall()
+        except sqlite3.Error as error:
+            raise metadata_error(error, path) from error
+        self._sessions: set[int] = {row[0] for row in rows}
+
+    def expire_sessions(self) -> int:
+        """End every session there is, in one transaction; returns their number.
+
+        For the start of the only process that owns the file: whoever made them is gone.
+        """
+        expired = len(self._sessions)
+        if expired:
+            self.commit([EndSessions(tuple(sorted(self._sessions)))])
+        return expired
+
+    def commit(self, operations: Sequence[Operation]) -> Committed:
+        """Apply operations in order, durably.  Raises `MetadataError`: then none took effect."""
+        made: Group | None = None
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            made = Group(self._load(operations), self.revision)
+            outcomes = [made.apply(operation) for operation in operations]
+            changes = made.net_changes()
+            if made.revision != self.revision or made.ended_sessions:
+                self._save(made, changes)
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            if made is None or not self._took_effect(made):
+                raise metadata_error(error, self._path) from error
+        finally:
+            self._roll_back()
+        self.revision = made.revision
+        self._sessions.update(made.new_sessions)
+        self._sessions -= made.ended_sessions
+        return Committed(outcomes, changes, self.revision)
+
+    def close(self) -> None:
+        """Close the connection; the last one to close empties the write-ahead log."""
+        self._connection.close()
+
+    def _load(self, operations: Iterable[Operation]) -> "LoadedView":
+        keys: set[str] = set()
+        levels: set[str] = set()
+        prefixes: set[str] = set()
+        sessions: set[int] = set()
+        for operation in operations:
+            match operation:
+                case Put(key=key):
+                    keys.add(key)
+                    levels.add(level_of(key))
+                case SequencePut(prefix=prefix):
+                    levels.add(prefix)
+                    prefixes.add(prefix)
+                case Delete(key=key):
+                    keys.add(key)
+                case EndSessions(session_ids=session_ids):
+                    sessions.update(session_ids)
+                case BeginSession():
+                    pass
+        view = LoadedView(self._sessions)
+        if keys or levels or sessions:
+            parameters = {
+                "keys": json.dumps(_with_depth(keys)),
+                "levels": json.dumps(sorted(levels)),
+                "prefixes": json.dumps(_with_depth(prefixes)),
+                "sessions": json.dumps(sorted(sessions)),
+                "last": LAST,
+            }
+            view.fill(*self._connection.execute(_LOAD, parameters).fetchone())
+        return view
+
+    def _save(self, made: Group, changes: list[Change]) -> None:
+        execute = self._connection.execute
+        gone = {change.key for change in changes if change.after is None}
+        if gone:
+            execute(_DELETE_RECORDS, (json.dumps(_with_depth(gone)),))
+        old_entries, new_entries = _index_changes(changes)
+        if old_entries:
+            execute(_DELETE_INDEX_ENTRIES, (json.dumps(old_entries),))
+        if new_entries:
+            execute(_PUT_INDEX_ENTRIES, (json.dumps(new_entries),))
+        self._put_records(changes)
+        for prefix, sequence in made.sequences.items():
+            execute(_PUT_SEQUENCE, (prefix, *sequence))
+        for session_id, begun in made.new_sessions.items():
+            execute(_PUT_SESSION, (session_id, begun.identity, begun.timeout_ms, begun.now_ms))
+        for session_id in made.ended_sessions:
+            execute(_DELETE_SESSION, (session_id,))
+        execute("UPDATE store SET revision = ?", (made.revision,))
+
+    def _put_records(self, changes: Iterable[Change]) -> None:
+        rows: list[tuple[object, ...]] = []
+        values: list[bytes] = []
+        offset = 1
+        for change in changes:
+            after = change.after
+            if after is None:
+                continue
+            indexes = json.dumps([(each.index, each.key) for each in after.indexes])
+            rows.append(
+                (
+                    change.key.count("/"),
+                    change.key,
+                    after.version,
+                    after.modifications,
+                    after.created_ms,
+                    after.modified_ms,
+                    after.partition,
+                    after.session_id,
+                    indexes if after.indexes else None,
+                    offset,
+                    len(change.value),
+                )
+            )
+            values.append(change.value)
+            offset += len(change.value)
+        if rows:
+            self._connection.execute(
+                _PUT_RECORDS, {"changes": json.dumps(rows), "values": b"".join(values)}
+            )
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _took_effect(self, made: Group) -> bool:
+        if made.revision == self.revision:
+            return False
+        try:
+            return self._stored_revision() == made.revision
+        except sqlite3.Error:
+            return False
+
+    def _stored_revision(self) -> int:
+        return int(self._connection.execute("SELECT revision FROM store").fetchone()[0])
+
+
+class LoadedView(group.View):
+    """What a group touches, as loaded by one statement."""
+
+    __slots__ = ("_occupied", "_sequences", "_session_keys", "_sessions", "_stored")
+
+    def __init__(self, sessions: set[int]) -> None:
+        self._sessions = sessions
+        self._stored: dict[str, Stored] = {}
+        self._session_keys: dict[int, list[str]] = {}
+        self._sequences: dict[str, group.Sequence] = {}
+        self._occupied: set[str] = set()
+
+    def fill(self, records: str, ephemerals: str, sequences: str, occupied: str) -> None:
+        """Take the columns of the load statement (JSON arrays)."""
+        for key, *columns in json.loads(records):
+            self._stored[key] = _stored(*columns)
+        for key, *columns in json.loads(ephemerals):
+            stored = _stored(*columns)
+            self._stored[key] = stored
+            if stored.session_id is not None:
+                self._session_keys.setdefault(stored.session_id, []).append(key)
+        for prefix, partition, last in json.loads(sequences):
+            self._sequences[prefix] = group.Sequence(partition, last)
+        self._occupied.update(json.loads(occupied))
+
+    def stored(self, key: str) -> Stored | None:
+        """See `View.stored`."""
+        return self._stored.get(key)
+
+    def sequence(self, prefix: str) -> group.Sequence | None:
+        """See `View.sequence`."""
+        return self._sequences.get(prefix)
+
+    def has_children(self, level: str) -> bool:
+        """See `View.has_children`."""
+        return level in self._occupied
+
+    def session_exists(self, session_id: int) -> bool:
+        """See `View.session_exists`."""
+        return session_id in self._sessions
+
+    def session_keys(self, session_id: int) -> Iterable[str]:
+        """See `View.session_keys`."""
+        return self._session_keys.get(session_id, ())
+
+
+def _stored(
+    version: int,
+    modifications: int,
+    created_ms: int,
+    modified_ms: int,
+    partition: str | None,
+    session_id: int | None,
+    indexes: list[list[str]] | None,
+) -> Stored:
+    return Stored(
+        Version(version),
+        modifications,
+        created_ms,
+        modified_ms,
+        partition,
+        session_id,
+        tuple(IndexEntry(*entry) for entry in indexes or ()),
+    )
+
+
+def _with_depth(keys: Iterable[str]) -> list[tuple[int, str]]:
+    return sorted((key.count("/"), key) for key in keys)
+
+
+def _index_changes(
+    changes: Iterable[Change],
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str, int]]]:
+    old_entries: list[tuple[str, str, str]] = []
+    new_entries: list[tuple[str, str, str, int]] = []
+    for change in changes:
+        before = set() if change.before is None else set(change.before.indexes)
+        after = set() if change.after is None else set(change.after.indexes)
+        key, depth = change.key, change.key.count("/")
+        old_entries.extend((each.index, each.key, key) for each in before - after)
+        new_entries.extend((each.index, each.key, key, depth) for each in after - before)
+    return old_entries, new_entries

@@ -1,0 +1,130 @@
+"""`/admin/v2/schemas/{tenant}/{namespace}/{topic}`: schema histories, also of scalable topics."""
+
+from http import HTTPStatus
+
+from aiohttp import web
+
+from broker.admin.keys import BROKER
+from broker.admin.rest import RestError, mapping_of, topic_of
+from broker.schema_compatibility import (
+    IncompatibleSchema,
+    SchemaDefinition,
+    SchemaType,
+    check_successor,
+)
+from broker.schemas import SchemaVersion
+from protocol.names import TopicName
+
+TOPIC = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+
+
+def routes() -> list[web.RouteDef]:
+    """The resource's routes."""
+    return [
+        web.get(TOPIC + "/schema", get),
+        web.get(TOPIC + "/schema/{version:[0-9]+}", get),
+        web.get(TOPIC + "/schemas", get_all),
+        web.post(TOPIC + "/schema", add),
+        web.delete(TOPIC + "/schema", delete),
+        web.post(TOPIC + "/compatibility", compatibility),
+        web.post(TOPIC + "/version", version_of),
+    ]
+
+
+def _topic(request: web.Request) -> TopicName:
+    return topic_of(request, "persistent")
+
+
+def _to_json(entry: SchemaVersion) -> dict[str, object]:
+    definition = entry.definition
+    assert definition is not None
+    return {
+        "version": entry.version,
+        "type": definition.kind.name,
+        "timestamp": entry.timestamp_ms,
+        "data": definition.data.decode("utf-8", "replace"),
+        "properties": definition.properties,
+    }
+
+
+async def _definition(request: web.Request) -> SchemaDefinition:
+    """The body: `{"type", "schema" or "data", "properties"}`, as Pulsar's tools send it."""
+    body = await mapping_of(request)
+    kind = body.get("type")
+    if not isinstance(kind, str) or kind not in SchemaType.__members__:
+        raise RestError(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"type = {kind!r} is unknown: give one of {', '.join(SchemaType.__members__)}.",
+        )
+    text = body.get("schema", body.get("data", ""))
+    properties = body.get("properties") or {}
+    if not isinstance(text, str) or not isinstance(properties, dict):
+        raise RestError(
+            HTTPStatus.UNPROCESSABLE_ENTITY, "schema must be text and properties an object."
+        )
+    return SchemaDefinition(
+        SchemaType[kind],
+        text.encode(),
+        "",
+        {str(key): str(value) for key, value in properties.items()},
+    )
+
+
+async def get(request: web.Request) -> web.Response:
+    """GET: the newest, or the version asked for."""
+    version = request.match_info.get("version")
+    entry = await request.app[BROKER].schemas.get(
+        _topic(request).schema_id, None if version is None else int(version)
+    )
+    return web.json_response(_to_json(entry))
+
+
+async def get_all(request: web.Request) -> web.Response:
+    """GET: every version."""
+    history = await request.app[BROKER].schemas.history(_topic(request).schema_id)
+    return web.json_response({"getSchemaResponses": [_to_json(entry) for entry in history]})
+
+
+async def add(request: web.Request) -> web.Response:
+    """POST: add a version; 409 when it may not follow what is there."""
+    broker = request.app[BROKER]
+    topic = _topic(request)
+    policies = await broker.namespaces.require(topic.namespace_name)
+    version = await broker.schemas.add(
+        topic.schema_id, await _definition(request), policies.schema_compatibility
+    )
+    return web.json_response({"version": version})
+
+
+async def delete(request: web.Request) -> web.Response:
+    """DELETE: end the history."""
+    version = await request.app[BROKER].schemas.delete(_topic(request).schema_id)
+    return web.json_response({"version": version})
+
+
+async def compatibility(request: web.Request) -> web.Response:
+    """POST: would it be accepted?"""
+    broker = request.app[BROKER]
+    topic = _topic(request)
+    strategy = (await broker.namespaces.require(topic.namespace_name)).schema_compatibility
+    history = await broker.schemas.history(topic.schema_id)
+    known = [entry.definition for entry in history if entry.definition is not None]
+    try:
+        check_successor(await _definition(request), known, strategy)
+    except IncompatibleSchema:
+        compatible = False
+    else:
+        compatible = True
+    return web.json_response(
+        {"isCompatibility": compatible, "schemaCompatibilityStrategy": strategy.name}
+    )
+
+
+async def version_of(request: web.Request) -> web.Response:
+    """POST: the version that a schema has; 404 if none."""
+    wanted = await _definition(request)
+    history = await request.app[BROKER].schemas.history(_topic(request).schema_id)
+    for entry in history:
+        if entry.definition is not None and entry.definition.same_as(wanted):
+            return web.json_response({"version": entry.version})
+    raise RestError(HTTPStatus.NOT_FOUND, "The topic has no such schema: POST it to /schema.")

@@ -1,0 +1,21 @@
+"""What every set of readers must have seen, whatever the broker."""
+
+from __future__ import annotations
+
+from tests.stock.stock_driver import Facts
+
+
+def assert_every_message_once(facts: Facts, prefix: str = "", *, at_least: int = 1) -> None:
+    """Everything acknowledged was received, nothing twice, nothing that was never sent."""
+    assert facts["acknowledged"] >= at_least
+    assert facts["send_failures"] == 0, facts["send_failure_examples"]
+    assert facts["acknowledged"] == facts["sent"]
+    assert facts[f"{prefix}missing"] == 0, facts[f"{prefix}missing_examples"]
+    assert facts[f"{prefix}duplicates"] == 0, facts[f"{prefix}duplicate_examples"]
+    assert facts[f"{prefix}unexpected"] == 0
+    assert facts[f"{prefix}received"] == facts["acknowledged"]
+
+
+def assert_key_order(facts: Facts, prefix: str = "") -> None:
+    """Within each key, first deliveries came in the order of sending."""
+    assert facts[f"{prefix}order_breaks"] == 0, facts[f"{prefix}order_break_examples"]

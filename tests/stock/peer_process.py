@@ -1,0 +1,210 @@
+"""Apache Pulsar's own standalone broker as a child process: what the cases are compared with.
+
+Rules: everything it writes is under one directory (`build/stock-peer` unless told otherwise); its
+jars are resolved once by Maven; it listens on 127.0.0.1 only. By hand: `python -m
+tests.stock.peer_process` starts it and stops it on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RECIPE = HERE / "peer"
+DEFAULT_WORK_DIR = HERE.parents[1] / "build" / "stock-peer"
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+RESOLVE_TIMEOUT_S = 900
+# What netty, RocksDB and the bookie reach for by reflection on JDK 17.
+OPENED_PACKAGES = (
+    "java.base/java.lang",
+    "java.base/java.nio",
+    "java.base/java.util.zip",
+    "java.base/jdk.internal.misc",
+    "java.base/sun.net",
+    "java.base/sun.nio.ch",
+    "java.management/sun.management",
+)
+
+
+class PeerFailed(RuntimeError):
+    """The peer did not come up; the message says where its log is."""
+
+
+def resolve_jars(work_dir: Path = DEFAULT_WORK_DIR) -> Path:
+    """Directory with the broker's jars, filled by Maven when it is empty or the recipe is newer."""
+    lib = work_dir / "lib"
+    stamp = work_dir / "lib.stamp"
+    pom = RECIPE / "pom.xml"
+    if stamp.exists() and stamp.stat().st_mtime >= pom.stat().st_mtime:
+        return lib
+    shutil.rmtree(lib, ignore_errors=True)
+    subprocess.run(
+        [
+            *("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"),
+            *(f"-DoutputDirectory={lib}", "-DincludeScope=runtime"),
+        ],
+        check=True,
+        timeout=RESOLVE_TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    stamp.touch()
+    return lib
+
+
+class PeerProcess:
+    """One standalone Pulsar; `start` again after `stop` or `kill` keeps its data."""
+
+    def __init__(
+        self,
+        port: int,
+        http_port: int,
+        work_dir: Path = DEFAULT_WORK_DIR,
+        *,
+        grace_s: int = 5,
+        heap: str = "1g",
+    ) -> None:
+        self.port = port
+        self.http_port = http_port
+        self.grace_s = grace_s
+        self._heap = heap
+        self._work_dir = work_dir
+        self._run_dir = work_dir / "run"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"pulsar://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self._run_dir / "broker.log"
+
+    def wipe(self) -> None:
+        """Drop all data; only while it does not run."""
+        shutil.rmtree(self._run_dir / "data", ignore_errors=True)
+
+    def spawn(self) -> None:
+        """Start the process and return at once."""
+        lib = resolve_jars(self._work_dir)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        text = (RECIPE / "standalone.conf").read_text()
+        for mark, value in (
+            ("@PORT@", self.port),
+            ("@HTTP_PORT@", self.http_port),
+            ("@GRACE@", self.grace_s),
+        ):
+            text = text.replace(mark, str(value))
+        (self._run_dir / "standalone.conf").write_text(text)
+        opened = [arg for name in OPENED_PACKAGES for arg in ("--add-opens", f"{name}=ALL-UNNAMED")]
+        command = [
+            "java",
+            f"-Xmx{self._heap}",
+            f"-XX:MaxDirectMemorySize={self._heap}",
+            f"-Dlog4j.configurationFile={RECIPE / 'log4j2.xml'}",
+            "-Dio.netty.tryReflectionSetAccessible=true",
+            *opened,
+            "-cp",
+            f"{lib}/*",
+            "org.apache.pulsar.PulsarStandaloneStarter",
+            *("--config", "standalone.conf", "--no-functions-worker", "--no-stream-storage"),
+            *("--metadata-dir", "data/metadata", "--bookkeeper-dir", "data/bookkeeper"),
+        ]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._run_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def start(self) -> None:
+        """Start the process and wait until it answers its health check."""
+        self.spawn()
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            if self._healthy():
+                return
+            time.sleep(0.2)
+        self.kill()
+        raise PeerFailed(f"the peer did not come up in {START_TIMEOUT_S} s; read {self.log_path}")
+
+    def stop(self) -> None:
+        """SIGTERM, and wait; SIGKILL when it takes too long."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait(STOP_TIMEOUT_S)
+        self._process = None
+
+    def _healthy(self) -> bool:
+        # Ready means that namespaces can be listed: the default tenant is made late in the start.
+        try:
+            with urllib.request.urlopen(
+                f"{self.admin_url}/admin/v2/namespaces/public", timeout=5
+            ) as answer:
+                return b"public/default" in answer.read()
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Start Apache Pulsar standalone as the peer; Ctrl-C stops it."
+    )
+    parser.add_argument("--port", type=int, default=7650)
+    parser.add_argument("--http-port", type=int, default=7080)
+    parser.add_argument("--work-dir", type=Path, default=DEFAULT_WORK_DIR)
+    options = parser.parse_args()
+    peer = PeerProcess(options.port, options.http_port, options.work_dir)
+    peer.wipe()
+    peer.start()
+    print(
+        f"peer serves on {peer.url} and {peer.admin_url}, log in {peer.log_path}; Ctrl-C stops it",
+        flush=True,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        peer.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+package magnetar.stock;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.time.Duration;
+import java.util.Collections;
+import java.util.Deque;
+import java.util.HashSet;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeoutException;
+import java.util.function.Consumer;
+import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
+import org.apache.pulsar.client.api.v5.config.ConnectionPolicy;
+
+/** What a running case has at hand: its broker, its arguments, its facts, and everything it must close. */
+final class CaseRun {
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(10);
+
+    private final String url;
+    private final JsonNode args;
+    private final Consumer<ObjectNode> events;
+    private final ScalableAdmin admin;
+    private final Map<String, Object> facts = Collections.synchronizedMap(new TreeMap<>());
+    private final Deque<AutoCloseable> toClose = new ConcurrentLinkedDeque<>();
+    private final Set<String> signals = new HashSet<>();
+
+    CaseRun(JsonNode request, Consumer<ObjectNode> events) {
+        this.url = request.get("url").asText();
+        this.args = request.path("args");
+        this.events = events;
+        this.admin = new ScalableAdmin(request.get("admin").asText());
+    }
+
+    /** Runs the body under its deadline ({@code timeoutS}, 90 s unless given): some calls of the client wait for ever. */
+    void execute(Case body) throws Exception {
+        Throwable[] failure = new Throwable[1];
+        Thread thread = new Thread(() -> {
+            try {
+                body.run(this);
+            } catch (Throwable thrown) { // handed to the thread that waits for this one
+                failure[0] = thrown;
+            }
+        }, Thread.currentThread().getName() + "-body");
+        thread.setDaemon(true);
+        thread.start();
+        Duration deadline = Duration.ofSeconds(intArg("timeoutS", 90));
+        thread.join(deadline.toMillis());
+        if (thread.isAlive()) {
+            TimeoutException stuck = new TimeoutException("the case did not end within " + deadline.toSeconds() + " s");
+            stuck.setStackTrace(thread.getStackTrace());
+            thread.interrupt();
+            throw stuck;
+        }
+        if (failure[0] instanceof Exception exception) {
+            throw exception;
+        }
+        if (failure[0] instanceof Error error) {
+            throw error;
+        }
+    }
+
+    String url() {
+        return url;
+    }
+
+    ScalableAdmin admin() {
+        return admin;
+    }
+
+    String arg(String name, String otherwise) {
+        return args.path(name).asText(otherwise);
+    }
+
+    int intArg(String name, int otherwise) {
+        return args.path(name).asInt(otherwise);
+    }
+
+    boolean flag(String name) {
+        return args.path(name).asBoolean(false);
+    }
+
+    /** The local name given as {@code topic}, or a fresh one. */
+    String localName() {
+        String fresh = "t-" + Long.toHexString(ThreadLocalRandom.current().nextLong());
+        return arg("topic", fresh);
+    }
+
+    /** A fresh scalable topic with that many segments. */
+    ScalableTopic scalableTopic(int segments) throws Exception {
+        return admin.create(arg("namespace", "public/default"), localName(), segments);
+    }
+
+    PulsarClient client() throws Exception {
+        PulsarClient client = PulsarClient.builder()
+                .serviceUrl(url)
+                .operationTimeout(Duration.ofSeconds(intArg("operationTimeoutS", 30)))
+                .connectionPolicy(ConnectionPolicy.builder()
+                        .connectionBackoff(BackoffPolicy.exponential(Duration.ofMillis(100), Duration.ofSeconds(1)))
+                        .build())
+                .build();
+        return closing(client);
+    }
+
+    <T extends AutoCloseable> T closing(T resource) {
+        toClose.push(resource);
+        return resource;
+    }
+
+    void fact(String name, Object value) {
+        facts.put(name, value);
+    }
+
+    Map<String, Object> facts() {
+        synchronized (facts) {
+            return new TreeMap<>(facts);
+        }
+    }
+
+    void event(String name) {
+        ObjectNode event = JSON.createObjectNode().put("event", name);
+        event.set("facts", JSON.valueToTree(facts()));
+        events.accept(event);
+    }
+
+    void signal(String word) {
+        synchronized (signals) {
+            signals.add(word);
+            signals.notifyAll();
+        }
+    }
+
+    void awaitSignal(String word) throws InterruptedException {
+        synchronized (signals) {
+            while (!signals.contains(word)) {
+                signals.wait();
+            }
+        }
+    }
+
+    /** Closes what the case opened, newest first; each close gets a bounded time, for the broker may be gone. */
+    void close() {
+        for (AutoCloseable resource : toClose) {
+            Thread closer = new Thread(() -> {
+                try {
+                    resource.close();
+                } catch (Exception ignored) { // the case has ended; what it saw is already in its facts
+                }
+            }, "closer");
+            closer.setDaemon(true);
+            closer.start();
+            try {
+                closer.join(CLOSE_TIMEOUT.toMillis());
+            } catch (InterruptedException interrupted) {
+                Thread.currentThread().interrupt();
+                return;
+            }
+        }
+    }
+
+    static String describe(Throwable failure) {
+        StringWriter text = new StringWriter();
+        failure.printStackTrace(new PrintWriter(text));
+        return text.toString();
+    }
+}

@@ -1,0 +1,122 @@
+package magnetar.stock;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+
+/**
+ * Runs cases of the stock Pulsar v5 client and prints what it saw as JSON lines; judging them is the caller's part.
+ *
+ * <p>{@code --case NAME --url pulsar://... --admin http://... [--ARG VALUE ...]} runs one case and exits.
+ * {@code --serve} reads one JSON object per line: {@code {"id":1,"case":"queue","url":..,"admin":..,"args":{..}}} starts
+ * a case in a thread of its own, {@code {"id":1,"signal":"finish"}} wakes one that waits for that word. Each line
+ * answered carries the id: {@code {"id":1,"event":"loaded",...}} on the way, and at the end either
+ * {@code {"id":1,"ok":true,"facts":{..}}} or {@code {"id":1,"ok":false,"error":"..","facts":{..}}}.
+ */
+public final class Driver {
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private static final Map<String, Case> CASES = cases();
+
+    private final PrintStream out;
+    private final Map<Long, CaseRun> running = new ConcurrentHashMap<>();
+
+    private Driver(PrintStream out) {
+        this.out = out;
+    }
+
+    private static Map<String, Case> cases() {
+        Map<String, Case> cases = new TreeMap<>();
+        QueueCases.addTo(cases);
+        StreamCases.addTo(cases);
+        CheckpointCases.addTo(cases);
+        ReshapeCases.addTo(cases);
+        MessageCases.addTo(cases);
+        ProducerCases.addTo(cases);
+        SchemaCases.addTo(cases);
+        NamespaceCases.addTo(cases);
+        OutageCases.addTo(cases);
+        BenchCases.addTo(cases);
+        return cases;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        // Nothing but protocol lines may reach standard output.
+        PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+        System.setOut(System.err);
+        Driver driver = new Driver(out);
+        if (arguments.length == 1 && arguments[0].equals("--serve")) {
+            driver.serve();
+            System.exit(0);
+        }
+        ObjectNode request = JSON.createObjectNode().put("id", 1L);
+        ObjectNode args = request.putObject("args");
+        for (int i = 0; i + 1 < arguments.length; i += 2) {
+            String name = arguments[i].replaceFirst("^--", "");
+            ObjectNode target = switch (name) {
+                case "case", "url", "admin" -> request;
+                default -> args;
+            };
+            target.put(name, arguments[i + 1]);
+        }
+        if (!request.hasNonNull("case") || !request.hasNonNull("url") || !request.hasNonNull("admin")) {
+            System.err.println("usage: --case NAME --url pulsar://HOST:PORT --admin http://HOST:PORT [--ARG VALUE ...]"
+                    + "\n       --serve\ncases: " + String.join(" ", CASES.keySet()));
+            System.exit(2);
+        }
+        boolean passed = driver.run(request);
+        System.exit(passed ? 0 : 1);
+    }
+
+    private void serve() throws IOException {
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        print(JSON.createObjectNode().put("event", "serving"));
+        for (String line = in.readLine(); line != null; line = in.readLine()) {
+            JsonNode request = JSON.readTree(line);
+            if (request.has("signal")) {
+                CaseRun run = running.get(request.get("id").asLong());
+                if (run != null) {
+                    run.signal(request.get("signal").asText());
+                }
+                continue;
+            }
+            Thread thread = new Thread(() -> run(request), "case-" + request.get("id").asLong());
+            thread.setDaemon(true);
+            thread.start();
+        }
+    }
+
+    private boolean run(JsonNode request) {
+        long id = request.get("id").asLong();
+        String name = request.get("case").asText();
+        ObjectNode answer = JSON.createObjectNode().put("id", id);
+        CaseRun run = new CaseRun(request, event -> print(event.put("id", id)));
+        running.put(id, run);
+        try {
+            Case body = CASES.get(name);
+            if (body == null) {
+                throw new IllegalArgumentException("no case " + name + "; there are " + CASES.keySet());
+            }
+            run.execute(body);
+            answer.put("ok", true);
+        } catch (Throwable failure) { // one failed case must not end the process that runs the others
+            answer.put("ok", false).put("error", CaseRun.describe(failure));
+        }
+        answer.set("facts", JSON.valueToTree(run.facts()));
+        print(answer);
+        running.remove(id);
+        run.close();
+        return answer.get("ok").asBoolean();
+    }
+
+    private synchronized void print(ObjectNode line) {
+        out.println(line.toString());
+    }
+}

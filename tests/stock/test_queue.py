@@ -1,0 +1,55 @@
+"""Queue consumers of the stock client."""
+
+from tests.stock.conftest import RunCase
+from tests.stock.expectations import assert_every_message_once
+
+
+def test_keyed_messages_on_four_segments_and_nothing_left(run_case: RunCase) -> None:
+    facts = run_case("queue", messages=500, segments=4)
+    assert_every_message_once(facts, at_least=500)
+    assert facts["left_after_acks"] == 0
+    assert len(facts["message_topics"]) == 4
+    assert all(topic.startswith("segment://") for topic in facts["message_topics"])
+
+
+def test_two_consumers_share_one_subscription(run_case: RunCase) -> None:
+    facts = run_case("queue_shared", messages=400)
+    assert_every_message_once(facts, at_least=400)
+    assert min(facts["shares"]) > 0
+    assert sum(facts["shares"]) == 400
+
+
+def test_what_was_not_acknowledged_comes_again(run_case: RunCase) -> None:
+    facts = run_case("queue_unacked")
+    assert facts["first_received"] == 100
+    assert facts["acknowledged_by_first"] == 50
+    assert facts["second_received"] == facts["second_total"] == 50
+
+
+def test_latest_skips_what_was_before(run_case: RunCase) -> None:
+    assert run_case("queue_latest")["received"] == 50
+
+
+def test_negative_acknowledgement_redelivers(run_case: RunCase) -> None:
+    facts = run_case("negative_ack")
+    assert facts["accepted"] == facts["messages"] == 60
+    assert facts["accepted_twice"] == 0
+    assert facts["marked_redelivered"] == 60
+    assert facts["left_after_acks"] == 0
+
+
+def test_refused_messages_go_to_the_dead_letter_topic(run_case: RunCase) -> None:
+    facts = run_case("dead_letter")
+    assert facts["dead_received"] == 10
+    assert facts["dead_duplicates"] == 0
+    # First delivery and two redeliveries of each; the third refusal buries it.
+    assert facts["deliveries"] == 30
+    assert facts["properties"] == ["ORIGIN_MESSAGE_ID", "REAL_SUBSCRIPTION", "REAL_TOPIC"]
+    assert facts["real_subscription"] == "refuse"
+
+
+def test_a_dead_letter_topic_need_not_exist(run_case: RunCase, on_peer: bool) -> None:
+    if on_peer:
+        return  # M1 never makes a topic:// by itself: docs/differences.md, auto-creation
+    facts = run_case("dead_letter", autoCreateDeadLetterTopic=True)
+    assert facts["dead_received"] == 10

@@ -1,0 +1,57 @@
+"""Splits and merges under the stock client's load: every message once, each key in order.
+
+Order is asked of the stream subscription. With sends in flight it holds when batching is off; with
+batching on, the client closes the old segment's producer with a batch still unsent and sends that
+batch to the new segment later, after newer messages: those breaks are counted and reported, for no
+broker can prevent them.
+"""
+
+import pytest
+
+from tests.stock.conftest import Report, RunCase
+from tests.stock.expectations import assert_every_message_once, assert_key_order
+
+MODES = ("AWAITED", "ASYNC_UNBATCHED", "ASYNC_BATCHED")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("case", "changes", "active"),
+    [("split_under_load", 2, 4), ("merge_under_load", 2, 2)],
+    ids=["split", "merge"],
+)
+def test_layout_changes_under_load(
+    run_case: RunCase,
+    on_peer: bool,
+    report: Report,
+    case: str,
+    changes: int,
+    active: int,
+    mode: str,
+) -> None:
+    facts = run_case(case, mode=mode, changes=changes)
+    report(
+        f"{case} {mode}: {facts['sent']} messages, {facts['stream_order_breaks']} order breaks, "
+        f"{facts['stream_duplicates']} stored twice, "
+        f"{facts['stream_missing']} not delivered in time"
+    )
+    assert facts["active_segments"] == active
+    assert facts["queue_complete"], facts
+    if on_peer and mode != "AWAITED":
+        # The peer seals before it publishes the layout, and its client sends again what had failed,
+        # after newer messages and sometimes twice; some runs leave the stream consumer stuck:
+        # docs/differences.md, seal
+        return
+    assert facts["epoch"] == changes
+    assert facts["stream_complete"], facts
+    assert_every_message_once(facts, "stream_")
+    assert_every_message_once(facts, "queue_")
+    if mode != "ASYNC_BATCHED":
+        assert_key_order(facts, "stream_")
+
+
+def test_subscriptions_without_consumers_lose_nothing_over_a_split(run_case: RunCase) -> None:
+    facts = run_case("split_before_subscribe")
+    assert_every_message_once(facts, "stream_", at_least=200)
+    assert_every_message_once(facts, "queue_", at_least=200)
+    assert_key_order(facts, "stream_")

@@ -44,6 +44,8 @@ SEQUENCE_SNAPSHOT_ENTRIES = 10_000
 """Entries after which the sequence ids are stored; a load replays at most about so many."""
 SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
 """The same in bytes."""
+SEQUENCE_SNAPSHOT_S = 60
+"""The same in time, so that quiet topics give space back too."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 
@@ -142,3 +144,7 @@ MAX_INITIAL_SEGMENTS = 1024
 """Segments a topic may be created with."""
 MAX_SEGMENTS = 2048
 """Segments of one topic, sealed ones included: their record must fit METADATA_VALUE_BYTES."""
+RESHAPE_TRIES = 8
+"""How often sealing after a split or merge is tried in a row; later it is one try at a time."""
+RESHAPE_RETRY_PAUSE_S = 0.25
+"""Pause after the first of those tries; the n-th is n times as long."""

@@ -4,8 +4,8 @@ Rules:
 
 - Entries are kept under sequence keys, so they are in the order in which they were written.
 - An entry follows the change of the record; a process that dies in between leaves a gap, which
-  `missing` fills from the layout itself.  A write whose outcome was unknown may be there twice:
-  `readable` shows each change once.
+  `missing` fills from the layout itself (the entry of a creation goes before the record).  A write
+  whose outcome was unknown may be there twice: `readable` shows each change once.
 """
 
 import enum
@@ -36,7 +36,7 @@ class HistoryEntry:
     parents: tuple[int, ...] = ()
     children: tuple[int, ...] = ()
 
-    def as_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """The entry as it is stored and as REST shows it."""
         return {
             "time": self.time_ms,
@@ -49,7 +49,7 @@ class HistoryEntry:
 
 def encode(entry: HistoryEntry) -> bytes:
     """The stored form."""
-    return json.dumps(entry.as_json(), separators=(",", ":")).encode()
+    return json.dumps(entry.to_json(), separators=(",", ":")).encode()
 
 
 def decode(value: bytes) -> HistoryEntry:
@@ -80,23 +80,27 @@ def of_prune(layout: Layout, gone: Collection[int], *, now_ms: int) -> HistoryEn
     return HistoryEntry(now_ms, ChangeKind.PRUNE, layout.epoch, tuple(sorted(gone)))
 
 
+def of_creation(layout: Layout, *, now_ms: int) -> HistoryEntry:
+    """The entry of a new topic."""
+    return HistoryEntry(now_ms, ChangeKind.CREATE, layout.epoch, (), tuple(layout.segments))
+
+
+def of_move(layout: Layout, *, now_ms: int) -> HistoryEntry:
+    """The entry of a new leader."""
+    return HistoryEntry(now_ms, ChangeKind.MOVE, layout.epoch)
+
+
 def readable(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
-    """The entries in order, each change of a layout once."""
-    seen: set[int] = set()
-    shown: list[HistoryEntry] = []
-    for entry in entries:
-        if entry.kind is ChangeKind.MOVE:
-            shown.append(entry)
-        elif entry.epoch not in seen:
-            seen.add(entry.epoch)
-            shown.append(entry)
-    return shown
+    """The entries in order, of each change of a layout the last one."""
+    changes = {entry.epoch: entry for entry in entries if entry.kind is not ChangeKind.MOVE}
+    return [e for e in entries if e.kind is ChangeKind.MOVE or changes[e.epoch] is e]
 
 
 def missing(layout: Layout, entries: Sequence[HistoryEntry], *, now_ms: int) -> list[HistoryEntry]:
-    """The entries that the newest changes of a layout should have and do not, in order."""
-    recorded = max((e.epoch for e in entries if e.kind is not ChangeKind.MOVE), default=-1)
-    found = [_derived(layout, epoch, now_ms) for epoch in range(recorded + 1, layout.epoch + 1)]
+    """The entries that changes of a layout should have and do not, in order."""
+    recorded = {entry.epoch for entry in entries if entry.kind is not ChangeKind.MOVE}
+    epochs = [epoch for epoch in range(layout.epoch + 1) if epoch not in recorded]
+    found = [_derived(layout, epoch, now_ms) for epoch in epochs]
     prunes = [number for number, entry in enumerate(found) if entry.kind is ChangeKind.PRUNE]
     if prunes:
         # Which of several prunes took which segment is not known any more: tell it of the last.

@@ -12,7 +12,8 @@ Rules:
 - Names in paths are URL-encoded as Pulsar does; `.` and `..`, which no path may hold, are written
   with `%2E`.
 - A topic's record has one index entry for each property (index = its name, key = its value), as far
-  as indexes can hold it; lookups by property check the record itself too.
+  as indexes can hold it; lookups by property check the record itself too.  One entry more, of our
+  own, finds the topics that have sealed segments.
 - Decoding verifies: a record that is not whole is `CorruptLayout`, never half a topic.
 """
 
@@ -29,12 +30,14 @@ from protocol.names import encode_name as url_encode
 from storage.metadata.store import IndexEntry
 
 TOPICS_ROOT = "/topics"
+SEALED = IndexEntry("magnetar:scalable-topics", "with-sealed-segments")
+"""In whose index place the topics are that have something to prune."""
 
 _NOT_IN_INDEX_NAMES = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 _NOT_IN_INDEX_KEYS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 
 
-class SubscriptionType(enum.Enum):
+class SubscriptionKind(enum.Enum):
     """What a subscription of a scalable topic was made for."""
 
     STREAM = "STREAM"
@@ -50,7 +53,7 @@ class ScalableTopicRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
     auto_scale_policy: Mapping[str, object] | None = None
 
-    def as_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """The record as it is stored and as REST answers it."""
         members: dict[str, object] = {
             "epoch": self.layout.epoch,
@@ -77,6 +80,14 @@ def topic_in(namespace: NamespaceName, part: str) -> TopicName:
     """The topic whose record is the child `part` of a namespace.  Raises `InvalidTopicName`."""
     local_name = decode_name(part)
     return TopicName(TopicDomain.TOPIC, namespace.tenant, namespace.namespace, local_name)
+
+
+def topic_at(path: str) -> TopicName | None:
+    """The topic whose record is at a path; None if no topic's is."""
+    parts = path.removeprefix(f"{TOPICS_ROOT}/").split("/")
+    if len(parts) != 3 or not path.startswith(f"{TOPICS_ROOT}/"):
+        return None
+    return topic_in(NamespaceName(decode_name(parts[0]), decode_name(parts[1])), parts[2])
 
 
 def controller_path(name: TopicName) -> str:
@@ -111,7 +122,7 @@ def segment_of(name: TopicName, segment: Segment) -> SegmentName:
 
 def encode_topic(record: ScalableTopicRecord) -> bytes:
     """The stored form of a topic."""
-    return json.dumps(record.as_json(), separators=(",", ":")).encode()
+    return json.dumps(record.to_json(), separators=(",", ":")).encode()
 
 
 def decode_topic(value: bytes) -> ScalableTopicRecord:
@@ -133,9 +144,13 @@ def decode_topic(value: bytes) -> ScalableTopicRecord:
     return ScalableTopicRecord(verify(layout), MappingProxyType(properties), policy)
 
 
-def property_indexes(properties: Mapping[str, str]) -> tuple[IndexEntry, ...]:
-    """The index entries of a topic with these properties."""
-    return tuple(IndexEntry(k, v) for k, v in sorted(properties.items()) if is_indexed(k, v))
+def indexes_of(record: ScalableTopicRecord) -> tuple[IndexEntry, ...]:
+    """The index entries of a topic."""
+    properties = sorted(record.properties.items())
+    entries = [IndexEntry(key, value) for key, value in properties if is_indexed(key, value)]
+    if record.layout.sealed:
+        entries.append(SEALED)
+    return tuple(entries)
 
 
 def is_indexed(key: str, value: str) -> bool:
@@ -148,15 +163,15 @@ def is_indexed(key: str, value: str) -> bool:
     )
 
 
-def encode_subscription(kind: SubscriptionType) -> bytes:
+def encode_subscription(kind: SubscriptionKind) -> bytes:
     """The stored form of a subscription."""
     return json.dumps({"type": kind.value}).encode()
 
 
-def decode_subscription(value: bytes) -> SubscriptionType | None:
+def decode_subscription(value: bytes) -> SubscriptionKind | None:
     """The type of a stored subscription; None when the record does not say."""
     try:
-        return SubscriptionType(json.loads(value).get("type"))
+        return SubscriptionKind(json.loads(value).get("type"))
     except (ValueError, AttributeError):
         return None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
 from protocol.names import encode_name as url_encode
+from storage.metadata.keys import prefix_range
 
 STEPS_ROOT = "/scalable-topic-steps"
 
@@ -21,7 +22,6 @@ STEPS_ROOT = "/scalable-topic-steps"
 class StepKind(enum.Enum):
     """What was begun."""
 
-    CREATE = "create"
     SPLIT = "split"
     MERGE = "merge"
     PRUNE = "prune"
@@ -30,7 +30,7 @@ class StepKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One piece of work.  `epoch` is that of the layout it leads to (0 for create and delete)."""
+    """One piece of work.  `epoch` is that of the layout it leads to (0 for delete)."""
 
     topic: TopicName
     kind: StepKind
@@ -42,7 +42,16 @@ class Step:
     @property
     def key(self) -> str:
         """Where the note lies."""
-        return f"{STEPS_ROOT}/{url_encode(str(self.topic))}:{self.kind.value}-{self.epoch}"
+        return f"{_prefix(self.topic)}{self.kind.value}-{self.epoch}"
+
+
+def range_of(topic: TopicName) -> tuple[str, str]:
+    """Scan bounds of all notes of one topic."""
+    return prefix_range(_prefix(topic))
+
+
+def _prefix(topic: TopicName) -> str:
+    return f"{STEPS_ROOT}/{url_encode(str(topic))}:"
 
 
 def encode(step: Step) -> bytes:

@@ -18,8 +18,9 @@ import structlog
 from broker.scalable import history, steps
 from broker.scalable.history import HistoryEntry
 from broker.scalable.records import (
+    SEALED,
     ScalableTopicRecord,
-    SubscriptionType,
+    SubscriptionKind,
     consumer_path,
     consumers_path,
     controller_path,
@@ -28,11 +29,12 @@ from broker.scalable.records import (
     decode_topic,
     encode_subscription,
     encode_topic,
+    indexes_of,
     is_indexed,
     namespace_path,
-    property_indexes,
     subscription_path,
     subscriptions_path,
+    topic_at,
     topic_in,
     topic_path,
 )
@@ -87,7 +89,7 @@ class TopicStore:
     async def create(self, name: TopicName, record: ScalableTopicRecord) -> StoredTopic:
         """Store a new topic.  Raises `ScalableTopicExists`."""
         value = encode_topic(record)
-        indexes = property_indexes(record.properties)
+        indexes = indexes_of(record)
         try:
             put = await self._metadata.put(topic_path(name), value, expect=ABSENT, indexes=indexes)
         except VersionConflict:
@@ -106,7 +108,7 @@ class TopicStore:
     async def change(self, stored: StoredTopic, record: ScalableTopicRecord) -> StoredTopic:
         """Replace the record that was read.  Raises `ConcurrentChange`."""
         value = encode_topic(record)
-        indexes = property_indexes(record.properties)
+        indexes = indexes_of(record)
         path = topic_path(stored.name)
         try:
             put = await self._metadata.put(path, value, expect=stored.version, indexes=indexes)
@@ -155,6 +157,12 @@ class TopicStore:
                 log.warning("topic_record_ignored", namespace=str(namespace), part=part)
         return sorted(names)
 
+    async def with_sealed_segments(self) -> list[TopicName]:
+        """The topics of all namespaces that have sealed segments."""
+        hits = await self._metadata.scan_index(SEALED.index, *exact_range(SEALED.key))
+        names = [topic_at(hit.record.key) for hit in hits]
+        return [name for name in names if name is not None]
+
     async def _found_by_index(
         self, namespace: NamespaceName, key: str, value: str
     ) -> dict[str, bytes]:
@@ -179,7 +187,7 @@ class TopicStore:
 
     # Subscriptions and their consumers
 
-    async def subscriptions(self, name: TopicName) -> dict[str, SubscriptionType | None]:
+    async def subscriptions(self, name: TopicName) -> dict[str, SubscriptionKind | None]:
         """The subscriptions that have a record, with their types."""
         parts = await self._metadata.children(subscriptions_path(name))
         paths = [f"{subscriptions_path(name)}/{part}" for part in parts]
@@ -189,14 +197,14 @@ class TopicStore:
             for part, record in zip(parts, records, strict=True)
         }
 
-    async def subscription(self, name: TopicName, subscription: str) -> SubscriptionType | None:
+    async def subscription(self, name: TopicName, subscription: str) -> SubscriptionKind | None:
         """The type of a subscription, if it is known."""
         record = await self._metadata.get(subscription_path(name, subscription))
         return None if record is None else decode_subscription(record.value)
 
     async def put_subscription(
-        self, name: TopicName, subscription: str, kind: SubscriptionType
-    ) -> SubscriptionType:
+        self, name: TopicName, subscription: str, kind: SubscriptionKind
+    ) -> SubscriptionKind:
         """Store a subscription's type unless it has one; the type it has then."""
         path = subscription_path(name, subscription)
         try:
@@ -265,6 +273,16 @@ class TopicStore:
     async def end(self, step: Step) -> None:
         """Take a note away: nothing of the step is left to do."""
         await self._metadata.delete(step.key)
+
+    async def noted(self, step: Step) -> Step | None:
+        """What is noted in the place of a step."""
+        record = await self._metadata.get(step.key)
+        return None if record is None else steps.decode(record.value)
+
+    async def begun_for(self, name: TopicName) -> list[Step]:
+        """The steps of one topic that were begun and not ended."""
+        records = await self._metadata.scan(*steps.range_of(name), fresh=True)
+        return [steps.decode(record.value) for record in records]
 
     async def begun(self) -> list[Step]:
         """All steps that were begun and not ended."""

@@ -1,0 +1,159 @@
+"""How scalable topics come and go.
+
+Rules:
+
+- A topic exists from the moment its record does; segments get their backing when they are first
+  used, so nothing is left over if creation fails.
+- Deletion is noted first, then the record goes, then the segments with their data, then what hangs
+  on the record.  A start finishes it; until then the name cannot be used again.
+- DAG sessions of a deleted topic are told nothing (an error would end them for good, and closing
+  their connections would let clients create the topic anew).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import ClassVar
+
+import structlog
+
+from broker.scalable import history, layout
+from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
+from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.segments import Segments
+from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_store import ScalableTopicExists, TopicStore
+from protocol.names import TopicName, require_creatable
+from protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
+from storage.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+
+class ScalableTopicInUse(PeerError):
+    """Somebody is connected to the topic."""
+
+    code: ClassVar[ServerError] = ServerError.CONSUMER_BUSY
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
+
+
+class DeletionUnfinished(InternalError):
+    """Parts of a deleted topic could not be removed; they are tried again until they are gone."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+
+
+class Lifecycle:
+    """See the module's rules."""
+
+    def __init__(
+        self, topics: LiveTopics, store: TopicStore, segments: Segments, clock: Clock
+    ) -> None:
+        self._topics = topics
+        self._store = store
+        self._segments = segments
+        self._clock = clock
+        self._unfinished: dict[TopicName, Step] = {}
+
+    async def create(
+        self, name: TopicName, *, segments: int, properties: Mapping[str, str]
+    ) -> LiveTopic:
+        """Make one.  Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`."""
+        name = twin(name)
+        require_creatable(name)
+        now_ms = self._clock.now_ms()
+        first = layout.initial(segments, now_ms=now_ms)
+        async with self._topics.lock(name):
+            if await self._topics.find_locked(name) is not None:
+                raise ScalableTopicExists(f"{name} exists already: use it, or choose another name.")
+            await self._clear_leftover(name)
+            # Before the record: a topic without its first entry cannot be, a stray entry can.
+            await self._store.append_history(name, history.of_creation(first, now_ms=now_ms))
+            record = ScalableTopicRecord(first, dict(properties))
+            live = self._topics.add(await self._store.create(name, record))
+        log.info("scalable_topic_created", topic=str(name), segments=segments)
+        return live
+
+    async def delete(self, name: TopicName, *, force: bool) -> None:
+        """Remove a topic with its data.
+
+        Raises `ScalableTopicNotFound`; without `force` also `ScalableTopicInUse`;
+        `DeletionUnfinished` when the topic is gone and parts of it are not yet.
+        """
+        name = twin(name)
+        async with self._topics.lock(name):
+            live = await self._topics.find_locked(name)
+            if live is None:
+                raise not_found(name)
+            ends = tuple(segment_of(name, s) for s in live.layout.segments.values())
+            used = None if force else self._segments.in_use(ends)
+            if used is not None:
+                raise ScalableTopicInUse(
+                    f"{name} has producers or consumers (on {used}): close them, or delete with "
+                    "force=true."
+                )
+            step = Step(name, StepKind.DELETE, 0, ends)
+            await self._clear_leftover(name)
+            await self._store.begin(step)
+            self._topics.begin_deletion(live)
+            try:
+                await self._remove_record(live, step)
+                await self._finish(step)
+            finally:
+                self._topics.end_deletion(name)
+        log.info("scalable_topic_deleted", topic=str(name))
+
+    async def recover(self, step: Step) -> None:
+        """Finish a deletion.  A topic that still has its record was not deleted, and stays."""
+        async with self._topics.lock(step.topic):
+            await self._recover(step)
+
+    async def finish_leftovers(self) -> None:
+        """Try again what could not be removed."""
+        for step in list(self._unfinished.values()):
+            try:
+                await self.recover(step)
+            except MagnetarError as error:
+                log.warning("deletion_still_unfinished", step=step.key, error=str(error))
+
+    async def _clear_leftover(self, name: TopicName) -> None:
+        leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
+        if leftover is not None:
+            await self._recover(leftover)
+
+    async def _recover(self, step: Step) -> None:
+        if await self._store.load(step.topic) is not None:
+            await self._store.end(step)
+        else:
+            await self._finish(step)
+        self._unfinished.pop(step.topic, None)
+
+    async def _remove_record(self, live: LiveTopic, step: Step) -> None:
+        for task in list(live.work):
+            task.cancel()
+        await asyncio.gather(*live.work, return_exceptions=True)
+        try:
+            await self._store.remove(live.stored)
+        except MagnetarError:
+            self._unfinished[step.topic] = step
+            raise
+
+    async def _finish(self, step: Step) -> None:
+        """Remove everything that a record no longer names."""
+        others = [s for s in await self._store.begun_for(step.topic) if s.key != step.key]
+        segments = {*step.ends, *(s for other in others for s in (*other.ends, *other.makes))}
+        failures: list[MagnetarError] = []
+        for segment in sorted(segments):
+            try:
+                await self._segments.delete(segment)
+            except MagnetarError as error:
+                failures.append(error)
+        if failures:
+            self._unfinished[step.topic] = step
+            raise DeletionUnfinished(
+                f"{step.topic} is deleted, but {len(failures)} of its segments could not be "
+                f"removed yet ({failures[0]}): they are removed in the background."
+            )
+        await self._store.remove_what_hangs_on(step.topic)
+        for done in (*others, step):
+            await self._store.end(done)

@@ -1,0 +1,141 @@
+"""The scalable topics that this process has looked at, each with its newest record.
+
+Rules:
+
+- One `LiveTopic` for each name, loaded once, dropped when the topic is deleted.
+- Its record only ever moves to a higher epoch, and listeners hear of each such move once, in order,
+  in the same turn of the loop in which the change became known.
+- Who changes a topic (create, reshape, prune, delete) holds `lock(name)`; loading takes it too, so
+  nobody loads a topic that is half deleted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
+from broker.scalable.layout import Layout
+from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
+from protocol.names import TopicDomain, TopicName
+
+LayoutListener = Callable[["LiveTopic"], None]
+
+
+class LiveTopic:
+    """One scalable topic in memory."""
+
+    __slots__ = ("name", "sealing", "stored", "work")
+
+    def __init__(self, stored: StoredTopic) -> None:
+        self.name = stored.name
+        self.stored = stored
+        self.sealing: set[int] = set()
+        """Segments SEALED in the layout whose subscriptions are not all carried over yet."""
+        self.work: set[asyncio.Task[None]] = set()
+        """What goes on for it in the background; ended before it is deleted."""
+
+    @property
+    def layout(self) -> Layout:
+        """The newest layout."""
+        return self.stored.record.layout
+
+
+class LiveTopics:
+    """See the module's rules."""
+
+    def __init__(self, store: TopicStore) -> None:
+        self._store = store
+        self._topics: dict[TopicName, LiveTopic] = {}
+        self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
+        self._deleting: set[TopicName] = set()
+        self._listeners: list[LayoutListener] = []
+
+    def on_layout(self, listener: LayoutListener) -> None:
+        """Call `listener` after each change of a layout."""
+        self._listeners.append(listener)
+
+    def all(self) -> list[LiveTopic]:
+        """Every topic in memory."""
+        return list(self._topics.values())
+
+    def known(self, name: TopicName) -> LiveTopic | None:
+        """The topic, if it is in memory."""
+        return self._topics.get(name)
+
+    def lock(self, name: TopicName) -> asyncio.Lock:
+        """What serializes changes of a topic."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
+
+    async def get(self, name: TopicName) -> LiveTopic:
+        """The topic of that name, or the twin of a persistent one.  `ScalableTopicNotFound`."""
+        found = await self.find(name)
+        if found is None:
+            raise not_found(name)
+        return found
+
+    async def find(self, name: TopicName) -> LiveTopic | None:
+        """As `get`, but None when there is none."""
+        name = twin(name)
+        if name in self._topics or name in self._deleting:
+            return self._topics.get(name)
+        async with self.lock(name):
+            return await self.find_locked(name)
+
+    async def find_locked(self, name: TopicName) -> LiveTopic | None:
+        """As `find`, for a holder of the topic's lock."""
+        live = self._topics.get(name)
+        if live is None:
+            stored = await self._store.load(name)
+            if stored is not None:
+                live = self.add(stored)
+        return live
+
+    async def reload_locked(self, name: TopicName) -> LiveTopic | None:
+        """As `find_locked`, with the record as it is stored now."""
+        live = self._topics.get(name)
+        stored = await self._store.load(name)
+        if stored is None:
+            self._topics.pop(name, None)
+            return None
+        if live is None:
+            return self.add(stored)
+        self.publish(live, stored)
+        return live
+
+    def add(self, stored: StoredTopic) -> LiveTopic:
+        """Take in a topic that was just created or loaded.  The caller holds its lock."""
+        live = self._topics[stored.name] = LiveTopic(stored)
+        return live
+
+    def publish(self, live: LiveTopic, stored: StoredTopic) -> None:
+        """The record has changed: tell everybody, if the layout is a newer one."""
+        newer = stored.record.layout.epoch > live.layout.epoch
+        live.stored = stored
+        if newer:
+            for listener in self._listeners:
+                listener(live)
+
+    def begin_deletion(self, live: LiveTopic) -> None:
+        """From now on the topic is not found."""
+        self._deleting.add(live.name)
+        self._topics.pop(live.name, None)
+
+    def end_deletion(self, name: TopicName) -> None:
+        """The name is free again."""
+        self._deleting.discard(name)
+
+
+def twin(name: TopicName) -> TopicName:
+    """The `topic://` name with the same local name."""
+    if name.domain is TopicDomain.TOPIC:
+        return name
+    return TopicName(TopicDomain.TOPIC, name.tenant, name.namespace, name.local_name)
+
+
+def not_found(name: TopicName) -> ScalableTopicNotFound:
+    """The error for a topic that is not there."""
+    return ScalableTopicNotFound(
+        f"Scalable topic not found: {twin(name)}. Create it, or check its name."
+    )

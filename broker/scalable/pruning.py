@@ -1,0 +1,126 @@
+"""Sealed segments that nobody needs any longer leave the DAG, and their space is freed.
+
+Rules.  A segment may go when all of this is so:
+
+- it is SEALED, its subscriptions are carried over, and no parent of it is left in the DAG;
+- nobody who has only a position of his own (a reader) is attached;
+- every durable subscription has drained it; one that has none is kept as long as data without any
+  subscription is;
+- it was sealed longer ago than the namespace retains acknowledged data.
+
+It first leaves the layout, by compare-and-set, and is deleted then; a start finishes what a crash
+left between the two.
+"""
+
+import structlog
+
+from broker.scalable import history, layout
+from broker.scalable.layout import Segment
+from broker.scalable.live_topics import LiveTopic, LiveTopics
+from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.segments import Segments
+from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_store import TopicStore
+from broker.topic import Topic
+from protocol.server_error import MagnetarError
+from storage.clock import Clock
+from storage.managed_ledger_types import Retention
+
+log = structlog.get_logger(__name__)
+
+
+class Pruner:
+    """See the module's rules.  `unsubscribed_retention_ms` is for segments without subscription."""
+
+    def __init__(
+        self,
+        topics: LiveTopics,
+        store: TopicStore,
+        segments: Segments,
+        clock: Clock,
+        unsubscribed_retention_ms: int,
+    ) -> None:
+        self._topics = topics
+        self._store = store
+        self._segments = segments
+        self._clock = clock
+        self._unsubscribed_retention_ms = unsubscribed_retention_ms
+        self._unfinished: dict[str, Step] = {}
+
+    async def prune(self, live: LiveTopic, retention: Retention) -> list[int]:
+        """Prune what may go; the ids that went."""
+        if not live.layout.sealed:
+            return []
+        async with self._topics.lock(live.name):
+            if self._topics.known(live.name) is not live:
+                return []
+            gone = await self._choose(live, retention)
+            if gone:
+                await self._prune(live, gone)
+            return gone
+
+    async def finish_leftovers(self) -> None:
+        """Try again what could not be finished."""
+        for step in list(self._unfinished.values()):
+            try:
+                await self.recover(step)
+            except MagnetarError as error:
+                log.warning("prune_still_unfinished", step=step.key, error=str(error))
+
+    async def recover(self, step: Step) -> None:
+        """Finish a prune that reached the layout; forget one that did not."""
+        async with self._topics.lock(step.topic):
+            live = await self._topics.reload_locked(step.topic)
+            named = set(live.layout.segments) if live is not None else set()
+            for segment in step.ends:
+                if segment.segment_id not in named:
+                    await self._segments.delete(segment)
+            if live is not None:
+                await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
+            await self._store.end(step)
+            self._unfinished.pop(step.key, None)
+
+    async def _choose(self, live: LiveTopic, retention: Retention) -> list[int]:
+        gone: set[int] = set()
+        for segment in live.layout.sealed:
+            if segment.segment_id in live.sealing or set(segment.parent_ids) - gone:
+                continue
+            topic = await self._segments.open(segment_of(live.name, segment))
+            if self._may_go(segment, topic, retention):
+                gone.add(segment.segment_id)
+        return sorted(gone)
+
+    def _may_go(self, segment: Segment, topic: Topic, retention: Retention) -> bool:
+        if not topic.sealed:
+            return False
+        subscriptions = topic.subscriptions.values()
+        durable = [subscription for subscription in subscriptions if subscription.durable]
+        if any(s.consumers for s in subscriptions if not s.durable):
+            return False
+        if any(subscription.backlog for subscription in durable):
+            return False
+        kept_ms = retention.time_ms
+        if not durable and topic.ledger.entry_count:
+            kept_ms = -1 if kept_ms < 0 else max(kept_ms, self._unsubscribed_retention_ms)
+        return kept_ms >= 0 and self._clock.now_ms() - segment.sealed_at_ms >= kept_ms
+
+    async def _prune(self, live: LiveTopic, gone: list[int]) -> None:
+        before = live.stored.record
+        after = layout.prune(before.layout, gone)
+        names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
+        step = Step(live.name, StepKind.PRUNE, after.epoch, names)
+        leftover = await self._store.begin(step)
+        self._unfinished[step.key] = leftover or step
+        if leftover is not None:
+            log.info("prune_put_off", topic=str(live.name), because=leftover.key)
+            return
+        record = ScalableTopicRecord(after, before.properties, before.auto_scale_policy)
+        stored = await self._store.change(live.stored, record)
+        self._topics.publish(live, stored)
+        entry = history.of_prune(after, gone, now_ms=self._clock.now_ms())
+        await self._store.append_history(live.name, entry)
+        for segment in names:
+            await self._segments.delete(segment)
+        await self._store.end(step)
+        del self._unfinished[step.key]
+        log.info("segments_pruned", topic=str(live.name), segments=gone, epoch=after.epoch)

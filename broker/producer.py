@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from broker.deduplication import ProducerSequence, ResendGuard, SequenceGuard
+from broker.deduplication import Chunk, ProducerSequence, ResendGuard, SequenceGuard
 from broker.producer_access import AccessMode
 from config.bounds import RECENTLY_CLOSED_PRODUCERS
 from protocol.hot_frames import encode_send_receipt
@@ -82,7 +82,9 @@ class Producer:
         "bytes_in",
         "connected_ms",
         "connection",
+        "examined",
         "guard",
+        "hole",
         "messages_in",
         "name",
         "pending",
@@ -105,9 +107,11 @@ class Producer:
         self.state = ProducerState.OPENING
         self.topic_epoch: int | None = None
         self.connected_ms = now_ms
-        self.sequence: ProducerSequence | None = None
+        self.sequence = ProducerSequence()
         self.guard: SequenceGuard | None = None
         self.resend: ResendGuard | None = None
+        self.hole: int | None = None
+        self.examined = False
         self.pending = 0
         self.messages_in = 0
         self.bytes_in = 0
@@ -145,6 +149,45 @@ class Producer:
             self._idle = None
         if self.state is ProducerState.CLOSED:
             self.topic.producer_gone(self)
+
+    # What its SENDs are held against
+
+    def track(self, sequence: ProducerSequence, *, enforce: bool, resends: bool) -> None:
+        """Begin to count in `sequence`; refuse duplicates always, or only what is sent again."""
+        self.sequence = sequence
+        self.guard = SequenceGuard(sequence) if enforce else None
+        self.resend = ResendGuard(sequence) if resends and not enforce else None
+        self._set_examined()
+
+    def is_duplicate(self, sequence: int, chunk: Chunk | None, publish_time_ms: int) -> bool:
+        """Whether this message is stored, or about to be, already."""
+        if self.guard is not None:
+            return self.guard.is_duplicate(sequence, chunk)
+        if self.resend is None:
+            return False
+        known = self.resend.is_resend(sequence, chunk, publish_time_ms)
+        if self.resend.over:
+            self.resend = None
+            self._set_examined()
+        return known
+
+    def leave_hole(self, sequence_id: int) -> None:
+        """The SEND arrived damaged: until it is sent again, nothing that follows it is taken."""
+        self.hole = sequence_id
+        self._set_examined()
+
+    def behind_hole(self, sequence_id: int) -> bool:
+        """Whether a SEND must be dropped because one before it is missing."""
+        if self.hole is None:
+            return False
+        if sequence_id > self.hole:
+            return True
+        self.hole = None
+        self._set_examined()
+        return False
+
+    def _set_examined(self) -> None:
+        self.examined = self.guard is not None or self.resend is not None or self.hole is not None
 
     # What moves it
 

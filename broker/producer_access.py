@@ -51,11 +51,12 @@ class Admission(enum.Enum):
 class ProducerAccess:
     """The access state of one topic.  Names are producer names."""
 
-    __slots__ = ("_queue", "epoch", "exclusive")
+    __slots__ = ("_admitted", "_queue", "epoch", "exclusive")
 
     def __init__(self, epoch: int | None) -> None:
         self.epoch = epoch
         self.exclusive: str | None = None
+        self._admitted: set[str] = set()
         self._queue: OrderedDict[str, int | None] = OrderedDict()
 
     @property
@@ -63,13 +64,10 @@ class ProducerAccess:
         """Who waits to be exclusive, in order."""
         return self._queue.keys()
 
-    def admit(
-        self, name: str, mode: AccessMode, given_epoch: int | None, attached: int
-    ) -> Admission:
-        """Decide on `name`, while `attached` others produce.
+    def admit(self, name: str, mode: AccessMode, given_epoch: int | None) -> Admission:
+        """Decide on `name`; `given_epoch` is the topic epoch that it was given before.
 
-        `given_epoch` is the topic epoch the producer was given before.  Raises `ProducerBusy` or
-        `ProducerFenced`.
+        Raises `ProducerBusy` or `ProducerFenced`.
         """
         if mode is AccessMode.SHARED:
             if self.exclusive is not None or self._queue:
@@ -77,8 +75,9 @@ class ProducerAccess:
                     f"Producer {self.exclusive or next(iter(self._queue))!r} has the topic to "
                     "itself; close it first."
                 )
+            self._admitted.add(name)
             return Admission.ADMITTED
-        taken = self.exclusive is not None or attached > 0
+        taken = bool(self._admitted)
         if mode is AccessMode.EXCLUSIVE and (taken or self._queue):
             raise ProducerFenced(
                 f"The topic has an exclusive producer {self.exclusive!r}; close it first."
@@ -96,6 +95,7 @@ class ProducerAccess:
     def leave(self, name: str) -> None:
         """`name` no longer produces, or no longer waits."""
         self._queue.pop(name, None)
+        self._admitted.discard(name)
         if self.exclusive == name:
             self.exclusive = None
 
@@ -105,12 +105,9 @@ class ProducerAccess:
         self._queue.clear()
         return names
 
-    def promote(self, attached: int) -> str | None:
-        """Who is exclusive next, now that `attached` produce; None if nobody may or waits.
-
-        One whose epoch is outdated is promoted too: `take` refuses it.
-        """
-        if attached or self.exclusive is not None or not self._queue:
+    def promote(self) -> str | None:
+        """Who may `take` the topic now: the first who waits, once nobody produces."""
+        if self._admitted or not self._queue:
             return None
         return next(iter(self._queue))
 
@@ -130,3 +127,4 @@ class ProducerAccess:
         else:
             self.epoch = 0 if current is None else current + 1
         self.exclusive = name
+        self._admitted.add(name)

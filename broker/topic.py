@@ -5,25 +5,38 @@ Rules:
 - States move only as `_MOVES` says.  SEALING takes no new producers and lets attached ones
   finish; SEALED is a terminated ledger, for ever; CLOSING answers nothing new.
 - Receipts leave in SEND order of a producer, one each, and never for a producer that is closed.
-- Publishing makes no task and no future: appends complete in order, so a queue of what is in
-  flight is all that is kept.
+- A ledger that failed so that its end is not known is given up: the topic closes, and the next
+  one who asks for it loads it anew.
 """
 
+import asyncio
 import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import structlog
+
+from broker.deduplication import Deduplication
+from broker.dispatch.errors import ConsumerBusy
+from broker.publishing import Publishing
+from broker.subscription import Subscription
+from broker.topic_producers import TopicProducers
+from config.bounds import SEAL_WAIT_S
 from protocol.ids import Position
-from protocol.server_error import PeerError, ServerError
+from protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.managed_ledger_types import ManagedLedgerState
 
 if TYPE_CHECKING:
     from broker.consumer import Consumer, SubscribeRequest
     from broker.producer import Producer, ProducerRequest
+    from broker.sequence_store import SequenceStore
     from broker.service import Broker
-    from broker.subscription import Subscription
     from protocol.names import TopicName
     from protocol.pulsar_pb2 import CommandSend
     from storage.managed_ledger import ManagedLedger
+    from storage.managed_ledger_types import Entry
+
+log = structlog.get_logger(__name__)
 
 
 class TopicNotFound(PeerError):
@@ -44,6 +57,18 @@ class TopicUnavailable(PeerError):
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
+class SubscriptionNotFound(PeerError):
+    """The topic has no such subscription and it may not be made."""
+
+    code: ClassVar[ServerError] = ServerError.SUBSCRIPTION_NOT_FOUND
+
+
+class SubscriptionRefused(PeerError):
+    """A subscription of that name exists and is of the other durability."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
 class TopicState(enum.Enum):
     """Where a topic stands in its life."""
 
@@ -55,49 +80,279 @@ class TopicState(enum.Enum):
     CLOSED = "closed"
 
 
+_S = TopicState
+_MOVES: Mapping[TopicState, frozenset[TopicState]] = {
+    _S.LOADING: frozenset({_S.OPEN, _S.SEALED, _S.CLOSING}),
+    _S.OPEN: frozenset({_S.SEALING, _S.CLOSING}),
+    _S.SEALING: frozenset({_S.SEALED, _S.CLOSING}),
+    _S.SEALED: frozenset({_S.CLOSING}),
+    _S.CLOSING: frozenset({_S.CLOSED}),
+    _S.CLOSED: frozenset(),
+}
+_READABLE = (_S.OPEN, _S.SEALING, _S.SEALED)
+
+
 class Topic:
     """See the module's rules.  Made by `TopicRegistry`, used by handlers and scalable topics."""
 
-    name: "TopicName"
-    broker: "Broker"
-    ledger: "ManagedLedger"
-    state: TopicState
-    subscriptions: Mapping[str, "Subscription"]
-    producers: Mapping[str, "Producer"]
+    def __init__(
+        self, broker: "Broker", name: "TopicName", ledger: "ManagedLedger", store: "SequenceStore"
+    ) -> None:
+        """Over an open ledger and its loaded sequence ids."""
+        self.broker = broker
+        self.name = name
+        self.ledger = ledger
+        self.state = TopicState.LOADING
+        self.sequence_store = store
+        self._producers = TopicProducers(self)
+        self._publishing = Publishing(ledger, broker.publish_limits, store, self._ledger_failed)
+        self._subscriptions: dict[str, Subscription] = {
+            cursor_name: Subscription(self, cursor_name, cursor)
+            for cursor_name, cursor in ledger.cursors.items()
+        }
+        self._subscription_change = asyncio.Lock()
+        self._sealing: asyncio.Task[Position] | None = None
+        self._forget_appends = ledger.on_append(store.appended)
+        self.publish = self._publishing.publish
+        self.damaged = self._publishing.damaged
+
+    def opened(self) -> None:
+        """Loaded: serve."""
+        if self.ledger.state is ManagedLedgerState.TERMINATED:
+            self._move(TopicState.SEALED)
+            for subscription in self.subscriptions.values():
+                subscription.topic_sealed()
+        else:
+            self._move(TopicState.OPEN)
+
+    # What is asked about it
 
     @property
     def sealed(self) -> bool:
         """True once the ledger is terminated: nothing will ever be appended."""
         return self.state is TopicState.SEALED
 
-    def publish(self, producer: "Producer", send: "CommandSend", entry: bytes) -> None:
-        """Append one SEND; the receipt (or SEND_ERROR) follows by itself, in order."""
-        raise NotImplementedError
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name, durable and not."""
+        return self._subscriptions
+
+    @property
+    def producers(self) -> Mapping[str, "Producer"]:
+        """By name: attached, waiting, or with something still in flight."""
+        return self._producers.by_name
+
+    @property
+    def sequences(self) -> Deduplication:
+        """The last sequence id of each producer."""
+        return self.sequence_store.sequences
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the policies want every send held against the last sequence id."""
+        policy = self.broker.namespaces.known(self.name.namespace_name).deduplication
+        return self.broker.settings.deduplication if policy is None else policy
+
+    @property
+    def messages_in_total(self) -> int:
+        """Messages published since the topic was loaded."""
+        now = sum(producer.messages_in for producer in self.producers.values())
+        return self._producers.past_messages_in + now
+
+    @property
+    def bytes_in_total(self) -> int:
+        """Bytes of entries published since the topic was loaded."""
+        now = sum(producer.bytes_in for producer in self.producers.values())
+        return self._producers.past_bytes_in + now
+
+    def max_read_position(self) -> Position:
+        """Up to where consumers may read."""
+        return self.ledger.last_confirmed
+
+    def is_aborted(self, entry: "Entry") -> bool:
+        """Whether an entry is never to be delivered."""
+        return False
+
+    def require_open(self) -> None:
+        """Raise unless producers may come: `TopicTerminated`, `TopicUnavailable`."""
+        if self.state in (TopicState.SEALING, TopicState.SEALED):
+            raise TopicTerminated(
+                f"{self.name} is sealed: look its topic up again and write to the successors."
+            )
+        if self.state is not TopicState.OPEN:
+            raise self._unavailable()
+
+    # Producers
 
     async def add_producer(self, request: "ProducerRequest") -> "Producer":
-        """Attach a producer by its access mode.  Raises ProducerBusy, ProducerFenced, ..."""
-        raise NotImplementedError
+        """Attach a producer by its access mode; one that waits for others has `ready` set.
+
+        Raises `ProducerBusy`, `ProducerFenced`, `TopicTerminated`, `TopicUnavailable`.
+        """
+        self.require_open()
+        return await self._producers.add(request)
+
+    def producer_gone(self, producer: "Producer") -> None:
+        """A closed producer has nothing in flight any more."""
+        self._producers.remove(producer)
+
+    # Subscriptions
 
     async def subscribe(self, request: "SubscribeRequest") -> "Consumer":
-        """Attach a consumer, making the subscription if need be."""
-        raise NotImplementedError
+        """Attach a consumer, making the subscription if need be.
 
-    async def create_subscription(self, name: str, start: Position) -> "Subscription":
+        Raises `SubscriptionNotFound`, `SubscriptionRefused`, `ConsumerBusy` ...
+        """
+        self._require_readable()
+        subscription = self._subscriptions.get(request.subscription)
+        if subscription is None:
+            subscription = await self._subscription_for(request)
+        if subscription.durable is not request.durable:
+            kind = "durable" if subscription.durable else "not durable"
+            raise SubscriptionRefused(
+                f"Subscription {request.subscription!r} exists on {self.name} and is {kind}: "
+                "use another name."
+            )
+        return await subscription.add_consumer(request)
+
+    async def create_subscription(
+        self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
+    ) -> Subscription:
         """The durable subscription `name`, made at `start` unless it exists (then untouched)."""
-        raise NotImplementedError
+        self._require_readable()
+        async with self._subscription_change:
+            self._require_readable()
+            existing = self._subscriptions.get(name)
+            if existing is not None and existing.durable:
+                return existing
+            cursor = await self.ledger.open_cursor(name, start, properties=properties or {})
+            return self._keep(Subscription(self, name, cursor))
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
-        """Delete a subscription and its cursor.  ConsumerBusy unless `force` or unused."""
-        raise NotImplementedError
+        """Delete a subscription and its cursor.
+
+        Raises `ConsumerBusy` while it has consumers unless `force`, `SubscriptionNotFound`.
+        """
+        async with self._subscription_change:
+            subscription = self._subscriptions.get(name)
+            if subscription is None:
+                raise SubscriptionNotFound(
+                    f"{self.name} has no subscription {name!r}: see its list over REST."
+                )
+            if subscription.consumers and not force:
+                raise ConsumerBusy(
+                    f"Subscription {name!r} on {self.name} has consumers: close them, or force."
+                )
+            del self._subscriptions[name]
+            await subscription.close(disconnect=True)
+            await self.ledger.delete_cursor(name)
+
+    async def _subscription_for(self, request: "SubscribeRequest") -> Subscription:
+        name = request.subscription
+        async with self._subscription_change:
+            self._require_readable()
+            existing = self._subscriptions.get(name)
+            if existing is not None:
+                return existing
+            if not request.durable:
+                reader = self.ledger.open_reader_cursor(name, request.start)
+                return self._keep(Subscription(self, name, reader))
+            if not request.create:
+                raise SubscriptionNotFound(
+                    f"{self.name} has no subscription {name!r}: create it first."
+                )
+            start = await self.broker.scalable.first_position(self.name, name, request.start)
+            cursor = await self.ledger.open_cursor(name, start, properties=request.properties)
+            return self._keep(Subscription(self, name, cursor))
+
+    def _keep(self, subscription: Subscription) -> Subscription:
+        self._subscriptions[subscription.name] = subscription
+        if self.sealed:
+            subscription.topic_sealed()
+        return subscription
+
+    # The end of a segment
 
     def begin_seal(self) -> None:
         """OPEN -> SEALING: new producers get TopicTerminated, attached ones finish."""
-        raise NotImplementedError
+        if self.state in (TopicState.SEALING, TopicState.SEALED):
+            return
+        if self.state is not TopicState.OPEN:
+            raise self._unavailable()
+        self._move(TopicState.SEALING)
+        self._producers.refuse_waiting(TopicTerminated(f"{self.name} is being sealed."))
 
     async def seal(self) -> Position:
-        """Wait (bounded) for attached producers, terminate, tell everybody.  The last position."""
-        raise NotImplementedError
+        """Wait (bounded) for attached producers, terminate, tell everybody.  The last position.
+
+        Idempotent; after a failure it may be called again.
+        """
+        self.begin_seal()
+        if self._sealing is None:
+            self._sealing = asyncio.get_running_loop().create_task(self._seal())
+        sealing = self._sealing
+        try:
+            return await asyncio.shield(sealing)
+        finally:
+            if sealing.done() and (sealing.cancelled() or sealing.exception() is not None):
+                self._sealing = None
+
+    async def _seal(self) -> Position:
+        if self.state is TopicState.SEALING:
+            gone = await self._producers.wait_gone(SEAL_WAIT_S)
+            log.debug("segment_sealing", topic=str(self.name), producers_gone=gone)
+        last = await self.ledger.terminate()
+        if self.state is TopicState.SEALING:
+            self._move(TopicState.SEALED)
+            await self._producers.disconnect_all()
+            for subscription in list(self._subscriptions.values()):
+                subscription.topic_sealed()
+        return last
+
+    # The end of this instance
 
     async def close(self) -> None:
-        """Disconnect everybody, make cursors durable, release the ledger."""
-        raise NotImplementedError
+        """Disconnect everybody, make cursors durable, release the ledger.
+
+        Raises the first failure, after everything was tried.
+        """
+        if self.state in (TopicState.CLOSING, TopicState.CLOSED):
+            return
+        self._move(TopicState.CLOSING)
+        if self._sealing is not None:
+            self._sealing.cancel()
+        await self._producers.disconnect_all()
+        failures: list[MagnetarError] = []
+        async with self._subscription_change:
+            for subscription in list(self._subscriptions.values()):
+                try:
+                    await subscription.close(disconnect=True)
+                except MagnetarError as error:
+                    failures.append(error)
+        self._forget_appends()
+        for close in (self.sequence_store.close, self.ledger.close):
+            try:
+                await close()
+            except MagnetarError as error:
+                failures.append(error)
+        self._move(TopicState.CLOSED)
+        if failures:
+            raise failures[0]
+
+    def _ledger_failed(self, error: MagnetarError) -> None:
+        """The ledger must be opened anew."""
+        if self.state in _READABLE:
+            log.warning("topic_given_up", topic=str(self.name), error=str(error))
+            self.broker.topics.give_up(self)
+
+    def _require_readable(self) -> None:
+        if self.state not in _READABLE:
+            raise self._unavailable()
+
+    def _unavailable(self) -> TopicUnavailable:
+        return TopicUnavailable(f"{self.name} is {self.state.value}: try again at once.")
+
+    def _move(self, to: TopicState) -> None:
+        if to not in _MOVES[self.state]:
+            raise RuntimeError(f"{self.name} cannot go from {self.state} to {to}.")
+        self.state = to

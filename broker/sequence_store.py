@@ -1,0 +1,149 @@
+"""Keeps the producers' sequence ids of one topic on disk.
+
+Rules:
+
+- A snapshot is one property of the managed ledger.  It is taken after SEQUENCE_SNAPSHOT_ENTRIES
+  entries, SEQUENCE_SNAPSHOT_BYTES bytes or SEQUENCE_SNAPSHOT_S, and at close.
+- A load takes the snapshot and replays what follows it.  A reader cursor at the snapshot keeps that
+  from being trimmed; until it stands, nothing is.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker.deduplication import NO_POSITION, SNAPSHOT_PROPERTY, Deduplication
+from config.bounds import (
+    READ_BATCH_BYTES,
+    READ_BATCH_ENTRIES,
+    SEQUENCE_SNAPSHOT_BYTES,
+    SEQUENCE_SNAPSHOT_ENTRIES,
+    SEQUENCE_SNAPSHOT_S,
+    TRACKED_PRODUCER_MS,
+    TRACKED_PRODUCERS,
+)
+from protocol.frames import FrameError
+from protocol.ids import Position
+from protocol.message import parse_metadata
+from protocol.server_error import MagnetarError
+from storage.clock import Clock
+from storage.managed_ledger_types import ManagedLedgerState, Retention
+
+if TYPE_CHECKING:
+    from broker.deduplication import ProducerSequence
+    from storage.cursor import Cursor
+    from storage.managed_ledger import ManagedLedger
+
+log = structlog.get_logger(__name__)
+
+KEEP_ALL = Retention(-1, -1)
+READER_NAME = "magnetar.producer-sequences"
+
+
+class SequenceStore:
+    """See the module's rules.  `durable` and the `unsaved` counters are kept by `Publishing`."""
+
+    def __init__(self, clock: Clock, policy: Callable[[], Retention | None]) -> None:
+        self.sequences = Deduplication(limit=TRACKED_PRODUCERS, keep_ms=TRACKED_PRODUCER_MS)
+        self.durable = NO_POSITION
+        self.unsaved_entries = 0
+        self.unsaved_bytes = 0
+        self._clock = clock
+        self._policy = policy
+        self._ledger: ManagedLedger | None = None
+        self._reader: Cursor | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    def retention(self) -> Retention | None:
+        """The namespace's retention, or everything until the sequence ids are loaded."""
+        return KEEP_ALL if self._reader is None else self._policy()
+
+    async def load(self, ledger: "ManagedLedger") -> None:
+        """Take what is stored and replay the entries after it."""
+        snapshot = ledger.properties.get(SNAPSHOT_PROPERTY)
+        position = self.sequences.load(snapshot) if snapshot is not None else NO_POSITION
+        self.durable = position
+        self._ledger = ledger
+        self._reader = ledger.open_reader_cursor(READER_NAME, position)
+        if ledger.state is not ManagedLedgerState.TERMINATED:
+            await self._replay(ledger, position)
+
+    async def _replay(self, ledger: "ManagedLedger", position: Position) -> None:
+        now_ms = self._clock.now_ms()
+        while True:
+            entries = await ledger.read(
+                ledger.next_position(position),
+                max_entries=READ_BATCH_ENTRIES,
+                max_bytes=READ_BATCH_BYTES,
+            )
+            if not entries:
+                return
+            for entry in entries:
+                position = entry.position
+                try:
+                    self.sequences.replay(parse_metadata(entry.data), position, now_ms)
+                except FrameError as error:
+                    log.warning("entry_unreadable", position=tuple(position), error=str(error))
+            self.durable = position
+            self.unsaved_entries += len(entries)
+
+    def appended(self) -> None:
+        """A group of appends has completed: see to it that a snapshot follows."""
+        if (
+            self.unsaved_entries >= SEQUENCE_SNAPSHOT_ENTRIES
+            or self.unsaved_bytes >= SEQUENCE_SNAPSHOT_BYTES
+        ):
+            self._start_saving()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(SEQUENCE_SNAPSHOT_S, self._start_saving)
+
+    async def save(self) -> None:
+        """Make everything that is durable so far known to the next load."""
+        if self._ledger is None or self._reader is None or self.durable == NO_POSITION:
+            return
+        position = self.durable
+        text = self.sequences.snapshot(position, self._clock.now_ms())
+        entries, size_bytes = self.unsaved_entries, self.unsaved_bytes
+        await self._ledger.set_properties({SNAPSHOT_PROPERTY: text})
+        self.unsaved_entries -= entries
+        self.unsaved_bytes -= size_bytes
+        self._reader.acknowledge_up_to(position)
+
+    async def close(self) -> None:
+        """Save what is not saved; the snapshot being taken is waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._saving is not None:
+            await asyncio.wait({self._saving})
+        if self.unsaved_entries:
+            await self.save()
+
+    async def publish_time_of(self, sequence: "ProducerSequence") -> None:
+        """Find out when the last message of a producer was published, if its entry is there."""
+        if sequence.publish_time_ms is not None or self._ledger is None:
+            return
+        position = sequence.position
+        if position == NO_POSITION:
+            return
+        found = await self._ledger.read(position, max_entries=1, max_bytes=1)
+        if found and found[0].position == position == sequence.position:
+            sequence.publish_time_ms = parse_metadata(found[0].data).publish_time
+
+    def _start_saving(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save())
+
+    async def _save(self) -> None:
+        try:
+            await self.save()
+        except MagnetarError as error:
+            log.warning("sequence_snapshot_failed", error=str(error))
+        finally:
+            self._saving = None

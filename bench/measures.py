@@ -1,0 +1,178 @@
+"""Each measurement, taken on one broker that this run has to itself.
+
+Rules: the same calls for every broker; a warm-up before each measurement, then several runs of
+which the median counts; brokers run one after the other, never side by side.
+"""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bench.processes import peak_resident_mib, processor_s, resident_mib
+from tests.stock.broker_under_test import ROOT, BrokerUnderTest
+from tests.stock.stock_driver import StockDriver
+from tests.support.raw_client import BrokerError, RawClient
+
+Results = dict[str, float]
+SERVED_TIMEOUT_S: Final = 120
+IDLE_S: Final = 5.0
+CASE_TIMEOUT_S: Final = 900
+GENERATOR_TIMEOUT_S: Final = 300
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: `quick` shows that it works, the default gives figures."""
+
+    starts: int = 3
+    runs: int = 3
+    messages_batched: int = 100_000
+    messages_single: int = 30_000
+    sends: int = 1_000
+    raw_s: float = 5.0
+    raw_warmup_s: float = 5.0
+
+    @classmethod
+    def quick(cls) -> "Effort":
+        """A minute for everything."""
+        return cls(1, 1, 10_000, 3_000, 200, 2.0, 1.0)
+
+
+def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:
+    """From the start of the process, on an empty directory, to the first answered lookup."""
+    took = []
+    for _ in range(starts):
+        broker = make()
+        begin = time.perf_counter()
+        broker.spawn()
+        try:
+            asyncio.run(first_served(broker.url))
+            took.append((time.perf_counter() - begin) * 1000)
+        finally:
+            broker.kill()
+    return {"start_ms": statistics.median(took)}
+
+
+async def first_served(url: str) -> None:
+    """Returns when a connection is made and a topic's lookup on it is answered."""
+    host, _, port = url.removeprefix("pulsar://").partition(":")
+    deadline = time.monotonic() + SERVED_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            client = await RawClient.open(host, int(port), timeout_s=5)
+            try:
+                if (await client.lookup("persistent://public/default/first")).broker_service_url:
+                    return
+            finally:
+                await client.close()
+        except (OSError, BrokerError, TimeoutError):
+            pass
+        await asyncio.sleep(0.005)
+    raise TimeoutError(f"{url} served no connection in {SERVED_TIMEOUT_S} s")
+
+
+def idle_memory(broker: BrokerUnderTest) -> Results:
+    """Resident memory of a broker that nobody has talked to."""
+    time.sleep(IDLE_S)
+    return {"idle_rss_mib": resident_mib(broker.pid)}
+
+
+def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
+    """Publish and consume, and awaited sends, through the stock Java client."""
+    results: Results = {}
+    for name, batching, messages in (
+        ("batched", True, effort.messages_batched),
+        ("single", False, effort.messages_single),
+    ):
+        begin, used = time.perf_counter(), processor_s(broker.pid)
+        facts = driver.start(
+            "bench_throughput",
+            broker.url,
+            broker.admin_url,
+            batching=batching,
+            messages=messages,
+            runs=effort.runs,
+            timeoutS=CASE_TIMEOUT_S,
+        ).result(CASE_TIMEOUT_S)
+        took = time.perf_counter() - begin
+        results[f"{name}_messages_per_s"] = statistics.median(facts["messages_per_s"])
+        results[f"{name}_broker_cores"] = (processor_s(broker.pid) - used) / took
+    facts = driver.start(
+        "bench_latency",
+        broker.url,
+        broker.admin_url,
+        sends=effort.sends,
+        runs=effort.runs,
+        timeoutS=CASE_TIMEOUT_S,
+    ).result(CASE_TIMEOUT_S)
+    results["send_p50_us"] = statistics.median(facts["p50_us"])
+    results["send_p99_us"] = statistics.median(facts["p99_us"])
+    return results
+
+
+def raw_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
+    """Unbatched 1 KB sends from the raw generator, window 1,000, one segment."""
+    name = f"public/default/raw-{uuid.uuid4().hex[:8]}"
+    request = urllib.request.Request(
+        f"{broker.admin_url}/admin/v2/scalable/{name}?numInitialSegments=1",
+        data=b"{}",
+        headers={"Content-Type": "application/json"},
+        method="PUT",
+    )
+    with urllib.request.urlopen(request, timeout=30):
+        pass
+    port = int(broker.url.rpartition(":")[2])
+    begin, used = time.perf_counter(), processor_s(broker.pid)
+    rates = run_generator(port, f"segment://{name}/0000-ffff-0", effort)
+    took = time.perf_counter() - begin
+    return {
+        "raw_sends_per_s": statistics.median(rates),
+        "raw_broker_cores": (processor_s(broker.pid) - used) / took,
+        "peak_rss_mib": peak_resident_mib(broker.pid),
+    }
+
+
+def generator_limit(effort: Effort) -> float:
+    """Sends per second of the generator when nothing keeps the messages."""
+    sink = subprocess.Popen(
+        [sys.executable, "-m", "bench.sink"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert sink.stdout is not None
+    assert sink.stdin is not None
+    try:
+        return statistics.median(run_generator(int(sink.stdout.readline()), "any", effort))
+    finally:
+        sink.stdin.close()
+        sink.wait(10)
+
+
+def run_generator(port: int, topic: str, effort: Effort) -> list[float]:
+    """Sends per second of each run, from a generator in its own process."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bench.raw_generator"),
+            *("--port", str(port), "--topic", topic, "--runs", str(effort.runs)),
+            *("--seconds", str(effort.raw_s), "--warmup-s", str(effort.raw_warmup_s)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=GENERATOR_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the raw generator failed:\n{done.stderr}")
+    rates: list[float] = json.loads(done.stdout)["sends_per_s"]
+    return rates

@@ -125,7 +125,9 @@ def main() -> int:
         resolve_jars()
     where = machine()
     limit = generator_limit(effort) if "raw" in measures else None
-    directory = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
+    # Beside the peer's data, so that both write to the same disk.
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="magnetar-", dir=OUTPUT.parent))
     try:
         results = {name: measure(name, measures, effort, directory) for name in names}
     finally:

@@ -1,4 +1,4 @@
-"""The result as a table for people; ratios say how Magnetar stands to the peer, with no pass mark."""
+"""The result as a table for people; ratios are Magnetar by the peer, with no pass mark."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -36,7 +36,7 @@ ROWS: Final = (
 
 def print_table(results: dict[str, Results], generator_limit: float | None) -> None:
     """Every figure of every broker, and the ratio when there are two."""
-    table = Table(title="Magnetar beside Apache Pulsar 5.0.0-M1, same machine, same client")
+    table = Table(title="Magnetar beside Apache Pulsar 5.0.0-M1")
     table.add_column("")
     table.add_column("unit")
     for name in results:

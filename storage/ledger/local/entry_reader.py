@@ -190,7 +190,7 @@ class EntryReader:
         header = decode_record_header(data[at : at + RECORD_HEADER_BYTES], found.file.seed)
         if header is None:
             return None
-        if (header.ledger_id, header.entry_id) != (self._ledger_id, found.entry_id):
+        if header[:3] != (self._ledger_id, found.entry_id, found.place.size):
             return None
         start = at + RECORD_HEADER_BYTES
         entry = data[start : start + header.size]

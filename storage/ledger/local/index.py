@@ -122,11 +122,13 @@ class MemoryIndex:
             runs = self._runs[ledger_id] = [MemoryRun(ledger_id, entry_id)]
             self.max_ledger = max(self.max_ledger, ledger_id)
         run = runs[-1]
-        if entry_id != run.first + len(run.sizes):
+        follows = entry_id == run.first + len(run.sizes)
+        if not follows or len(runs) > 1:
             if self.find(ledger_id, entry_id) is not None:
                 return
-            run = MemoryRun(ledger_id, entry_id)
-            runs.append(run)
+            if not follows:
+                run = MemoryRun(ledger_id, entry_id)
+                runs.append(run)
         run.offsets.append(offset)
         run.sizes.append(size)
         run.payload_bytes += size

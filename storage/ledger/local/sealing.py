@@ -31,7 +31,7 @@ class Sealer:
         self._limits = limits
         self._on_sealed = on_sealed
         self._waiting: deque[LogFile] = deque()
-        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, file: LogFile) -> None:
@@ -46,12 +46,17 @@ class Sealer:
                 self._waiting.popleft()
                 self._on_sealed()
                 continue
-            try:
-                await asyncio.wait_for(self._wake.wait(), self._limits.seal_retry_s)
+            if not self._closing.is_set():
+                await self._pause()
+            if self._closing.is_set():
                 return
-            except TimeoutError:
-                pass
         self._task = None
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._closing.wait(), self._limits.seal_retry_s)
+        except TimeoutError:
+            pass
 
     async def _seal(self, file: LogFile) -> bool:
         try:
@@ -64,6 +69,6 @@ class Sealer:
 
     async def close(self) -> None:
         """Finish what can be finished now; the next start makes up for the rest."""
-        self._wake.set()
+        self._closing.set()
         if self._task is not None:
             await self._task

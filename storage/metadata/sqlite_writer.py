@@ -200,7 +200,6 @@ class SqliteWriter:
             after = change.after
             if after is None:
                 continue
-            indexes = json.dumps([(each.index, each.key) for each in after.indexes])
             rows.append(
                 (
                     change.key.count("/"),
@@ -211,7 +210,7 @@ class SqliteWriter:
                     after.modified_ms,
                     after.partition,
                     after.session_id,
-                    indexes if after.indexes else None,
+                    [(each.index, each.key) for each in after.indexes] or None,
                     offset,
                     len(change.value),
                 )
@@ -316,8 +315,11 @@ def _index_changes(
     old_entries: list[tuple[str, str, str]] = []
     new_entries: list[tuple[str, str, str, int]] = []
     for change in changes:
-        before = set() if change.before is None else set(change.before.indexes)
-        after = set() if change.after is None else set(change.after.indexes)
+        listed_before = () if change.before is None else change.before.indexes
+        listed_after = () if change.after is None else change.after.indexes
+        if listed_before == listed_after:
+            continue
+        before, after = set(listed_before), set(listed_after)
         key, depth = change.key, change.key.count("/")
         old_entries.extend((each.index, each.key, key) for each in before - after)
         new_entries.extend((each.index, each.key, key, depth) for each in after - before)

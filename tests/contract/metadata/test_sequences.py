@@ -85,14 +85,14 @@ async def test_a_sequence_begins_on_an_empty_level(store: MetadataStore) -> None
     await store.put(f"{PREFIX}other", b"")
     with pytest.raises(InvalidMetadataRequest):
         await add(store)
-    results = await asyncio.gather(
+    others = await asyncio.gather(
         store.put("/u/other", b""), add(store, prefix="/u/"), return_exceptions=True
     )
-    assert isinstance(results[1], InvalidMetadataRequest)
-    results = await asyncio.gather(
+    assert isinstance(others[1], InvalidMetadataRequest)
+    others = await asyncio.gather(
         add(store, prefix="/v/"), store.put("/v/other", b""), return_exceptions=True
     )
-    assert isinstance(results[1], InvalidMetadataRequest)
+    assert isinstance(others[1], InvalidMetadataRequest)
 
 
 async def test_a_sequence_has_one_partition(store: MetadataStore) -> None:

@@ -15,9 +15,9 @@ from broker.admin import (
     subscriptions,
     tenants,
 )
-from broker.admin.keys import BROKER
+from broker.admin.keys import BROKER, REGISTRY
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
-from broker.metrics import metrics_text
+from broker.metrics import make_registry, metrics_text
 
 if TYPE_CHECKING:
     from broker.service import Broker
@@ -30,6 +30,7 @@ def build_app(broker: "Broker") -> web.Application:
     """The application with every resource."""
     app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
     app[BROKER] = broker
+    app[REGISTRY] = make_registry(broker)
     for resource in (
         brokers,
         clusters,
@@ -49,7 +50,7 @@ def build_app(broker: "Broker") -> web.Application:
 
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus text."""
-    text = metrics_text(request.app[BROKER])
+    text = metrics_text(request.app[REGISTRY])
     return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
 
@@ -72,6 +73,7 @@ class AdminServer:
         site = web.TCPSite(runner, settings.bind_host, settings.http_port)
         await site.start()
         self.port = runner.addresses[0][1]
+        self._broker.placement.listening(http_port=self.port)
 
     async def stop(self) -> None:
         """Stop listening and end what is in progress."""

@@ -1,0 +1,235 @@
+"""Where a durable cursor's position is kept.
+
+Rules:
+
+- The position is in the cursor's own record while it is small and seldom written: one conditional
+  write, no ledger.  A busy cursor, or one with a large position, gets a cursor ledger: each write
+  appends a whole `PositionInfo`, and recovery takes the last one.  A clean close moves it back.
+- A ledger gets into the record only after it holds a position; it is deleted only after a record
+  that does not name it is durable.
+- After a failed append the ledger is given up: its outcome is unknown, and whichever entry is
+  found there is a position this cursor has had.
+- A conflicting record or a fenced cursor ledger means another owner: the stream stops.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+
+import structlog
+
+from config import bounds
+from protocol.ids import LedgerId
+from storage.ledger.store import (
+    CorruptEntry,
+    LedgerError,
+    LedgerFenced,
+    NoSuchLedger,
+    WritableLedger,
+)
+from storage.managed_ledger_core import StreamCore
+from storage.managed_ledger_owned import OwnedRecord
+from storage.managed_ledger_records import (
+    INLINE_LEDGER_ID,
+    CursorSnapshot,
+    CursorState,
+    cursor_key,
+    decode_cursor,
+    decode_position,
+    encode_cursor,
+    encode_position,
+    inline_bytes,
+)
+from storage.managed_ledger_types import CorruptRecord
+from storage.metadata.store import Record, VersionConflict
+
+log = structlog.get_logger(__name__)
+TakeSnapshot = Callable[[], CursorSnapshot]
+
+
+class CursorStore:
+    """See the module's rules.  One write runs at a time; snapshots are taken when it does."""
+
+    __slots__ = (
+        "_core",
+        "_deleted",
+        "_inline_writes",
+        "_ledger",
+        "_ledger_entries",
+        "_ledger_since",
+        "_lock",
+        "_record",
+        "_superseded",
+        "name",
+        "properties",
+    )
+
+    def __init__(self, core: StreamCore, name: str, properties: Mapping[str, str]) -> None:
+        self.name = name
+        self.properties = dict(properties)
+        self._core = core
+        self._record = OwnedRecord(core.stores.metadata, cursor_key(core.name, name))
+        self._lock = asyncio.Lock()
+        self._ledger: WritableLedger | None = None
+        self._ledger_entries = 0
+        self._ledger_since = 0.0
+        self._inline_writes = 0
+        self._deleted = False
+        self._superseded: set[int] = set()
+
+    async def load(self, record: Record) -> CursorState:
+        """The position that a record read from the store leads to."""
+        self._record.adopt(record.version)
+        found = decode_cursor(record.key, record.value)
+        self.properties = dict(found.properties)
+        state = found.state
+        if found.ledger_id != INLINE_LEDGER_ID:
+            self._superseded.add(found.ledger_id)
+            state = await self._read_last(found.ledger_id) or state
+        if self._core.stores.limits.claim_on_open:
+            await self._guarded(self._record.put(record.value))
+        return state
+
+    async def _read_last(self, ledger_id: int) -> CursorState | None:
+        """The newest readable position of a cursor ledger, whose writer is fenced by this."""
+        try:
+            ledger = await self._core.stores.ledgers.open(LedgerId(ledger_id))
+        except NoSuchLedger:
+            log.warning("cursor_ledger_missing", cursor=self._record.key, ledger=ledger_id)
+            return None
+        last = ledger.last_add_confirmed
+        for entry_id in range(last, max(last - bounds.CURSOR_LEDGER_LOOKBACK, -1), -1):
+            try:
+                (data,) = await ledger.read(entry_id, entry_id, max_bytes=1)
+                return decode_position(self._record.key, data)
+            except (CorruptEntry, CorruptRecord) as error:
+                log.warning("cursor_position_damaged", cursor=self._record.key, error=str(error))
+        return None
+
+    async def create(self, snapshot: TakeSnapshot) -> None:
+        """Make the record.  Raises `ManagedLedgerFenced` if another owner just did."""
+        async with self._lock:
+            await self._guarded(self._put(INLINE_LEDGER_ID, snapshot))
+
+    async def write(self, snapshot: TakeSnapshot) -> None:
+        """Make the position durable.  Raises `MetadataError`, `LedgerError`, `ManagedLedgerFenced`.
+
+        After an error the position may or may not be durable.
+        """
+        async with self._lock:
+            if not self._deleted:
+                self._core.require_running()
+                await self._guarded(self._write(snapshot))
+
+    async def set_properties(self, properties: Mapping[str, str], snapshot: TakeSnapshot) -> None:
+        """Replace the cursor's properties, durably."""
+        async with self._lock:
+            before, self.properties = self.properties, dict(properties)
+            ledger_id = INLINE_LEDGER_ID if self._ledger is None else int(self._ledger.ledger_id)
+            try:
+                if self._ledger is None and not _small(snapshot()):
+                    await self._guarded(self._switch(snapshot))
+                else:
+                    await self._guarded(self._put(ledger_id, snapshot))
+            except BaseException:
+                self.properties = before
+                raise
+
+    async def close(self, snapshot: TakeSnapshot, *, dirty: bool) -> None:
+        """Leave the position where the next opening is cheapest: in the record, if it fits."""
+        async with self._lock:
+            if _small(snapshot()):
+                if dirty or self._ledger is not None or self._superseded:
+                    await self._guarded(self._put(INLINE_LEDGER_ID, snapshot))
+            elif dirty:
+                await self._guarded(self._write(snapshot))
+            if self._ledger is not None:
+                await self._guarded(self._ledger.close())
+
+    async def delete(self) -> None:
+        """Remove the record, then what it named."""
+        async with self._lock:
+            await self._guarded(self._record.delete())
+            self._deleted = True
+            self._give_up_ledger()
+            await self._delete_superseded(INLINE_LEDGER_ID)
+
+    async def _guarded(self, operation: Coroutine[object, object, None]) -> None:
+        try:
+            await operation
+        except (VersionConflict, LedgerFenced) as error:
+            self._core.fence(error)
+            raise self._core.stopped_error() from error
+
+    async def _write(self, snapshot: TakeSnapshot) -> None:
+        if self._ledger is None:
+            if self._inline_writes < bounds.CURSOR_INLINE_WRITES and _small(snapshot()):
+                self._inline_writes += 1
+                await self._put(INLINE_LEDGER_ID, snapshot)
+            else:
+                await self._switch(snapshot)
+        elif (
+            self._ledger_entries >= bounds.CURSOR_LEDGER_ENTRIES
+            or self._core.loop.time() - self._ledger_since >= bounds.CURSOR_LEDGER_AGE_S
+        ):
+            await self._switch(snapshot)
+        else:
+            try:
+                await _append(self._ledger, encode_position(snapshot()), self._core.loop)
+            except BaseException:
+                self._give_up_ledger()
+                raise
+            self._ledger_entries += 1
+
+    async def _switch(self, snapshot: TakeSnapshot) -> None:
+        """Start the next cursor ledger with the position, then name it in the record."""
+        stores, loop = self._core.stores, self._core.loop
+        ledger = await stores.create_ledger(self._core.name, self.name)
+        ledger_id = int(ledger.ledger_id)
+        try:
+            await _append(ledger, encode_position(snapshot()), loop)
+        except LedgerError:
+            await stores.delete_ledger(ledger_id)
+            raise
+        self._give_up_ledger()
+        self._superseded.add(ledger_id)
+        await self._put(ledger_id, snapshot)
+        self._superseded.discard(ledger_id)
+        self._ledger, self._ledger_entries, self._ledger_since = ledger, 1, loop.time()
+
+    async def _put(self, ledger_id: int, snapshot: TakeSnapshot) -> None:
+        """Write the record, and delete the ledgers that it no longer names."""
+        now_ms = self._core.stores.clock.now_ms()
+        await self._record.put(encode_cursor(ledger_id, snapshot(), self.properties, now_ms))
+        if self._ledger is not None and int(self._ledger.ledger_id) != ledger_id:
+            self._give_up_ledger()
+        await self._delete_superseded(ledger_id)
+
+    def _give_up_ledger(self) -> None:
+        if self._ledger is not None:
+            self._superseded.add(int(self._ledger.ledger_id))
+            self._ledger = None
+
+    async def _delete_superseded(self, named: int) -> None:
+        for ledger_id in sorted(self._superseded - {named}):
+            if await self._core.stores.delete_ledger(ledger_id):
+                self._superseded.discard(ledger_id)
+
+
+def _small(snapshot: CursorSnapshot) -> bool:
+    return inline_bytes(snapshot) <= bounds.CURSOR_INLINE_BYTES
+
+
+async def _append(ledger: WritableLedger, data: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    """Append one entry and wait until it is durable."""
+    durable: asyncio.Future[None] = loop.create_future()
+
+    def done(_entry_id: int, error: LedgerError | None) -> None:
+        if durable.done():
+            return
+        if error is None:
+            durable.set_result(None)
+        else:
+            durable.set_exception(error)
+
+    ledger.append(data, done)
+    await durable

@@ -1,0 +1,230 @@
+"""What the parts of one managed ledger share: its ledgers, its record, its state.
+
+Rules:
+
+- The list of ledgers and the record change only under `lock`, and only as `save` does it: first
+  the record by a conditional write, then memory.  Counts of the newest ledger grow without it.
+- A conflicting write, a fenced ledger or a broken invariant stops the stream for good (FENCED).
+- A ledger is deleted only after a record without it is durable.  What could not be deleted is
+  tried again later; a crash in between leaves an orphan, which `sweep_orphans` finds.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+
+from protocol.ids import EARLIEST, LedgerId, Position
+from protocol.server_error import MagnetarError
+from storage.clock import Clock
+from storage.entry_cache import EntryCache
+from storage.ledger.store import LedgerAssertion, LedgerError, LedgerStore, WritableLedger
+from storage.managed_ledger_map import LedgerInfo, LedgerMap
+from storage.managed_ledger_owned import OwnedRecord
+from storage.managed_ledger_records import StreamRecord, encode_stream, ledger_key
+from storage.managed_ledger_types import (
+    MOVES,
+    Limits,
+    ManagedLedgerClosed,
+    ManagedLedgerFenced,
+    ManagedLedgerState,
+    ManagedLedgerTerminated,
+)
+from storage.metadata.store import MetadataError, MetadataStore, VersionConflict
+
+log = structlog.get_logger(__name__)
+StopListener = Callable[[MagnetarError], None]
+
+
+class Stores:
+    """What every managed ledger of a process is given."""
+
+    __slots__ = ("cache", "clock", "ledgers", "limits", "metadata")
+
+    def __init__(
+        self, metadata: MetadataStore, ledgers: LedgerStore, clock: Clock, limits: Limits
+    ) -> None:
+        self.metadata = metadata
+        self.ledgers = ledgers
+        self.clock = clock
+        self.limits = limits
+        self.cache = EntryCache(limits.entry_cache_bytes)
+
+    async def create_ledger(self, name: str, cursor: str | None = None) -> WritableLedger:
+        """A new ledger with Pulsar's custom metadata (for tools)."""
+        custom = {
+            "application": b"pulsar",
+            "component": b"managed-ledger",
+            "pulsar/managed-ledger": name.encode(),
+        }
+        if cursor is not None:
+            custom["pulsar/cursor"] = cursor.encode()
+        return await self.ledgers.create(custom=custom)
+
+    async def delete_ledger(self, ledger_id: int) -> bool:
+        """Delete a ledger that no record names; False if that has to wait."""
+        try:
+            await self.ledgers.delete(LedgerId(ledger_id))
+        except (LedgerError, MetadataError) as error:
+            log.warning("ledger_not_deleted", ledger=ledger_id, error=str(error))
+            return False
+        return True
+
+
+class StreamCore:
+    """See the module's rules."""
+
+    __slots__ = (
+        "_dropped",
+        "_garbage",
+        "_saved",
+        "_stop_listeners",
+        "last_confirmed",
+        "ledgers",
+        "lock",
+        "loop",
+        "name",
+        "properties",
+        "record",
+        "state",
+        "stores",
+        "terminated",
+        "trim_soon",
+    )
+
+    def __init__(self, name: str, stores: Stores) -> None:
+        self.name = name
+        self.stores = stores
+        self.loop = asyncio.get_running_loop()
+        self.lock = asyncio.Lock()
+        self.record = OwnedRecord(stores.metadata, ledger_key(name))
+        self.state = ManagedLedgerState.LOADING
+        self.ledgers = LedgerMap()
+        self.last_confirmed = EARLIEST
+        self.terminated: Position | None = None
+        self.properties: Mapping[str, str] = {}
+        self.trim_soon: Callable[[], None] = _nothing
+        """Called when a cursor has passed the end of a ledger."""
+        self._saved: bytes | None = None
+        self._dropped: set[int] = set()
+        self._garbage: set[int] = set()
+        self._stop_listeners: list[StopListener] = []
+
+    def move(self, state: ManagedLedgerState) -> None:
+        """Change the state as `MOVES` allows.  Raises `LedgerAssertion` otherwise."""
+        if state not in MOVES[self.state]:
+            raise LedgerAssertion(
+                f"Managed ledger {self.name} cannot go from {self.state.value} to {state.value}: "
+                "report this as a defect."
+            )
+        self.state = state
+
+    def stopped_error(self) -> MagnetarError:
+        """Why nothing more is taken in the present state."""
+        if self.state is ManagedLedgerState.FENCED:
+            return ManagedLedgerFenced(
+                f"Managed ledger {self.name} was taken over by another owner: look it up again."
+            )
+        if self.state is ManagedLedgerState.TERMINATED:
+            return ManagedLedgerTerminated(
+                f"Managed ledger {self.name} is terminated: write to its successors."
+            )
+        return ManagedLedgerClosed(f"Managed ledger {self.name} is closed: open it again.")
+
+    def require_running(self) -> None:
+        """Raise unless the stream may be changed and read."""
+        if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
+            raise self.stopped_error()
+
+    def on_stop(self, listener: StopListener) -> None:
+        """Tell `listener` if the stream gets FENCED."""
+        self._stop_listeners.append(listener)
+
+    def fence(self, cause: MagnetarError) -> None:
+        """Stop for good; listeners are told once."""
+        if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
+            return
+        log.error("managed_ledger_fenced", name=self.name, error=str(cause))
+        self.move(ManagedLedgerState.FENCED)
+        error = self.stopped_error()
+        error.__cause__ = cause
+        for listener in self._stop_listeners:
+            self.loop.call_soon(listener, error)
+
+    async def save(
+        self,
+        *,
+        adding: LedgerInfo | None = None,
+        without: Collection[int] = (),
+        terminated: Position | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make the list and the given changes durable, then apply them.  Holds `lock` already.
+
+        Raises `ManagedLedgerFenced` (and fences) on a conflict, `MetadataError` when the outcome
+        is unknown: nothing changed in memory then.
+        """
+        self.require_running()
+        ledgers = [info for info in self.ledgers.infos if info.ledger_id not in without]
+        if adding is not None:
+            self.ledgers.require_newer(adding.ledger_id)
+            ledgers.append(adding)
+        terminated = terminated if terminated is not None else self.terminated
+        properties = properties if properties is not None else self.properties
+        dropped = set(self._dropped)
+        await self._put(encode_stream(StreamRecord(tuple(ledgers), terminated, properties)))
+        self._dropped -= dropped
+        self._garbage |= dropped
+        self._garbage.update(without)
+        self._forget(without)
+        if adding is not None:
+            self.ledgers.add(adding)
+        self.terminated = terminated
+        self.properties = properties
+
+    async def _put(self, value: bytes) -> None:
+        if value == self._saved:
+            return
+        self._saved = None
+        try:
+            await self.record.put(value)
+        except VersionConflict as error:
+            self.fence(error)
+            raise self.stopped_error() from error
+        self._saved = value
+
+    def loaded(self, value: bytes) -> None:
+        """The record was read and holds `value`."""
+        self._saved = None if self.stores.limits.claim_on_open else value
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget an empty ledger; it is deleted once a record without it is saved."""
+        self._forget((ledger_id,))
+        self._dropped.add(ledger_id)
+
+    def _forget(self, ledger_ids: Collection[int]) -> None:
+        self.ledgers.drop(ledger_ids)
+        for ledger_id in ledger_ids:
+            self.stores.cache.drop(ledger_id)
+
+    async def remove(self) -> None:
+        """Remove the record; every ledger is garbage then.  Holds `lock` already."""
+        self.require_running()
+        try:
+            await self.record.delete()
+        except VersionConflict as error:
+            self.fence(error)
+            raise self.stopped_error() from error
+        ids = [info.ledger_id for info in self.ledgers.infos]
+        self._garbage.update(ids, self._dropped)
+        self._forget(ids)
+
+    async def collect(self) -> None:
+        """Delete the ledgers that no longer stand in the record."""
+        for ledger_id in sorted(self._garbage):
+            if await self.stores.delete_ledger(ledger_id):
+                self._garbage.discard(ledger_id)
+
+
+def _nothing() -> None:
+    """Nobody trims yet."""

@@ -1,0 +1,184 @@
+"""All managed ledgers of a process, by name.
+
+Rules:
+
+- One instance for each name: concurrent opens share it; opening, unloading and deleting one name
+  wait for each other.  An instance that was FENCED is replaced by the next open.
+- Orphans (ledgers that a crash left out of every record) are swept at start, before anything is
+  open, and only by the one owner of both stores.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import structlog
+
+from protocol.ids import LedgerId
+from storage.clock import Clock
+from storage.entry_cache import EntryCache
+from storage.ledger.store import LedgerAssertion, LedgerStore
+from storage.managed_ledger import ManagedLedger
+from storage.managed_ledger_core import Stores
+from storage.managed_ledger_open import open_stream
+from storage.managed_ledger_records import ROOT, decode_cursor, decode_stream, ledger_key
+from storage.managed_ledger_types import (
+    Limits,
+    ManagedLedgerClosed,
+    ManagedLedgerState,
+    Retention,
+    RetentionSource,
+)
+from storage.metadata.store import MetadataStore
+
+log = structlog.get_logger(__name__)
+_STOPPED = (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED)
+
+
+class _Slot:
+    """One name: who uses it now, and its instance."""
+
+    __slots__ = ("ledger", "lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.ledger: ManagedLedger | None = None
+        self.users = 0
+
+
+class ManagedLedgerFactory:
+    """See the module's rules."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        ledgers: LedgerStore,
+        clock: Clock,
+        limits: Limits | None = None,
+    ) -> None:
+        self._stores = Stores(metadata, ledgers, clock, limits or Limits())
+        self._slots: dict[str, _Slot] = {}
+        self._sweeping = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def cache(self) -> EntryCache:
+        """The newest entries of all streams."""
+        return self._stores.cache
+
+    def loaded(self) -> Mapping[str, ManagedLedger]:
+        """The streams that are open now."""
+        return {name: slot.ledger for name, slot in self._slots.items() if slot.ledger is not None}
+
+    async def open(
+        self, name: str, create: bool = True, *, retention: RetentionSource | None = None
+    ) -> ManagedLedger:
+        """The stream of a ledger path (`public/default/persistent/x`), loaded once.
+
+        `retention` says at any time how long its consumed ledgers stay.  Raises
+        `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`.
+        """
+        async with self._slot(name) as slot:
+            ledger = slot.ledger
+            if ledger is not None and ledger.state in _STOPPED:
+                await ledger.close()
+                ledger = slot.ledger = None
+            if ledger is None:
+                async with self._sweeping:
+                    pass
+                source = retention or _nobody_set_one
+                ledger = await open_stream(name, self._stores, source, create=create)
+                slot.ledger = ledger
+            elif retention is not None:
+                ledger.use_retention(retention)
+            return ledger
+
+    async def exists(self, name: str) -> bool:
+        """Whether there is such a stream.  Raises `MetadataError`."""
+        return await self._stores.metadata.get(ledger_key(name)) is not None
+
+    async def unload(self, name: str) -> None:
+        """Close the stream if it is open; what it held is durable then."""
+        async with self._slot(name) as slot:
+            if slot.ledger is not None:
+                await slot.ledger.close()
+                slot.ledger = None
+
+    async def delete(self, name: str) -> None:
+        """Remove the stream, its cursors and its entries.
+
+        Raises `ManagedLedgerNotFound`, `MetadataError`, `LedgerError`: delete it again then.
+        """
+        async with self._slot(name) as slot:
+            ledger = slot.ledger
+            if ledger is None or ledger.state in _STOPPED:
+                ledger = await open_stream(name, self._stores, _nobody_set_one, create=False)
+            slot.ledger = None
+            try:
+                await ledger.delete()
+            finally:
+                await ledger.close()
+
+    async def close(self) -> None:
+        """Close every stream, together; nothing opens any more."""
+        self._closed = True
+        await asyncio.gather(*(self._close_slot(slot) for slot in list(self._slots.values())))
+        self._slots.clear()
+
+    async def _close_slot(self, slot: _Slot) -> None:
+        async with slot.lock:
+            if slot.ledger is not None:
+                await slot.ledger.close()
+                slot.ledger = None
+
+    @asynccontextmanager
+    async def _slot(self, name: str) -> AsyncIterator[_Slot]:
+        slot = self._slots.setdefault(name, _Slot())
+        slot.users += 1
+        try:
+            async with slot.lock:
+                if self._closed:
+                    raise ManagedLedgerClosed("This broker is stopping: look the topic up again.")
+                yield slot
+        finally:
+            slot.users -= 1
+            if slot.users == 0 and slot.ledger is None:
+                self._slots.pop(name, None)
+
+    async def sweep_orphans(self) -> list[LedgerId]:
+        """Delete the ledgers that no record names; their ids.
+
+        For the one owner of both stores, before the first `open` (which waits for it): a ledger
+        that somebody is just making would look like an orphan.
+        """
+        async with self._sweeping:
+            if self.loaded():
+                raise LedgerAssertion(
+                    "Orphaned ledgers were to be swept while streams are open: sweep at start."
+                )
+            stored = await self._stores.ledgers.list_ledgers()
+            named: set[int] = set()
+            await self._collect_named(ROOT, named)
+            orphans = [ledger_id for ledger_id in stored if ledger_id not in named]
+            for ledger_id in orphans:
+                log.info("orphaned_ledger_deleted", ledger=ledger_id)
+                await self._stores.ledgers.delete(ledger_id)
+            return orphans
+
+    async def _collect_named(self, path: str, named: set[int]) -> None:
+        """Walk the records below `path`: streams, and directly below a stream its cursors."""
+        metadata = self._stores.metadata
+        keys = [f"{path}/{child}" for child in await metadata.children(path)]
+        for key, record in zip(keys, await metadata.get_many(keys), strict=True):
+            if record is None:
+                await self._collect_named(key, named)
+                continue
+            named.update(info.ledger_id for info in decode_stream(key, record.value).ledgers)
+            cursors = [f"{key}/{child}" for child in await metadata.children(key)]
+            for cursor in await metadata.get_many(cursors):
+                if cursor is not None:
+                    named.add(decode_cursor(cursor.key, cursor.value).ledger_id)
+
+
+def _nobody_set_one() -> Retention | None:
+    return None

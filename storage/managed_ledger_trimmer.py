@@ -1,0 +1,115 @@
+"""When a managed ledger drops ledgers: after rolling over, after acknowledgements, by time.
+
+Rules:
+
+- `storage.trimming` decides; here it is carried out: out of the list by a conditional write, then
+  deleted.
+- A look that finds nothing costs no task.  If only time keeps the next ledger, a timer looks again.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from protocol.server_error import MagnetarError
+from storage.managed_ledger_core import StreamCore
+from storage.managed_ledger_cursors import Cursors
+from storage.managed_ledger_types import ManagedLedgerState, RetentionSource
+from storage.trimming import TrimDecision, decide
+
+log = structlog.get_logger(__name__)
+_LEAST_PAUSE_MS = 1000
+_LONGEST_PAUSE_MS = 24 * 3600 * 1000
+_RETRY_MS = 30_000
+
+
+class Trimmer:
+    """See the module's rules."""
+
+    __slots__ = ("_core", "_cursors", "_stopped", "_task", "_timer", "_trimmed", "retention")
+
+    def __init__(
+        self,
+        core: StreamCore,
+        cursors: Cursors,
+        retention: RetentionSource,
+        trimmed: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._cursors = cursors
+        self.retention = retention
+        self._trimmed = trimmed
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def soon(self) -> None:
+        """Look now; if something may go, a task takes it out."""
+        if self._task is not None or not self._running():
+            return
+        if self._decide().drop:
+            self._task = self._core.loop.create_task(self._run())
+
+    async def trim(self) -> None:
+        """Take out what may go now.  Raises `MetadataError`, `ManagedLedgerFenced`."""
+        core = self._core
+        async with core.lock:
+            if not self._running():
+                return
+            drop = self._decide().drop
+            if drop:
+                await core.save(without=drop)
+                self._trimmed()
+        await core.collect()
+
+    async def stop(self) -> None:
+        """No more looks; waits for the one that runs."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _running(self) -> bool:
+        stopped = self._core.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED)
+        return not (stopped or self._stopped)
+
+    def _decide(self) -> TrimDecision:
+        stores = self._core.stores
+        now_ms = stores.clock.now_ms()
+        decision = decide(
+            self._core.ledgers.infos,
+            self._cursors.who_reads(),
+            retention=self.retention(),
+            unsubscribed_retention_ms=stores.limits.unsubscribed_retention_ms,
+            now_ms=now_ms,
+        )
+        if decision.next_look_ms is not None:
+            self._look_in(decision.next_look_ms - now_ms)
+        return decision
+
+    def _look_in(self, pause_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        pause_ms = min(max(pause_ms, _LEAST_PAUSE_MS), _LONGEST_PAUSE_MS)
+        self._timer = self._core.loop.call_later(pause_ms / 1000, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.soon()
+
+    async def _run(self) -> None:
+        again = False
+        try:
+            await self.trim()
+            again = True
+        except MagnetarError as error:
+            log.warning("trim_failed", name=self._core.name, error=str(error))
+            if self._running():
+                self._look_in(_RETRY_MS)
+        finally:
+            self._task = None
+        if again:
+            self.soon()

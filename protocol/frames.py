@@ -10,7 +10,8 @@ arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEntryM
 entry; it is taken off and handed over beside it.
 
 Nothing is allocated on the word of a length: a decoder holds the bytes it was fed, never more than
-one frame and one chunk of them, and copies each a bounded number of times.
+one frame and one chunk of them, and copies each a bounded number of times.  A command has a limit
+of its own, since its bytes become objects: what is too large is refused when its head is there.
 """
 
 from struct import Struct
@@ -43,6 +44,7 @@ __all__ = [
     "FrameDecoder",
     "FrameError",
     "FrameTooLarge",
+    "MAX_COMMAND_SIZE",
     "MalformedCommand",
     "MalformedEntry",
     "MalformedFrame",
@@ -60,6 +62,9 @@ _SIZES: Final = Struct(">II")
 _ENTRY_HEAD: Final = Struct(">HII")
 _HEADER: Final = 8
 """Bytes of the two sizes that begin every frame."""
+MAX_COMMAND_SIZE: Final = 1024 * 1024
+"""Largest command of a client.  The largest that clients send are ACKs of thousands of messages and
+schemas; parsed, an ACK of tiny ids takes some forty times its bytes."""
 _SEND: Final = int(BaseCommand.SEND)
 _MESSAGE: Final = int(BaseCommand.MESSAGE)
 _MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
@@ -81,11 +86,14 @@ class Frame(NamedTuple):
 class FrameDecoder:
     """Cuts the bytes of one peer into frames.  After a `FrameError` it stays broken."""
 
-    __slots__ = ("_buffer", "_error", "_max_frame_size", "_needed")
+    __slots__ = ("_buffer", "_error", "_max_command_size", "_max_frame_size", "_needed")
 
-    def __init__(self, max_frame_size: int) -> None:
-        """Refuse frames of which more than `max_frame_size` bytes follow the first size."""
+    def __init__(self, max_frame_size: int, max_command_size: int = MAX_COMMAND_SIZE) -> None:
+        """Refuse frames of which more than `max_frame_size` bytes follow the first size, and
+        commands of more than `max_command_size` bytes.
+        """
         self._max_frame_size = max_frame_size
+        self._max_command_size = max_command_size
         self._buffer = bytearray()
         self._needed = 0
         self._error: FrameError | None = None
@@ -131,32 +139,42 @@ class FrameDecoder:
                     f"A frame of {total} bytes is announced and {limit} is the most; send smaller "
                     "messages, or raise the broker's largest message size."
                 )
+            if total < 4:
+                raise MalformedFrame(
+                    f"A frame of {total} bytes has no room for the size of its command; "
+                    "check that the peer speaks the Pulsar binary protocol."
+                )
+            if available - position < _HEADER:
+                needed = _HEADER
+                break
+            (command_size,) = _U32.unpack_from(data, position + 4)
+            if command_size > total - 4 or command_size > self._max_command_size:
+                raise self._bad_command_size(command_size, total - 4)
             end = position + 4 + total
             if end > available:
                 needed = 4 + total
                 break
-            frames.append(_decode(data, position, end))
+            frames.append(_decode(data, position + _HEADER, command_size, end))
             position = end
         if position < available:
             self._buffer += data[position:] if position else data
             self._needed = needed
 
+    def _bad_command_size(self, command_size: int, left: int) -> FrameError:
+        if command_size > left:
+            return MalformedFrame(
+                f"A command of {command_size} bytes is announced in a frame that has "
+                f"{left} left; the first size counts all bytes after itself."
+            )
+        return FrameTooLarge(
+            f"A command of {command_size} bytes is announced and {self._max_command_size} is the "
+            "most; split it, for example into several acknowledgements."
+        )
 
-def _decode(data: bytes, start: int, end: int) -> Frame:
-    """The frame at data[start:end]."""
-    command_start = start + _HEADER
-    if command_start > end:
-        raise MalformedFrame(
-            f"A frame of {end - start - 4} bytes has no room for the size of its command; "
-            "check that the peer speaks the Pulsar binary protocol."
-        )
-    (command_size,) = _U32.unpack_from(data, start + 4)
+
+def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Frame:
+    """The frame whose command begins at data[command_start], and which ends before data[end]."""
     command_end = command_start + command_size
-    if command_end > end:
-        raise MalformedFrame(
-            f"A command of {command_size} bytes is announced in a frame that has "
-            f"{end - command_start} left; the first size counts all bytes after itself."
-        )
     command = parse_command(data[command_start:command_end])
     kind = command.type
     if kind == _SEND:

@@ -62,7 +62,7 @@ class RawClient(asyncio.Protocol):
         self._answers: dict[int, asyncio.Future[pb.BaseCommand]] = {}
         self._handshake: asyncio.Future[pb.BaseCommand] | None = None
         self._pongs: deque[asyncio.Future[None]] = deque()
-        self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._decoder = FrameDecoder(MAX_FRAME_SIZE, MAX_FRAME_SIZE)
         self._transport: asyncio.Transport | None = None
 
     @classmethod

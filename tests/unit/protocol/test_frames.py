@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protocol import pulsar_pb2 as pb
 from protocol.checksum import crc32c, seal_entry, uses_compiled_checksum
 from protocol.frames import (
+    MAX_COMMAND_SIZE,
     ChecksumMismatch,
     Frame,
     FrameDecoder,
@@ -272,3 +273,46 @@ def test_a_large_frame_in_small_chunks_is_held_once() -> None:
     (frame,) = decoder.feed(data[decoder.buffered_size :])
     assert frame.entry == entry
     assert decoder.buffered_size == 0
+
+
+def ack_of(ids: bytes) -> bytes:
+    """The ACK command whose message ids are these bytes."""
+    body = b"\x08\x01\x10\x00" + ids
+    command = pb.BaseCommand(type=pb.BaseCommand.ACK).SerializeToString()
+    return command + b"\x52" + varint(len(body)) + body
+
+
+def varint(number: int) -> bytes:
+    digits = []
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def test_a_command_has_a_limit_of_its_own() -> None:
+    """However large a frame may be: the bytes of a command become objects many times their size."""
+    tiny = b"\x1a\x04\x08\x00\x10\x00"
+    largest = ack_of(tiny * ((MAX_COMMAND_SIZE - 12) // len(tiny)))
+    assert MAX_COMMAND_SIZE - len(tiny) <= len(largest) <= MAX_COMMAND_SIZE
+    (frame,) = FrameDecoder(8 << 20).feed(raw_frame(largest))
+    assert len(frame.command.ack.message_id) > 170_000
+    too_large = raw_frame(ack_of(tiny * (5_000_000 // len(tiny))))
+    with pytest.raises(FrameTooLarge):
+        FrameDecoder(8 << 20).feed(too_large)
+    head_only = FrameDecoder(8 << 20)
+    assert head_only.feed(too_large[:7]) == []
+    with pytest.raises(FrameTooLarge):
+        head_only.feed(too_large[7:8])
+
+
+def test_the_peer_of_a_broker_may_allow_larger_commands() -> None:
+    command = raw_frame(ack_of(b"\x1a\x04\x08\x00\x10\x00" * 300_000))
+    assert FrameDecoder(8 << 20, 8 << 20).feed(command)
+
+
+def test_a_million_missing_fields_make_one_short_sentence() -> None:
+    with pytest.raises(MalformedCommand) as caught:
+        FrameDecoder(8 << 20).feed(raw_frame(ack_of(b"\x1a\x00" * 500_000)))
+    assert "ack.message_id.ledger_id is not set" in str(caught.value)
+    assert len(str(caught.value)) < 200

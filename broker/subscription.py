@@ -58,7 +58,7 @@ class Subscription:
         self.drained = False
         self._counts = RedeliveryCounts()
         self._change = asyncio.Lock()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self._reattach: asyncio.TimerHandle | None = None
         self._retirement: asyncio.Task[None] | None = None
         self._past = _PastConsumers()
@@ -131,6 +131,13 @@ class Subscription:
 
         Raises `ConsumerBusy`, `ConsumerAssignError`, `SubscriptionUnavailable`.
         """
+        try:
+            return await self._add_in_turn(request)
+        finally:
+            if not self.durable and not self.consumers and self._reattach is None:
+                self._retire()
+
+    async def _add_in_turn(self, request: SubscribeRequest) -> Consumer:
         deadline = asyncio.get_running_loop().time() + EXCLUSIVE_HANDOVER_WAIT_S
         checked: set[Consumer] = set()
         while True:
@@ -182,7 +189,7 @@ class Subscription:
                 continue
             remaining = 0
             if ack_set:
-                size = min(batch_size or len(ack_set) * 64, len(ack_set) * 64)
+                size = _trusted_size(batch_size, ack_set)
                 if not cursor.acknowledge_batch(position, ack_set, size):
                     left = cursor.ack_set(position)
                     remaining = from_words(left, len(left) * 64).bit_count() if left else 0
@@ -318,11 +325,11 @@ class Subscription:
         left_s = deadline - loop.time()
         if self.topic.name.domain is TopicDomain.SEGMENT and left_s > 0:
             changed: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(changed)
+            self._waiting[changed] = None
             try:
                 await asyncio.wait((changed,), timeout=left_s)
             finally:
-                self._waiting.discard(changed)
+                self._waiting.pop(changed, None)
             if changed.done():
                 return
         raise ConsumerBusy(
@@ -380,7 +387,7 @@ class Subscription:
     def _lost_all(self) -> None:
         self._drop_dispatcher()
         self._changed()
-        if not self.durable and not self.closed and self._reattach is None:
+        if not self.durable and self._reattach is None:
             self._retire()
 
     def _drop_dispatcher(self) -> None:
@@ -389,7 +396,7 @@ class Subscription:
             self.dispatcher = None
 
     def _changed(self) -> None:
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -401,11 +408,13 @@ class Subscription:
 
     def _not_back(self) -> None:
         self._reattach = None
-        if not self.consumers and not self.closed:
+        if not self.consumers:
             self._retire()
 
     def _retire(self) -> None:
         """Nobody reads a non-durable subscription any longer: the topic forgets it."""
+        if self.closed:
+            return
         self.closed = True
         self._retirement = asyncio.get_running_loop().create_task(self._end())
 
@@ -414,6 +423,15 @@ class Subscription:
             await self.topic.unsubscribe(self.name, force=True)
         except MagnetarError as error:
             log.warning("reader_not_forgotten", subscription=self.name, error=str(error))
+
+
+def _trusted_size(batch_size: int, ack_set: Sequence[int]) -> int:
+    """A batch size to make bits of: the peer's, but not more than one beyond the bits it sent.
+
+    That is enough, because messages beyond the bits are acknowledged.
+    """
+    enough = len(ack_set) * 64 + 1
+    return min(batch_size, enough) if batch_size > 0 else enough
 
 
 class _PastConsumers:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from broker.consumer import Consumer
     from broker.subscription import Subscription
     from protocol.ids import Position
-    from storage.managed_ledger import Entry
+    from storage.managed_ledger_types import Entry
 
 
 class Dispatcher(ABC):

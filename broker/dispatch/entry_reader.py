@@ -19,7 +19,8 @@ from protocol.ids import Position
 from protocol.server_error import MagnetarError
 
 if TYPE_CHECKING:
-    from storage.managed_ledger import Entry, ManagedLedger
+    from storage.managed_ledger import ManagedLedger
+    from storage.managed_ledger_types import Entry
 
 log = structlog.get_logger(__name__)
 

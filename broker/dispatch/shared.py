@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from broker.consumer import Consumer
     from broker.subscription import Subscription
     from protocol.ids import Position
-    from storage.managed_ledger import Entry
+    from storage.managed_ledger_types import Entry
 
 _NO_HASH = 0
 
@@ -62,7 +62,7 @@ class SharedDispatcher(PendingDispatcher):
                 break
             served.add(consumer)
             run = min(budget, ROUND_ROBIN_RUN_ENTRIES)
-            while run and consumer.has_room():
+            while run and consumer.has_room() and not self._full():
                 entry = self._next(limit)
                 if entry is None:
                     more = False

@@ -1,0 +1,279 @@
+"""Consumers: SUBSCRIBE, FLOW, ACK, REDELIVER_UNACKNOWLEDGED_MESSAGES, UNSUBSCRIBE, CLOSE_CONSUMER.
+
+Rules:
+
+- FLOW, ACK and REDELIVER for a consumer that is still opening, or closed, are dropped: they cross
+  CLOSE_CONSUMER and seeks all the time.
+- An ACK with a request id is answered when it is durable; one without never is.
+- CLOSE_CONSUMER takes back a SUBSCRIBE in progress, and is answered even if there is no consumer.
+- What the client could not understand before SUCCESS (who is active, the end of the topic) follows
+  it in the same turn.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, cast
+
+from broker.consumer import (
+    Consumer,
+    KeySharedMode,
+    KeySharedPolicy,
+    SubscribeRequest,
+    SubscriptionType,
+)
+from broker.dispatch.errors import (
+    ConsumerBusy,
+    ConsumerNotAllowed,
+    ConsumerNotFound,
+    SubscriptionUnavailable,
+)
+from broker.dispatch.start_position import position_of, start_position
+from broker.handlers import Handler, consume_position
+from broker.schemas import definition_from_wire
+from protocol.ids import Position, from_wire
+from protocol.names import parse_topic_name
+from protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandAck,
+    CommandAckResponse,
+    CommandSubscribe,
+    CommandSuccess,
+    KeySharedMeta,
+)
+from protocol.pulsar_pb2 import ServerError as WireError
+from protocol.server_error import MagnetarError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from broker.connection import Connection
+    from broker.subscription import Ack
+
+_CUMULATIVE: Final = int(CommandAck.Cumulative)
+_NO_ACK_SET: Final = ()
+
+
+# SUBSCRIBE
+
+
+async def subscribe(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """Open a consumer; SUCCESS when it is attached."""
+    request = command.subscribe
+    consumer_id = request.consumer_id
+    known = connection.consumers.get(consumer_id)
+    if isinstance(known, Consumer):
+        _succeed(connection, request.request_id)
+        return
+    if known is not None:
+        raise SubscriptionUnavailable(
+            f"Consumer {consumer_id} is being opened on this connection: wait for the answer."
+        )
+    opening = asyncio.get_running_loop().create_task(_open(connection, request))
+    connection.consumers[consumer_id] = opening
+    try:
+        await opening
+    except asyncio.CancelledError:
+        if connection.closing or not opening.cancelled():
+            opening.cancel()
+            raise
+        raise SubscriptionUnavailable(
+            f"Consumer {consumer_id} was closed while it was being opened: subscribe again."
+        ) from None
+    finally:
+        if connection.consumers.get(consumer_id) is opening:
+            del connection.consumers[consumer_id]
+
+
+async def _open(connection: "Connection", request: CommandSubscribe) -> Consumer:
+    """Everything from the name to SUCCESS.  CLOSE_CONSUMER cancels it."""
+    broker = connection.broker
+    if not request.subscription.strip():
+        raise ConsumerNotAllowed("SUBSCRIBE came without a subscription name: give one.")
+    name = parse_topic_name(request.topic)
+    topic = await broker.topics.get(name, create=request.force_topic_creation)
+    if request.HasField("schema"):
+        policies = await broker.namespaces.require(name.namespace_name)
+        await broker.schemas.check_consumer(
+            name.schema_id, definition_from_wire(request.schema), policies.schema_compatibility
+        )
+    start = await start_position(topic, request)
+    consumer = await topic.subscribe(_in_our_terms(connection, request, start))
+    if consumer.closed:
+        raise SubscriptionUnavailable(
+            f"Subscription {request.subscription!r} was closed just now: subscribe again."
+        )
+    connection.consumers[request.consumer_id] = consumer
+    _succeed(connection, request.request_id)
+    consumer.opened()
+    return consumer
+
+
+def _in_our_terms(
+    connection: "Connection", request: CommandSubscribe, start: Position
+) -> SubscribeRequest:
+    kind = SubscriptionType(request.sub_type)
+    return SubscribeRequest(
+        connection=connection,
+        consumer_id=request.consumer_id,
+        subscription=request.subscription,
+        type=kind,
+        consumer_name=request.consumer_name or f"{connection.remote}-{request.consumer_id}",
+        durable=request.durable,
+        start=start,
+        priority_level=request.priority_level,
+        consumer_epoch=max(from_wire(request.consumer_epoch), 0),
+        key_shared=_policy(request.key_shared_meta),
+        properties={item.key: item.value for item in request.subscription_properties},
+        metadata={item.key: item.value for item in request.metadata},
+    )
+
+
+def _policy(meta: KeySharedMeta) -> KeySharedPolicy:
+    return KeySharedPolicy(
+        mode=KeySharedMode(meta.key_shared_mode),
+        allow_out_of_order=meta.allow_out_of_order_delivery,
+        ranges=tuple((item.start, item.end) for item in meta.hash_ranges),
+    )
+
+
+# FLOW, ACK, REDELIVER
+
+
+def flow(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """Permits for so many more messages."""
+    request = command.flow
+    consumer = connection.consumers.get(request.consumer_id)
+    if isinstance(consumer, Consumer):
+        consumer.flow(request.message_permits)
+
+
+def acknowledge(
+    connection: "Connection", command: BaseCommand, entry: bytes | None
+) -> "Coroutine[None, None, None] | None":
+    """Individual or cumulative; ACK_RESPONSE if it has a request id."""
+    ack = command.ack
+    consumer = connection.consumers.get(ack.consumer_id)
+    wants_answer = ack.HasField("request_id")
+    try:
+        if not isinstance(consumer, Consumer):
+            raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
+        _apply(consumer, ack)
+    except MagnetarError as error:
+        if wants_answer:
+            _ack_response(connection, ack, error)
+        return None
+    return _answer_when_durable(connection, consumer, ack) if wants_answer else None
+
+
+def _apply(consumer: Consumer, ack: CommandAck) -> None:
+    if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
+        raise ConsumerNotAllowed(
+            "Transactions are not enabled on this broker: acknowledge without one."
+        )
+    if ack.ack_type == _CUMULATIVE:
+        if len(ack.message_id) != 1:
+            raise ConsumerNotAllowed(
+                f"A cumulative acknowledgement came with {len(ack.message_id)} message ids: "
+                "send exactly one."
+            )
+        (last,) = ack.message_id
+        consumer.subscription.acknowledge_up_to(consumer, position_of(last), list(last.ack_set))
+        return
+    acks: list[Ack] = [
+        (
+            Position(item.ledger_id, item.entry_id),
+            list(item.ack_set) if item.ack_set else _NO_ACK_SET,
+            item.batch_size,
+        )
+        for item in ack.message_id
+    ]
+    consumer.subscription.acknowledge(consumer, acks)
+
+
+async def _answer_when_durable(
+    connection: "Connection", consumer: Consumer, ack: CommandAck
+) -> None:
+    try:
+        await consumer.subscription.cursor.persist()
+    except MagnetarError as error:
+        _ack_response(connection, ack, error)
+    else:
+        _ack_response(connection, ack, None)
+
+
+def _ack_response(connection: "Connection", ack: CommandAck, error: MagnetarError | None) -> None:
+    response = CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+    if ack.HasField("txnid_most_bits"):
+        response.txnid_most_bits = ack.txnid_most_bits
+        response.txnid_least_bits = ack.txnid_least_bits
+    if error is not None:
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
+    connection.send(BaseCommand(type=BaseCommand.ACK_RESPONSE, ack_response=response))
+
+
+def redeliver(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """Send again what the client did not process: the named entries, or everything."""
+    request = command.redeliver_unacknowledged_messages
+    consumer = connection.consumers.get(request.consumer_id)
+    if isinstance(consumer, Consumer):
+        epoch = from_wire(request.consumer_epoch) if request.HasField("consumer_epoch") else None
+        positions: Sequence[Position] | None = None
+        if request.message_ids:
+            positions = [Position(item.ledger_id, item.entry_id) for item in request.message_ids]
+        consumer.subscription.redeliver(consumer, positions, epoch)
+
+
+# UNSUBSCRIBE, CLOSE_CONSUMER
+
+
+async def unsubscribe(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """Delete the subscription of a consumer and its cursor."""
+    request = command.unsubscribe
+    consumer = connection.consumers.get(request.consumer_id)
+    if not isinstance(consumer, Consumer):
+        raise ConsumerNotFound(f"There is no consumer {request.consumer_id}: subscribe first.")
+    subscription = consumer.subscription
+    others = len(subscription.consumers) - 1
+    if others > 0 and not request.force:
+        raise ConsumerBusy(
+            f"Subscription {subscription.name!r} has {others} more consumers: close them first, "
+            "or unsubscribe with force."
+        )
+    consumer.close()
+    if subscription.durable:
+        await subscription.topic.unsubscribe(subscription.name, force=request.force)
+    _succeed(connection, request.request_id)
+
+
+def close_consumer(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """Detach a consumer; what it has not acknowledged goes to others."""
+    request = command.close_consumer
+    consumer = connection.consumers.pop(request.consumer_id, None)
+    if isinstance(consumer, Consumer):
+        consumer.close()
+    elif consumer is not None:
+        consumer.cancel()
+    _succeed(connection, request.request_id)
+
+
+def _succeed(connection: "Connection", request_id: int) -> None:
+    connection.send(
+        BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request_id))
+    )
+
+
+HANDLERS: Mapping[int, Handler] = MappingProxyType(
+    {
+        BaseCommand.SUBSCRIBE: subscribe,
+        BaseCommand.FLOW: flow,
+        BaseCommand.ACK: acknowledge,
+        BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver,
+        BaseCommand.UNSUBSCRIBE: unsubscribe,
+        BaseCommand.CLOSE_CONSUMER: close_consumer,
+        BaseCommand.SEEK: consume_position.seek,
+        BaseCommand.GET_LAST_MESSAGE_ID: consume_position.get_last_message_id,
+        BaseCommand.CONSUMER_STATS: consume_position.consumer_stats,
+    }
+)

@@ -21,7 +21,7 @@ from storage.managed_ledger_types import Entry
 
 def entry_bytes(sequence_id: int, key: str | None = None, count: int = 1, **fields: int) -> bytes:
     metadata = MessageMetadata(
-        producer_name="p", sequence_id=sequence_id, publish_time=1000, **fields
+        **{"producer_name": "p", "sequence_id": sequence_id, "publish_time": 1000} | fields  # type: ignore[arg-type]
     )
     if key is not None:
         metadata.partition_key = key

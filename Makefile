@@ -34,7 +34,7 @@ stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar 
 	$(BIN)/python -m pytest tests/stock --peer
 
 image-test: $(VENV)/.installed  ## build and try the container image (Debian, root)
-	$(BIN)/python -m pytest tests/image --run-image
+	$(BIN)/python -m pytest tests/image -m image
 
 clean:
 	rm -rf $(VENV) build tests/stock/target

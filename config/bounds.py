@@ -24,6 +24,12 @@ CLOSE_FLUSH_S = 5
 """How long a closing connection may take to deliver what is queued."""
 LIVENESS_CHECK_S = 5
 """How long the holder of a producer name has to prove that it lives when another one asks."""
+LISTEN_BACKLOG = 1024
+"""Sockets that wait to be accepted."""
+DRAIN_REQUESTS_S = 1
+"""How long a stopping broker waits for requests in progress after its topics are closed."""
+SESSION_TIMEOUT_MS = 30_000
+"""After this long without a sign of life a broker's ephemeral records go."""
 VIOLATIONS_LOGGED_PER_S = 10
 """Lines about connections that broke the protocol; the others are counted."""
 
@@ -46,6 +52,8 @@ SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
 """The same in bytes."""
 SEQUENCE_SNAPSHOT_S = 60
 """The same in time, so that quiet topics give space back too."""
+MAX_PARTITIONS = 10_000
+"""Partitions of one topic."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 
@@ -148,3 +156,11 @@ RESHAPE_TRIES = 8
 """How often sealing after a split or merge is tried in a row; later it is one try at a time."""
 RESHAPE_RETRY_PAUSE_S = 0.25
 """Pause after the first of those tries; the n-th is n times as long."""
+SESSIONS_PER_CONNECTION = 10_000
+"""Layouts, namespaces or ordered consumers (of each) that one connection may have open."""
+NAMESPACE_WATCH_COALESCE_S = 0.05
+"""Changes of a watched namespace within this time are told together, as Apache Pulsar does."""
+RELEASE_WAIT_S = 5
+"""How long a segment waits for a former owner that was told of it and never seen there."""
+TAKE_UP_WAIT_S = 30
+"""How long a consumer may leave all its segments unread before others get them."""

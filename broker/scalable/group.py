@@ -9,7 +9,8 @@ Rules:
   consumer is detached (or, if it was never seen there, gone or given up waiting for).
 - A consumer that closes a segment it still owns, and is attached at none of its segments then,
   has closed down: the stock client tells the controller nothing else.  Closing a segment that was
-  taken away is obedience, not leaving.
+  taken away is obedience, not leaving; closing a sealed one may mean that it was read to its end,
+  so a consumer that has no other is only idle then.
 - Every change returns the complete new assignments of the consumers whose set has changed.
 """
 
@@ -138,8 +139,12 @@ class ConsumerGroup:
             return {}
         del self._attached[segment_id, name]
         session = self.sessions.get(name)
+        segment = self._layout.segments.get(segment_id)
         if session is not None and by_command and segment_id in self.holdings.of(name):
-            session.closed.add(segment_id)
+            if segment is not None and segment.active:
+                session.closed.add(segment_id)
+            else:
+                session.taken_up.discard(segment_id)
         return self._deal()
 
     def has_closed_down(self, name: str) -> bool:
@@ -151,7 +156,7 @@ class ConsumerGroup:
         return bool(own & session.closed) and not any(self._attached[s, name] for s in own)
 
     def is_idle(self, name: str) -> bool:
-        """Whether a consumer was given segments and none of them has ever been taken up."""
+        """Whether a consumer has segments of its own and was seen at none of them, or let it go."""
         session = self.sessions.get(name)
         own = self.holdings.of(name)
         return session is not None and bool(own) and not own & session.taken_up

@@ -85,11 +85,6 @@ def of_creation(layout: Layout, *, now_ms: int) -> HistoryEntry:
     return HistoryEntry(now_ms, ChangeKind.CREATE, layout.epoch, (), tuple(layout.segments))
 
 
-def of_move(layout: Layout, *, now_ms: int) -> HistoryEntry:
-    """The entry of a new leader."""
-    return HistoryEntry(now_ms, ChangeKind.MOVE, layout.epoch)
-
-
 def readable(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
     """The entries in order, of each change of a layout the last one."""
     changes = {entry.epoch: entry for entry in entries if entry.kind is not ChangeKind.MOVE}

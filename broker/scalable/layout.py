@@ -171,8 +171,15 @@ class Reshape:
     children: tuple[Segment, ...]
 
 
+def even_ranges(count: int) -> list[tuple[int, int]]:
+    """The keyspace in `count` ranges of equal width; the last takes the rest."""
+    width = KEYSPACE // count
+    starts = range(0, count * width, width)
+    return [(start, start + width - 1) for start in starts[:-1]] + [(starts[-1], KEYSPACE - 1)]
+
+
 def initial(count: int, *, now_ms: int) -> Layout:
-    """`count` segments of equal width (the last takes the rest), at epoch 0.
+    """`count` segments of equal width, at epoch 0.
 
     Raises `IllegalSegmentCount`.
     """
@@ -180,17 +187,9 @@ def initial(count: int, *, now_ms: int) -> Layout:
         raise IllegalSegmentCount(
             f"A topic cannot start with {count} segments: ask for 1 to {MAX_INITIAL_SEGMENTS}."
         )
-    width = KEYSPACE // count
-    last = count - 1
     segments = [
-        Segment(
-            segment_id=number,
-            hash_start=number * width,
-            hash_end=KEYSPACE - 1 if number == last else (number + 1) * width - 1,
-            created_at_epoch=0,
-            created_at_ms=now_ms,
-        )
-        for number in range(count)
+        Segment(number, start, end, created_at_epoch=0, created_at_ms=now_ms)
+        for number, (start, end) in enumerate(even_ranges(count))
     ]
     return _layout(0, count, segments)
 

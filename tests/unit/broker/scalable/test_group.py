@@ -160,6 +160,34 @@ def test_a_consumer_that_takes_nothing_up_is_idle() -> None:
     assert group.is_idle("b")
 
 
+def test_closing_a_sealed_segment_may_mean_that_it_was_read_to_its_end() -> None:
+    layout = initial(2, now_ms=1)
+    group = ConsumerGroup(layout, ordered=True)
+    group.connect("a")
+    attach_all(group)
+    group.set_layout(split(layout, 0, now_ms=2).layout)
+    group.detached(0, "a", by_command=True)
+    assert not group.has_closed_down("a")
+    assert not group.is_idle("a"), "it still reads the other one"
+    group.set_drained({0})
+    group.attached(2, "a")
+    group.attached(3, "a")
+    for segment_id in (1, 2, 3):
+        group.detached(segment_id, "a", by_command=True)
+    assert group.has_closed_down("a")
+
+
+def test_a_consumer_that_closed_its_only_sealed_segment_is_idle() -> None:
+    layout = initial(1, now_ms=1)
+    group = ConsumerGroup(layout, ordered=True)
+    group.connect("a")
+    attach_all(group)
+    group.set_layout(split(layout, 0, now_ms=2).layout)
+    group.detached(0, "a", by_command=True)
+    assert not group.has_closed_down("a")
+    assert group.is_idle("a")
+
+
 @given(st.integers(1, 8), st.integers(1, 5))
 def test_shares_are_even_for_any_number_of_consumers(segments: int, consumers: int) -> None:
     group = group_of(segments, *(f"c{n}" for n in range(consumers)))

@@ -1,0 +1,239 @@
+"""The controller of each topic: who consumes it in order, and which segments each one has.
+
+Rules:
+
+- A topic has one controller among all brokers; it holds the ephemeral record `.../controller`.
+- A registration is stored before it is answered, and removed when the consumer has left.  After a
+  restart registered consumers are there as disconnected, with a whole grace period.
+- Registrations of one topic are stored and removed one after the other, so a consumer that comes
+  back while its leaving is written ends up registered.
+- A subscription serves STREAM or CHECKPOINT consumers, as its first one did.
+- STREAM consumers subscribe to segments with the subscription's name; CHECKPOINT ones read with
+  names of their own, so they are known by their consumer's name alone.
+"""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, ClassVar
+
+import structlog
+
+from broker.scalable.group_controller import GroupController
+from broker.scalable.held_places import HeldPlaces
+from broker.scalable.live_topics import LiveTopic
+from broker.scalable.records import SubscriptionKind, controller_path, segment_of
+from broker.scalable.segments import Segments, consumers_of, drained
+from broker.scalable.topic_store import TopicStore
+from protocol.pulsar_pb2 import ScalableConsumerAssignment
+from protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.metadata.store import ABSENT, MetadataStore, Session, VersionConflict
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.consumer import Consumer
+    from broker.topic import Topic
+
+log = structlog.get_logger(__name__)
+
+_CONSUMER_KINDS = (SubscriptionKind.STREAM, SubscriptionKind.CHECKPOINT)
+
+
+class NotController(PeerError):
+    """Another broker assigns this topic's segments."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class WrongConsumerKind(PeerError):
+    """The subscription serves consumers of another kind."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class Leadership:
+    """Claims to lead topics, kept by this process's session with the store."""
+
+    def __init__(self, metadata: MetadataStore, session: Session, broker_id: str) -> None:
+        self._metadata = metadata
+        self._session = session
+        self._value = json.dumps(broker_id).encode()
+
+    async def claim(self, live: LiveTopic) -> None:
+        """Lead the topic.  Raises `NotController`."""
+        path = controller_path(live.name)
+        try:
+            await self._metadata.put(path, self._value, expect=ABSENT, session=self._session)
+        except VersionConflict:
+            found = await self._metadata.get(path)
+            if found is not None and found.value != self._value:
+                raise NotController(
+                    f"{live.name} is led by {found.value.decode(errors='replace')}: look its "
+                    "layout up again and ask the controller named there."
+                ) from None
+            # Our own, of an earlier session that has not expired yet: it hangs on this one now.
+            await self._metadata.put(path, self._value, session=self._session)
+
+
+class TopicController:
+    """See the module's rules.  One for each topic that has, or had, ordered consumers."""
+
+    def __init__(
+        self, live: LiveTopic, store: TopicStore, segments: Segments, *, grace_s: float
+    ) -> None:
+        self.live = live
+        self.groups: dict[str, GroupController] = {}
+        self._store = store
+        self._segments = segments
+        self._grace_s = grace_s
+        self._places: dict[str, HeldPlaces] = {}
+        self._registrations = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def restore(self) -> None:
+        """Take in what is registered."""
+        for subscription, kind in (await self._store.subscriptions(self.live.name)).items():
+            if kind in _CONSUMER_KINDS:
+                names = await self._store.consumers(self.live.name, subscription)
+                if names:
+                    await self._add_group(subscription, kind, names)
+
+    async def close(self) -> None:
+        """The topic is gone, or the broker stops."""
+        for group in self.groups.values():
+            group.close()
+        self.groups.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Consumers
+
+    async def register(
+        self,
+        subscription: str,
+        kind: SubscriptionKind,
+        name: str,
+        connection: "Connection",
+        consumer_id: int,
+    ) -> ScalableConsumerAssignment:
+        """Register a consumer durably; its assignment.  Raises `WrongConsumerKind`."""
+        async with self._registrations:
+            group = self.groups.get(subscription) or await self._new_group(subscription, kind)
+            if group.kind is not kind:
+                raise WrongConsumerKind(
+                    f"Subscription {subscription!r} of {self.live.name} has {group.kind.value} "
+                    f"consumers: use another one for {kind.value}."
+                )
+            await self._store.put_consumer(self.live.name, subscription, name)
+            return group.register(name, connection, consumer_id)
+
+    async def _new_group(self, subscription: str, kind: SubscriptionKind) -> GroupController:
+        await self._store.put_subscription(self.live.name, subscription, kind)
+        if kind is SubscriptionKind.STREAM and self.live.layout.sealed:
+            places = HeldPlaces(self.live, subscription, self._segments)
+            await places.hold()
+            self._places[subscription] = places
+        return await self._add_group(subscription, kind, [])
+
+    async def _add_group(
+        self, subscription: str, kind: SubscriptionKind, names: list[str]
+    ) -> GroupController:
+        group = GroupController(
+            self.live, subscription, kind, grace_s=self._grace_s, changed=self._membership_changed
+        )
+        known: set[int] = set()
+        if kind is SubscriptionKind.STREAM:
+            for segment in self.live.layout.sealed:
+                name = segment_of(self.live.name, segment)
+                if await self._segments.is_drained(name, subscription):
+                    known.add(segment.segment_id)
+        group.begin(names, known)
+        for segment in self.live.layout.segments.values():
+            topic = self._segments.running(segment_of(self.live.name, segment))
+            for used, consumer in consumers_of(topic) if topic is not None else ():
+                if self._concerns(group, used, consumer, segment.segment_id):
+                    group.replay(segment.segment_id, consumer)
+        self.groups[subscription] = group
+        group.layout_changed()
+        return group
+
+    def _membership_changed(self, group: GroupController, name: str) -> None:
+        self._in_background(self._store_membership(group, name))
+
+    async def _store_membership(self, group: GroupController, name: str) -> None:
+        async with self._registrations:
+            topic, subscription = self.live.name, group.subscription
+            if group.is_registered(name):
+                await self._store.put_consumer(topic, subscription, name)
+                return
+            await self._store.remove_consumer(topic, subscription, name)
+            if group.kind is SubscriptionKind.CHECKPOINT and not group.group.sessions:
+                await self._store.remove_subscription(topic, subscription)
+                if self.groups.get(subscription) is group and not group.group.sessions:
+                    self.groups.pop(subscription).close()
+
+    async def settled(self) -> None:
+        """Return when every membership that changed so far is stored."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Events
+
+    def layout_changed(self) -> None:
+        """The layout is a newer one."""
+        for group in self.groups.values():
+            group.layout_changed()
+
+    def look_at_drained(self) -> None:
+        """Segments were sealed: see who has nothing to get from them."""
+        self._in_background(self._look_at_drained())
+
+    async def _look_at_drained(self) -> None:
+        for group in list(self.groups.values()):
+            if group.kind is not SubscriptionKind.STREAM:
+                continue
+            for segment in self.live.layout.sealed:
+                name = segment_of(self.live.name, segment)
+                is_drained = await self._segments.is_drained(name, group.subscription)
+                if segment.segment_id in self.live.layout.segments:
+                    group.mark_drained(segment.segment_id, is_drained)
+
+    def backlog_changed(self, segment_id: int, topic: "Topic", subscription: str) -> None:
+        """A subscription has drained a segment, or was set back on it."""
+        group = self.groups.get(subscription)
+        if group is not None and group.kind is SubscriptionKind.STREAM:
+            group.mark_drained(segment_id, drained(topic, subscription))
+
+    def attached(self, segment_id: int, subscription: str, consumer: "Consumer") -> None:
+        """A consumer was attached to a segment."""
+        for group in list(self.groups.values()):
+            if self._concerns(group, subscription, consumer, segment_id):
+                group.attached(segment_id, consumer)
+        places = self._places.get(subscription)
+        if places is not None and places.awaits(segment_id):
+            self._in_background(places.decide(segment_id))
+
+    def detached(self, consumer: "Consumer", *, by_command: bool) -> None:
+        """A consumer is gone from a segment."""
+        for group in list(self.groups.values()):
+            group.detached(consumer, by_command=by_command)
+
+    @staticmethod
+    def _concerns(
+        group: GroupController, subscription: str, consumer: "Consumer", segment_id: int
+    ) -> bool:
+        if group.kind is SubscriptionKind.STREAM:
+            return group.subscription == subscription
+        base = consumer.name.removesuffix(f"-seg-{segment_id}")
+        return base != consumer.name and group.speaks_at_segments(base)
+
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except MagnetarError as error:
+            log.warning("controller_work_failed", topic=str(self.live.name), error=str(error))

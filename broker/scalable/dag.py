@@ -1,0 +1,74 @@
+"""The layout as the wire carries it, real and synthetic.
+
+Rules:
+
+- All segments that are not pruned are told, SEALED ones included; brokers only for ACTIVE ones;
+  the controller's address always, so that a client never has to guess.
+- A regular `persistent://` topic is shown as segments that name the topic itself (or each of its
+  partitions) as their legacy topic: clients attach to that, and it is never a real layout.
+"""
+
+from broker.placement import BrokerAddress, Placement
+from broker.scalable.layout import Layout, Segment, even_ranges
+from broker.scalable.records import segment_of
+from protocol.names import TopicName
+from protocol.pulsar_pb2 import ACTIVE, SEALED, ScalableTopicDAG, SegmentInfoProto
+
+
+def dag_of(name: TopicName, layout: Layout, placement: Placement) -> ScalableTopicDAG:
+    """The DAG message of a scalable topic."""
+    dag = ScalableTopicDAG(
+        epoch=layout.epoch,
+        segments=[_segment(segment) for segment in layout.segments.values()],
+    )
+    for segment in layout.active:
+        address = placement.owner_of(segment_of(name, segment).topic_name)
+        entry = dag.segment_brokers.add(segment_id=segment.segment_id, broker_url=address.url)
+        if address.url_tls is not None:
+            entry.broker_url_tls = address.url_tls
+    _set_controller(dag, placement.controller_of(name))
+    return dag
+
+
+def synthetic_dag(
+    name: TopicName, partitions: int, placement: Placement, *, now_ms: int
+) -> ScalableTopicDAG:
+    """The DAG message of a regular topic: one segment for each partition, or one for the topic."""
+    dag = ScalableTopicDAG(epoch=0)
+    for number, (start, end) in enumerate(even_ranges(max(partitions, 1))):
+        segment = Segment(
+            segment_id=number,
+            hash_start=start,
+            hash_end=end,
+            created_at_epoch=0,
+            created_at_ms=now_ms,
+            legacy_topic_name=str(name.partition(number) if partitions > 0 else name),
+        )
+        dag.segments.append(_segment(segment))
+    _set_controller(dag, placement.controller_of(name))
+    return dag
+
+
+def _segment(segment: Segment) -> SegmentInfoProto:
+    info = SegmentInfoProto(
+        segment_id=segment.segment_id,
+        hash_start=segment.hash_start,
+        hash_end=segment.hash_end,
+        state=ACTIVE if segment.active else SEALED,
+        parent_ids=segment.parent_ids,
+        child_ids=segment.child_ids,
+        created_at_epoch=segment.created_at_epoch,
+        created_at_ms=segment.created_at_ms,
+    )
+    if not segment.active:
+        info.sealed_at_epoch = segment.sealed_at_epoch
+        info.sealed_at_ms = segment.sealed_at_ms
+    if segment.legacy_topic_name is not None:
+        info.legacy_topic_name = segment.legacy_topic_name
+    return info
+
+
+def _set_controller(dag: ScalableTopicDAG, address: BrokerAddress) -> None:
+    dag.controller_broker_url = address.url
+    if address.url_tls is not None:
+        dag.controller_broker_url_tls = address.url_tls

@@ -1,0 +1,280 @@
+"""One subscription's ordered consumers: a `ConsumerGroup` with connections, timers and sends.
+
+Rules:
+
+- Nothing here waits: events change the group, and what changed is sent in the same turn, so pushes
+  leave in the order of decisions.
+- A consumer is known by its name.  The connection and consumer id that registered last speak for
+  it; what an earlier connection does (its end above all) changes nothing any more.
+- A consumer that was thought to have left and turns up at a segment again while its connection
+  lives is taken back: leaving is guessed from what the stock client does, and guesses can be wrong.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from broker.scalable.answers import assignment_of, assignment_update
+from broker.scalable.group import Assignments, ConsumerGroup, SessionState
+from broker.scalable.live_topics import LiveTopic
+from broker.scalable.records import SubscriptionKind
+from config.bounds import RELEASE_WAIT_S, TAKE_UP_WAIT_S
+from protocol.pulsar_pb2 import ScalableConsumerAssignment
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.consumer import Consumer
+
+Key = TypeVar("Key")
+log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """Who speaks for a consumer: the registration that came last."""
+
+    connection: "Connection"
+    consumer_id: int
+    forget_connection: Callable[[], None]
+
+
+class GroupController:
+    """See the module's rules.
+
+    `changed` is told the name of a consumer that came (back) or went, so that its registration
+    is stored or removed.
+    """
+
+    def __init__(
+        self,
+        live: LiveTopic,
+        subscription: str,
+        kind: SubscriptionKind,
+        *,
+        grace_s: float,
+        changed: Callable[["GroupController", str], None],
+    ) -> None:
+        self.live = live
+        self.subscription = subscription
+        self.kind = kind
+        self.group = ConsumerGroup(live.layout, ordered=kind is SubscriptionKind.STREAM)
+        self._grace_s = grace_s
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._members: dict[str, Member] = {}
+        self._former: dict[str, Member] = {}
+        self._attached: dict[Consumer, tuple[int, str]] = {}
+        self._grace: dict[str, asyncio.TimerHandle] = {}
+        self._release: dict[int, asyncio.TimerHandle] = {}
+        self._take_up: dict[str, asyncio.TimerHandle] = {}
+
+    def begin(self, names: Iterable[str], drained: Collection[int]) -> None:
+        """Take in consumers registered earlier; their grace periods begin now."""
+        for name in names:
+            self.group.restore(name)
+            self._start_grace(name)
+        self.group.drained = set(drained)
+
+    def close(self) -> None:
+        """The topic is gone: stop all timers, tell nothing."""
+        for timers in (self._grace, self._release, self._take_up):
+            for timer in timers.values():
+                timer.cancel()
+            timers.clear()
+        for member in (*self._members.values(), *self._former.values()):
+            member.forget_connection()
+        self._members.clear()
+        self._former.clear()
+
+    def is_registered(self, name: str) -> bool:
+        """Whether a consumer has a share now."""
+        return name in self.group.sessions
+
+    def speaks_at_segments(self, name: str) -> bool:
+        """Whether a segment consumer of that name is one of ours, now or by its connection."""
+        return name in self.group.sessions or name in self._former
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """The connected consumers."""
+        return self._members
+
+    # What clients do at the controller
+
+    def register(
+        self, name: str, connection: "Connection", consumer_id: int
+    ) -> ScalableConsumerAssignment:
+        """A consumer comes, or comes back; its whole assignment."""
+        for members in (self._members, self._former):
+            earlier = members.pop(name, None)
+            if earlier is not None:
+                earlier.forget_connection()
+        self._cancel(self._grace, name)
+        self._enter(name, connection, consumer_id)
+        assignments = dict(self.group.connect(name))
+        own = assignments.pop(name)
+        self._tell(assignments)
+        log.debug("ordered_consumer_registered", consumer=name, segments=sorted(own))
+        return self._assignment(own)
+
+    def unregister(self, name: str, connection: "Connection", consumer_id: int) -> None:
+        """SCALABLE_TOPIC_UNSUBSCRIBE; nothing if another registration speaks for it by now."""
+        for members in (self._members, self._former):
+            member = members.get(name)
+            if (
+                member is not None
+                and member.connection is connection
+                and member.consumer_id == consumer_id
+            ):
+                del members[name]
+                member.forget_connection()
+                self._leave(name)
+
+    # What happens at the segments
+
+    def attached(self, segment_id: int, consumer: "Consumer") -> None:
+        """A segment consumer is there."""
+        if consumer in self._attached:
+            return
+        name = self._owner_of(segment_id, consumer)
+        self._attached[consumer] = (segment_id, name)
+        former = self._former.get(name)
+        self.group.attached(segment_id, name)
+        if former is not None and not former.connection.closing:
+            log.info("ordered_consumer_is_back", consumer=name, segment=segment_id)
+            assignment = self.register(name, former.connection, former.consumer_id)
+            former.connection.send(assignment_update(former.consumer_id, assignment))
+            self._changed(self, name)
+        self._watch_over()
+
+    def detached(self, consumer: "Consumer", *, by_command: bool) -> None:
+        """A segment consumer is gone."""
+        known = self._attached.pop(consumer, None)
+        if known is None:
+            return
+        segment_id, name = known
+        self._tell(self.group.detached(segment_id, name, by_command=by_command))
+        if by_command and self.group.has_closed_down(name):
+            log.debug("ordered_consumer_closed_down", consumer=name)
+            self._part_with(name)
+
+    def replay(self, segment_id: int, consumer: "Consumer") -> None:
+        """A segment consumer was there before this controller."""
+        if consumer not in self._attached:
+            name = self._owner_of(segment_id, consumer)
+            self._attached[consumer] = (segment_id, name)
+            self.group.attached(segment_id, name)
+
+    def mark_drained(self, segment_id: int, drained: bool) -> None:
+        """A sealed segment is drained, or not any longer."""
+        known = self.group.drained
+        if drained != (segment_id in known):
+            self._tell(self.group.set_drained(known ^ {segment_id}))
+
+    def layout_changed(self) -> None:
+        """The topic's layout is a newer one."""
+        self._tell(self.group.set_layout(self.live.layout))
+
+    def start(self) -> None:
+        """Deal for the first time."""
+        self._tell(self.group.start())
+
+    # Within
+
+    def _enter(self, name: str, connection: "Connection", consumer_id: int) -> None:
+        forget = connection.on_close(lambda: self._connection_lost(name, member))
+        member = self._members[name] = Member(connection, consumer_id, forget)
+
+    def _owner_of(self, segment_id: int, consumer: "Consumer") -> str:
+        """The registered consumer that a segment consumer belongs to; else its own name."""
+        suffix = f"-seg-{segment_id}"
+        if consumer.name.endswith(suffix):
+            return consumer.name.removesuffix(suffix)
+        for name, member in self._members.items():
+            if member.connection is consumer.connection and segment_id in self.group.holdings.of(
+                name
+            ):
+                return name
+        return consumer.name
+
+    def _connection_lost(self, name: str, member: Member) -> None:
+        if self._former.get(name) is member:
+            del self._former[name]
+        if self._members.get(name) is member:
+            del self._members[name]
+            self._start_grace(name)
+            self._tell(self.group.disconnect(name))
+
+    def _start_grace(self, name: str) -> None:
+        self._cancel(self._grace, name)
+        self._grace[name] = self._loop.call_later(self._grace_s, self._grace_over, name)
+
+    def _grace_over(self, name: str) -> None:
+        self._grace.pop(name, None)
+        session = self.group.sessions.get(name)
+        if session is not None and session.state is SessionState.DISCONNECTED:
+            log.info("ordered_consumer_evicted", consumer=name, subscription=self.subscription)
+            self._leave(name)
+
+    def _part_with(self, name: str) -> None:
+        """It seems to have closed down; its connection may still speak for it."""
+        member = self._members.pop(name, None)
+        if member is not None:
+            self._former[name] = member
+        self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        self._cancel(self._grace, name)
+        self._tell(self.group.leave(name))
+        self._changed(self, name)
+
+    def _tell(self, assignments: Assignments) -> None:
+        for name, own in assignments.items():
+            member = self._members.get(name)
+            if member is not None:
+                update = assignment_update(member.consumer_id, self._assignment(own))
+                member.connection.send(update)
+        self._watch_over()
+
+    def _assignment(self, own: Iterable[int]) -> ScalableConsumerAssignment:
+        layout = self.live.layout
+        segments = [layout.segments[segment_id] for segment_id in own]
+        return assignment_of(self.live.name, layout.epoch, segments)
+
+    # Timers for what may never happen
+
+    def _watch_over(self) -> None:
+        awaited = self.group.awaited()
+        for segment_id in self._release.keys() - awaited:
+            self._cancel(self._release, segment_id)
+        for segment_id in awaited - self._release.keys():
+            self._release[segment_id] = self._loop.call_later(
+                RELEASE_WAIT_S, self._give_up, segment_id
+            )
+        idle = {name for name in self._members if self.group.is_idle(name)}
+        for name in self._take_up.keys() - idle:
+            self._cancel(self._take_up, name)
+        for name in idle - self._take_up.keys():
+            self._take_up[name] = self._loop.call_later(TAKE_UP_WAIT_S, self._not_taken_up, name)
+
+    def _give_up(self, segment_id: int) -> None:
+        self._release.pop(segment_id, None)
+        self._tell(self.group.give_up_waiting({segment_id}))
+
+    def _not_taken_up(self, name: str) -> None:
+        """Others are waiting, and this one reads nothing: it is taken for closed."""
+        self._take_up.pop(name, None)
+        if self.group.is_idle(name) and len(self.group.registered()) > 1:
+            log.info("ordered_consumer_reads_nothing", consumer=name)
+            self._part_with(name)
+        else:
+            self._watch_over()
+
+    @staticmethod
+    def _cancel(timers: dict[Key, asyncio.TimerHandle], key: Key) -> None:
+        timer = timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

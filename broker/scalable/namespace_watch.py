@@ -1,0 +1,176 @@
+"""WATCH_SCALABLE_TOPICS: which scalable topics a namespace has, now and as that changes.
+
+Rules:
+
+- The store's watch is taken before the first listing, so no change falls between.
+- A client that names the hash of what it has hears nothing if that is still true; otherwise it gets
+  everything once.  After that only differences are told, those of NAMESPACE_WATCH_COALESCE_S
+  together, and a topic that is deleted is `removed`.
+- With filters, a topic is there while its properties have all of them.
+- Errors are for the first answer only; what goes wrong later closes the connection.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import structlog
+
+from broker.scalable.answers import topics_diff, topics_error, topics_snapshot
+from broker.scalable.records import decode_topic, namespace_path, topic_at
+from broker.scalable.topic_store import TopicStore, matches
+from broker.scalable.watch import TooManySessions
+from config.bounds import NAMESPACE_WATCH_COALESCE_S, SESSIONS_PER_CONNECTION
+from protocol.names import NamespaceName, parse_namespace_name
+from protocol.server_error import MagnetarError
+from storage.metadata.store import Event, EventKind, MetadataStore
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.namespaces import Namespaces
+
+log = structlog.get_logger(__name__)
+
+Filters = Sequence[tuple[str, str]]
+
+
+def topics_hash(names: Iterable[str]) -> str:
+    """The hash of a set of names: CRC32C of the sorted names joined by commas, as the client's."""
+    checksum = google_crc32c.value(",".join(sorted(names)).encode())
+    return int(checksum).to_bytes(4, "little").hex()
+
+
+class NamespaceWatches:
+    """See the module's rules."""
+
+    def __init__(
+        self, metadata: MetadataStore, store: TopicStore, namespaces: "Namespaces"
+    ) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._namespaces = namespaces
+        self._tasks: dict[Connection, dict[int, asyncio.Task[None]]] = {}
+
+    def open(
+        self,
+        connection: "Connection",
+        watch_id: int,
+        namespace: str,
+        filters: Filters,
+        current_hash: str | None,
+    ) -> None:
+        """Answer, and go on telling until closed."""
+        self.close(connection, watch_id)
+        tasks = self._tasks.get(connection)
+        if tasks is None:
+            tasks = self._tasks[connection] = {}
+            connection.on_close(lambda: self._connection_closed(connection))
+        if len(tasks) >= SESSIONS_PER_CONNECTION:
+            problem = TooManySessions(
+                f"This connection watches {len(tasks)} namespaces already: close some."
+            )
+            connection.send(topics_error(watch_id, problem))
+            return
+        watch = _Watch(connection, watch_id, filters)
+        tasks[watch_id] = asyncio.create_task(self._serve(watch, namespace, current_hash))
+
+    def close(self, connection: "Connection", watch_id: int) -> None:
+        """Tell nothing more.  Unknown watches are ignored."""
+        task = self._tasks.get(connection, {}).pop(watch_id, None)
+        if task is not None:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """End all."""
+        tasks = [task for tasks in self._tasks.values() for task in tasks.values()]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _connection_closed(self, connection: "Connection") -> None:
+        for task in self._tasks.pop(connection, {}).values():
+            task.cancel()
+
+    async def _serve(self, watch: "_Watch", text: str, current_hash: str | None) -> None:
+        try:
+            namespace = parse_namespace_name(text)
+            await self._namespaces.require(namespace)
+            await self._follow(watch, namespace, current_hash)
+        except MagnetarError as error:
+            log.debug("namespace_watch_failed", namespace=text, error=str(error))
+            if watch.told is None:
+                watch.connection.send(topics_error(watch.watch_id, error))
+            else:
+                watch.connection.close(f"the watch of {text} failed: {error}")
+        finally:
+            watch.cancel_flush()
+
+    async def _follow(
+        self, watch: "_Watch", namespace: NamespaceName, current_hash: str | None
+    ) -> None:
+        events = self._metadata.watch_children(namespace_path(namespace))
+        try:
+            watch.begin(await self._names(namespace, watch), current_hash)
+            async for event in events:
+                if event.kind is EventKind.RESYNC:
+                    watch.replace(await self._names(namespace, watch))
+                else:
+                    watch.apply(event)
+        finally:
+            events.close()
+
+    async def _names(self, namespace: NamespaceName, watch: "_Watch") -> set[str]:
+        return {str(name) for name in await self._store.find(namespace, watch.filters)}
+
+
+class _Watch:
+    """What one watch was told, and what is true by now."""
+
+    def __init__(self, connection: "Connection", watch_id: int, filters: Filters) -> None:
+        self.connection = connection
+        self.watch_id = watch_id
+        self.filters = filters
+        self.told: set[str] | None = None
+        self._now: set[str] = set()
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    def begin(self, names: set[str], current_hash: str | None) -> None:
+        self._now = names
+        self.told = set(names)
+        if current_hash != topics_hash(names):
+            self.connection.send(topics_snapshot(self.watch_id, names))
+
+    def apply(self, event: Event) -> None:
+        name = topic_at(event.key)
+        if name is None:
+            return
+        record = event.record
+        if record is not None and matches(decode_topic(record.value).properties, self.filters):
+            self._now.add(str(name))
+        else:
+            self._now.discard(str(name))
+        self._flush_soon()
+
+    def replace(self, names: set[str]) -> None:
+        self._now = names
+        self._flush_soon()
+
+    def cancel_flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None and self._now != self.told:
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(NAMESPACE_WATCH_COALESCE_S, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        told = self.told or set()
+        added, removed = self._now - told, told - self._now
+        if added or removed:
+            self.told = set(self._now)
+            self.connection.send(topics_diff(self.watch_id, added, removed))

@@ -1,0 +1,183 @@
+"""DAG sessions: a client asks for a layout once and is told every later one.
+
+Rules:
+
+- The first answer is the layout or an error; after a layout no error is ever sent, as clients stop
+  listening then and keep a stale layout for good.  What goes wrong later closes the connection.
+- Every layout is pushed once to every session, in epoch order and in the turn in which the change
+  became known, so no session sees an older one after a newer one.
+- `resolved_topic_name` is always there and always a `topic://` name.
+- What is not served as a scalable topic has a fixed answer, and its session ends with it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import structlog
+
+from broker.placement import Placement
+from broker.scalable.answers import dag_error, dag_update
+from broker.scalable.dag import dag_of, synthetic_dag
+from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
+from config.bounds import SESSIONS_PER_CONNECTION
+from protocol.names import (
+    TopicDomain,
+    TopicName,
+    parse_topic_name,
+    require_persistent,
+    segment_name,
+)
+from protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.clock import Clock
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+
+log = structlog.get_logger(__name__)
+
+
+class TooManySessions(PeerError):
+    """A connection watches, or consumes, more than it may at once."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+CreateMissing = Callable[[TopicName], Awaitable[LiveTopic | None]]
+"""Makes a missing topic if that is allowed; None if it is not."""
+PartitionCount = Callable[[TopicName], Awaitable[int]]
+"""Partitions of a regular topic; 0 for an unpartitioned or missing one."""
+
+
+@dataclass(eq=False, slots=True)
+class DagSession:
+    """One session of one connection.  `topic` is None until its layout was sent."""
+
+    connection: "Connection"
+    session_id: int
+    topic: TopicName | None = None
+
+
+class DagSessions:
+    """See the module's rules."""
+
+    def __init__(
+        self,
+        topics: LiveTopics,
+        placement: Placement,
+        clock: Clock,
+        *,
+        create_missing: CreateMissing,
+        partition_count: PartitionCount,
+    ) -> None:
+        self._topics = topics
+        self._placement = placement
+        self._clock = clock
+        self._create_missing = create_missing
+        self._partition_count = partition_count
+        self._by_connection: dict[Connection, dict[int, DagSession]] = {}
+        self._by_topic: dict[TopicName, set[DagSession]] = {}
+        topics.on_layout(self._push)
+
+    async def open(
+        self, connection: "Connection", session_id: int, text: str, *, create_if_missing: bool
+    ) -> None:
+        """SCALABLE_TOPIC_LOOKUP: answer with the layout and go on telling, or with an error."""
+        self.close(connection, session_id)
+        try:
+            session = self._enter(connection, session_id)
+        except TooManySessions as error:
+            connection.send(dag_error(session_id, error))
+            return
+        try:
+            name = parse_topic_name(text)
+            live = await self._resolve(name, create_if_missing=create_if_missing)
+            partitions = 0 if live is not None else await self._partition_count(name)
+        except MagnetarError as error:
+            log.debug("dag_session_refused", topic=text, error=str(error))
+            if self._is_open(session):
+                self.close(connection, session_id)
+                connection.send(dag_error(session_id, error))
+            return
+        if not self._is_open(session):
+            return
+        if live is None:
+            self.close(connection, session_id)
+            now_ms = self._clock.now_ms()
+            dag = synthetic_dag(name, partitions, self._placement, now_ms=now_ms)
+            connection.send(dag_update(session_id, dag, twin(name)))
+            return
+        session.topic = live.name
+        self._by_topic.setdefault(live.name, set()).add(session)
+        dag = dag_of(live.name, live.layout, self._placement)
+        connection.send(dag_update(session_id, dag, live.name))
+
+    def close(self, connection: "Connection", session_id: int) -> None:
+        """SCALABLE_TOPIC_CLOSE: tell nothing more.  Unknown sessions are ignored."""
+        sessions = self._by_connection.get(connection, {})
+        session = sessions.pop(session_id, None)
+        if session is not None:
+            self._leave_topic(session)
+
+    def count(self, name: TopicName) -> int:
+        """Sessions that are told of a topic's changes."""
+        return len(self._by_topic.get(name, ()))
+
+    def created(self, name: TopicName) -> None:
+        """A topic was made.  Who holds a session of an earlier one of that name must ask anew."""
+        for session in list(self._by_topic.get(name, ())):
+            session.connection.close(f"{name} was deleted and made again")
+
+    def _enter(self, connection: "Connection", session_id: int) -> DagSession:
+        sessions = self._by_connection.get(connection)
+        if sessions is None:
+            sessions = self._by_connection[connection] = {}
+            connection.on_close(lambda: self._connection_closed(connection))
+        if len(sessions) >= SESSIONS_PER_CONNECTION:
+            raise TooManySessions(
+                f"This connection watches {len(sessions)} topics already: close some, or open "
+                "another connection."
+            )
+        session = sessions[session_id] = DagSession(connection, session_id)
+        return session
+
+    def _is_open(self, session: DagSession) -> bool:
+        sessions = self._by_connection.get(session.connection, {})
+        return sessions.get(session.session_id) is session
+
+    def _connection_closed(self, connection: "Connection") -> None:
+        for session in self._by_connection.pop(connection, {}).values():
+            self._leave_topic(session)
+
+    def _leave_topic(self, session: DagSession) -> None:
+        if session.topic is None:
+            return
+        sessions = self._by_topic.get(session.topic, set())
+        sessions.discard(session)
+        if not sessions:
+            self._by_topic.pop(session.topic, None)
+
+    async def _resolve(self, name: TopicName, *, create_if_missing: bool) -> LiveTopic | None:
+        """The topic whose layout answers for a name; None for a regular topic."""
+        require_persistent(name)
+        if name.domain is TopicDomain.SEGMENT:
+            return await self._topics.get(segment_name(name).parent)
+        found = await self._topics.find(name)
+        if found is not None:
+            return found
+        if name.domain is TopicDomain.PERSISTENT:
+            if name.partition_index is not None:
+                raise not_found(name)
+            return None
+        made = await self._create_missing(name) if create_if_missing else None
+        if made is None:
+            raise not_found(name)
+        return made
+
+    def _push(self, live: LiveTopic) -> None:
+        sessions = self._by_topic.get(live.name)
+        if not sessions:
+            return
+        dag = dag_of(live.name, live.layout, self._placement)
+        for session in list(sessions):
+            session.connection.send(dag_update(session.session_id, dag, live.name))

@@ -20,7 +20,10 @@ from storage.metadata.memory import MemoryMetadataStore
 class Backend(Protocol):
     """One kind of store, and its data."""
 
-    store: LedgerStore
+    @property
+    def store(self) -> LedgerStore:
+        """The store that runs now."""
+        ...
 
     async def restart(self) -> LedgerStore:
         """Close the store and start another one on the same data."""

@@ -43,6 +43,7 @@ class SimulatedDisk(Disk):
         self.fail_write: Callable[[str], OSError | None] = lambda name: None
         self.hold: asyncio.Event | None = None
         self.appended: list[int] = []
+        self._held: set[asyncio.Task[None]] = set()
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -75,7 +76,8 @@ class SimulatedDisk(Disk):
     ) -> None:
         loop = asyncio.get_running_loop()
         if self.hold is not None:
-            loop.create_task(self._append_later(self.hold, name, buffers, create, done))
+            task = loop.create_task(self._append_later(self.hold, name, buffers, create, done))
+            self._held.add(task)
         else:
             loop.call_soon(self._append, name, buffers, create, done)
 

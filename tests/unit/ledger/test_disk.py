@@ -14,7 +14,14 @@ import pytest
 from storage.ledger.local.disk import IOV_MAX, RealDisk, ledger_error, write_all
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.store import DiskFull, LedgerError
-from tests.unit.ledger.support import append_all, new_metadata, opened, read_all, started
+from tests.unit.ledger.support import (
+    append_all,
+    append_each,
+    new_metadata,
+    opened,
+    read_all,
+    started,
+)
 
 
 async def appended(disk: RealDisk, name: str, buffers: Sequence[bytes], *, create: bool) -> None:
@@ -111,8 +118,7 @@ async def test_a_full_file_system(tiny: Path) -> None:
     ledger = await store.create(custom={})
     entry = os.urandom(30_000)
     with pytest.raises(DiskFull):
-        for _ in range(100):
-            await append_all(ledger, [entry])
+        await append_each(ledger, [entry] * 100)
     kept = ledger.last_add_confirmed + 1
     assert kept > 20
     with pytest.raises(DiskFull):

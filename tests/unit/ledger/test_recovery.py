@@ -1,5 +1,7 @@
 """Starts: what they read, what they repair, what they refuse, and what they only complain about."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -40,7 +42,7 @@ async def closed_store() -> tuple[dict[str, bytes], MetadataStore, ReadableLedge
     return disk.survivors("durable"), metadata, ledger
 
 
-def errors(logs: list[dict[str, object]]) -> list[object]:
+def errors(logs: Sequence[Mapping[str, object]]) -> list[object]:
     return [entry["event"] for entry in logs if entry["log_level"] == "error"]
 
 

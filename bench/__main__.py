@@ -28,9 +28,10 @@ from bench.measures import (
 )
 from bench.report import print_table
 from tests.stock import stock_driver
-from tests.stock.broker_under_test import ROOT, BrokerUnderTest, MagnetarProcess, free_port
+from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.stock.peer_process import PeerProcess, resolve_jars
 from tests.stock.stock_driver import StockDriver
+from tests.support.broker_process import ROOT, free_port
 
 OUTPUT: Final = ROOT / "build" / "bench" / "latest.json"
 BROKERS: Final = ("magnetar", "peer")

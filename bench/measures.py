@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.processes import peak_resident_mib, processor_s, resident_mib
-from tests.stock.broker_under_test import ROOT, BrokerUnderTest
+from tests.stock.broker_under_test import BrokerUnderTest
 from tests.stock.stock_driver import StockDriver
+from tests.support.broker_process import ROOT
 from tests.support.raw_client import BrokerError, RawClient
 
 Results = dict[str, float]

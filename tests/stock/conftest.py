@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 
 from tests.stock import stock_driver
-from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess, free_port
+from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.stock.peer_process import PeerProcess
 from tests.stock.stock_driver import Facts, StartedCase, StockDriver
+from tests.support.broker_process import free_port
 
 STARTED_PEER = "started"
+GRACE_PERIOD_S = 5
+"""60 by default; the cases only need to see that it passes."""
 TEST_TIMEOUT_S = 120
 """Of the test alone: Maven's first build, in a fixture, has a limit of its own."""
 
@@ -86,16 +89,26 @@ def broker(
         return
     started: BrokerUnderTest
     if peer:
-        process = PeerProcess(free_port(), free_port())
+        process = PeerProcess(free_port(), free_port(), grace_s=GRACE_PERIOD_S)
         process.wipe()
         started = process
     else:
         started = MagnetarProcess(
-            tmp_path_factory.mktemp("magnetar"), {"scalable_consumer_grace_period_s": "5"}
+            tmp_path_factory.mktemp("magnetar"),
+            {"scalable_consumer_grace_period_s": GRACE_PERIOD_S},
         )
-    started.start()
-    yield started
-    started.stop()
+    yield from serving(started)
+
+
+def serving(process: BrokerUnderTest) -> Iterator[BrokerUnderTest]:
+    """The broker, started; at the end it stops cleanly, and has logged no fault of its own."""
+    process.start()
+    try:
+        yield process
+        process.stop()
+        assert process.faults() == []
+    finally:
+        process.kill()
 
 
 @pytest.fixture
@@ -111,9 +124,7 @@ def restartable(
         yield request.getfixturevalue("broker")
         return
     process = MagnetarProcess(tmp_path)
-    process.start()
-    yield process
-    process.stop()
+    yield from serving(process)
 
 
 RunCase = Callable[..., Facts]

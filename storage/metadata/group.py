@@ -80,8 +80,8 @@ class View(Protocol):
         """The sequence of a prefix."""
         ...
 
-    def has_children(self, level: str) -> bool:
-        """Whether any record's key is of this level."""
+    def count_children(self, level: str) -> int:
+        """How many records' keys are of this level.  Asked of levels that are no sequence."""
         ...
 
     def session_exists(self, session_id: int) -> bool:
@@ -89,7 +89,7 @@ class View(Protocol):
         ...
 
     def session_keys(self, session_id: int) -> Iterable[str]:
-        """The keys of its ephemerals."""
+        """The keys of a living session's ephemerals."""
         ...
 
 
@@ -197,7 +197,8 @@ class Group:
 
     def _end_sessions(self, session_ids: tuple[int, ...]) -> bool:
         ending = {each for each in session_ids if self._session_exists(each)}
-        keys = {key for each in ending for key in self._view.session_keys(each)}
+        known = filter(self._view.session_exists, ending)
+        keys = {key for each in known for key in self._view.session_keys(each)}
         keys.update(key for key, change in self.changes.items() if change.after is not None)
         for key in sorted(keys):
             current = self._current(key)
@@ -229,7 +230,11 @@ class Group:
         return SessionLost("The session has ended: open a new one and put the ephemerals again.")
 
     def _has_children(self, level: str) -> bool:
-        return self._view.has_children(level) or any(level_of(key) == level for key in self.changes)
+        children = self._view.count_children(level)
+        for key, change in self.changes.items():
+            if level_of(key) == level:
+                children += (change.after is not None) - (change.before is not None)
+        return children > 0
 
     def _foreign_in_sequence(self, key: str) -> Exception | None:
         level = level_of(key)

@@ -131,9 +131,9 @@ class MemoryTables:
         """See `View.sequence`."""
         return self._sequences.get(prefix)
 
-    def has_children(self, level: str) -> bool:
-        """See `View.has_children`."""
-        return level in self._levels
+    def count_children(self, level: str) -> int:
+        """See `View.count_children`."""
+        return len(self._levels.get(level, ()))
 
     def session_exists(self, session_id: int) -> bool:
         """See `View.session_exists`."""

@@ -26,11 +26,11 @@ async def open_metadata_store(url: str, clock: Clock) -> MetadataStore:
     The caller of `sqlite:` holds the lock of the file's directory: sessions of earlier processes
     end here.  Raises `UnknownMetadataUrl`, `UnknownMetadataFile`, `MetadataError`.
     """
-    scheme, _, rest = url.partition(":")
-    if scheme == "memory" and not rest:
+    if url == "memory:":
         return MemoryMetadataStore(clock)
-    if scheme == "sqlite" and rest:
-        return await SqliteMetadataStore.open(Path(rest), clock)
+    scheme, _, path = url.partition(":")
+    if scheme == "sqlite" and path:
+        return await SqliteMetadataStore.open(Path(path), clock)
     raise UnknownMetadataUrl(
         f"{url!r} names no metadata store: use memory: or sqlite:PATH, such as "
         "sqlite:/var/lib/magnetar/metadata.db."

@@ -41,10 +41,12 @@ SELECT
         ON r.session_id = w.value),
     (SELECT json_group_array(json_array(s.prefix, s.partition, s.last))
         FROM json_each(:levels) AS w CROSS JOIN sequence AS s ON s.prefix = w.value),
-    (SELECT json_group_array(json_extract(w.value, '$[1]')) FROM json_each(:prefixes) AS w
-        WHERE EXISTS (SELECT 1 FROM record AS r WHERE r.depth = json_extract(w.value, '$[0]')
+    (SELECT json_group_array(json_array(json_extract(w.value, '$[1]'), (
+        SELECT count(*) FROM record AS r WHERE r.depth = json_extract(w.value, '$[0]')
             AND r.key > json_extract(w.value, '$[1]')
-            AND r.key < json_extract(w.value, '$[1]') || :last))
+            AND r.key < json_extract(w.value, '$[1]') || :last)))
+        FROM json_each(:prefixes) AS w
+        WHERE json_extract(w.value, '$[1]') NOT IN (SELECT prefix FROM sequence))
 """
 
 _PUT_RECORDS = """
@@ -242,16 +244,16 @@ class SqliteWriter:
 class LoadedView(group.View):
     """What a group touches, as loaded by one statement."""
 
-    __slots__ = ("_occupied", "_sequences", "_session_keys", "_sessions", "_stored")
+    __slots__ = ("_children", "_sequences", "_session_keys", "_sessions", "_stored")
 
     def __init__(self, sessions: set[int]) -> None:
         self._sessions = sessions
         self._stored: dict[str, Stored] = {}
         self._session_keys: dict[int, list[str]] = {}
         self._sequences: dict[str, group.Sequence] = {}
-        self._occupied: set[str] = set()
+        self._children: dict[str, int] = {}
 
-    def fill(self, records: str, ephemerals: str, sequences: str, occupied: str) -> None:
+    def fill(self, records: str, ephemerals: str, sequences: str, children: str) -> None:
         """Take the columns of the load statement (JSON arrays)."""
         for key, *columns in json.loads(records):
             self._stored[key] = _stored(*columns)
@@ -262,7 +264,7 @@ class LoadedView(group.View):
                 self._session_keys.setdefault(stored.session_id, []).append(key)
         for prefix, partition, last in json.loads(sequences):
             self._sequences[prefix] = group.Sequence(partition, last)
-        self._occupied.update(json.loads(occupied))
+        self._children.update(json.loads(children))
 
     def stored(self, key: str) -> Stored | None:
         """See `View.stored`."""
@@ -272,9 +274,9 @@ class LoadedView(group.View):
         """See `View.sequence`."""
         return self._sequences.get(prefix)
 
-    def has_children(self, level: str) -> bool:
-        """See `View.has_children`."""
-        return level in self._occupied
+    def count_children(self, level: str) -> int:
+        """See `View.count_children`."""
+        return self._children.get(level, 0)
 
     def session_exists(self, session_id: int) -> bool:
         """See `View.session_exists`."""

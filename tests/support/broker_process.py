@@ -51,7 +51,10 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """`magnetar standalone` on one directory.  `settings` are names and values of `Settings`."""
+    """`magnetar standalone` on one directory.  `settings` are names and values of `Settings`.
+
+    `run` counts the processes started.
+    """
 
     def __init__(self, directory: Path, settings: Mapping[str, object] | None = None) -> None:
         self.directory = directory
@@ -59,6 +62,7 @@ class BrokerProcess:
         self.log_path = directory / "broker.log"
         self.port = free_port()
         self.http_port = free_port()
+        self.run = 0
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -68,6 +72,7 @@ class BrokerProcess:
     def spawn(self) -> None:
         """Start the process and return at once."""
         assert self._process is None, "the broker runs already"
+        self.run += 1
         self.directory.mkdir(parents=True, exist_ok=True)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MAGNETAR_")}
         environment |= {f"MAGNETAR_{k.upper()}": str(v) for k, v in self._settings.items()}

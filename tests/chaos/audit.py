@@ -1,0 +1,47 @@
+"""Reads everything that a topic holds, for comparison with what was promised."""
+
+from typing import Final
+
+from protocol import pulsar_pb2 as pb
+from protocol.ids import Position
+from tests.chaos.steady_producer import numbers_in, position_of
+from tests.support.broker_process import BrokerProcess
+from tests.support.raw_client import RawClient, RawConsumer
+
+SUBSCRIPTION: Final = "audit"
+"""Made before the first message, never acknowledged on: nothing is trimmed."""
+PERMITS: Final = 1000
+
+
+async def hold_everything(client: RawClient, topic: str) -> None:
+    """Make the audit's subscription at the beginning of the topic."""
+    options = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
+    consumer = await client.subscribe(topic, SUBSCRIPTION, options)
+    await consumer.close()
+
+
+async def subscribe(client: RawClient, topic: str) -> RawConsumer:
+    """The audit's consumer, which reads from the first entry that the topic ever had."""
+    options = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
+    return await client.subscribe(topic, SUBSCRIPTION, options, permits=PERMITS)
+
+
+async def read_everything(
+    broker: BrokerProcess, topic: str
+) -> list[tuple[Position, list[tuple[int, int]]]]:
+    """Every entry in order: its position, and (producer, number) of each message in it."""
+    client = await broker.connect()
+    consumer = await subscribe(client, topic)
+    last = position_of((await consumer.last_message_id()).last_message_id)
+    found: list[tuple[Position, list[tuple[int, int]]]] = []
+    taken = 0
+    while last.entry_id >= 0 and (not found or found[-1][0] < last):
+        delivery = await consumer.receive()
+        numbers = numbers_in(delivery)
+        found.append((position_of(delivery.message_id), numbers))
+        taken += len(numbers)
+        if taken >= PERMITS // 2:
+            consumer.flow(taken)
+            taken = 0
+    await client.close()
+    return found

@@ -35,6 +35,7 @@ from config.bounds import (
 from protocol.commands import FIELD_OF_TYPE
 from protocol.frames import Frame, FrameDecoder, FrameError, encode_command
 from protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing, FeatureFlags
+from protocol.pulsar_pb2 import ServerError as WireError
 from protocol.server_error import MagnetarError, PeerError, ServerError
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Connection(asyncio.Protocol):
         self._ping_sent = False
         self._output_seen = 0
         self._timer: asyncio.TimerHandle
+        self._gone: asyncio.Future[None] = self._loop.create_future()
 
     # What the transport calls
 
@@ -171,6 +173,7 @@ class Connection(asyncio.Protocol):
         self._timer.cancel()
         self._outbox.discard()
         self.broker.connections.discard(self)
+        self._gone.set_result(None)
         if exc is not None:
             log.debug("connection_lost", remote=self.remote, error=str(exc))
 
@@ -198,7 +201,9 @@ class Connection(asyncio.Protocol):
             BaseCommand(
                 type=BaseCommand.ERROR,
                 error=CommandError(
-                    request_id=request_id, error=int(error.code), message=str(error)
+                    request_id=request_id,
+                    error=cast("WireError", int(error.code)),
+                    message=str(error),
                 ),
             )
         )
@@ -263,11 +268,14 @@ class Connection(asyncio.Protocol):
         await asyncio.wait((heard,), timeout=LIVENESS_CHECK_S)
         return heard.done() and not self.closing
 
-    async def finish_requests(self) -> None:
-        """Read nothing more and return when the requests in progress are answered."""
-        self.pause_reading("draining")
+    async def requests_done(self) -> None:
+        """Return when no request is in progress."""
         while self._tasks and not self.closing:
             await asyncio.wait(self._tasks)
+
+    async def closed(self) -> None:
+        """Return when the socket is gone."""
+        await asyncio.shield(self._gone)
 
     # Input
 

@@ -14,14 +14,15 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
-from broker.deduplication import Chunk, ProducerSequence, ResendGuard, SequenceGuard
+from broker.deduplication import NO_SEQUENCE, Chunk, ProducerSequence, ResendGuard, SequenceGuard
 from broker.producer_access import AccessMode
 from config.bounds import RECENTLY_CLOSED_PRODUCERS
 from protocol.hot_frames import encode_send_receipt
 from protocol.ids import UNSOLICITED_REQUEST_ID
 from protocol.pulsar_pb2 import BaseCommand, CommandCloseProducer, CommandSendError
+from protocol.pulsar_pb2 import ServerError as WireError
 from protocol.server_error import InternalError, ServerError
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
 
@@ -125,6 +126,11 @@ class Producer:
     def attached(self) -> bool:
         """Whether the peer still counts on receipts."""
         return self.state is ProducerState.OPEN or self.state is ProducerState.CLOSING
+
+    @property
+    def last_sequence_id(self) -> int:
+        """What the client counts on from: known to it under deduplication only, else -1."""
+        return NO_SEQUENCE if self.guard is None else self.sequence.last
 
     def replaces(self, holder: "Producer") -> bool:
         """Whether this is the same client producer after a reconnect, so that `holder` is stale."""
@@ -256,7 +262,7 @@ class Producer:
                 send_error=CommandSendError(
                     producer_id=self.producer_id,
                     sequence_id=sequence_id,
-                    error=int(code),
+                    error=cast("WireError", int(code)),
                     message=message,
                 ),
             )

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from broker.sequence_store import SequenceStore
     from broker.service import Broker
     from protocol.names import TopicName
-    from protocol.pulsar_pb2 import CommandSend
     from storage.managed_ledger import ManagedLedger
     from storage.managed_ledger_types import Entry
 
@@ -114,6 +113,7 @@ class Topic:
         self._sealing: asyncio.Task[Position] | None = None
         self._forget_appends = ledger.on_append(store.appended)
         self.publish = self._publishing.publish
+        self.refuse = self._publishing.refuse
         self.damaged = self._publishing.damaged
 
     def opened(self) -> None:
@@ -261,8 +261,9 @@ class Topic:
                 raise SubscriptionNotFound(
                     f"{self.name} has no subscription {name!r}: create it first."
                 )
-            start = await self.broker.scalable.first_position(self.name, name, request.start)
-            cursor = await self.ledger.open_cursor(name, start, properties=request.properties)
+            cursor = await self.ledger.open_cursor(
+                name, request.start, properties=request.properties
+            )
             return self._keep(Subscription(self, name, cursor))
 
     def _keep(self, subscription: Subscription) -> Subscription:

@@ -54,6 +54,10 @@ SEQUENCE_SNAPSHOT_S = 60
 """The same in time, so that quiet topics give space back too."""
 MAX_PARTITIONS = 10_000
 """Partitions of one topic."""
+MAX_PATTERN_CHARACTERS = 100
+"""Longest topic pattern that is evaluated here."""
+MAX_PATTERN_STATES = 500
+"""Largest automaton that a pattern may become."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 
@@ -102,7 +106,7 @@ WATCH_QUEUE_EVENTS = 10_000
 # Ledger log (embedded)
 LEDGER_LOG_FILE_BYTES = 64 * 1024 * 1024
 """A log file takes no further group at this size.  The newest file is read at every start."""
-LEDGER_LOG_FILE_RECORDS = 65_536
+LEDGER_LOG_FILE_RECORDS = 32_768
 """The same in records: bounds the index in memory, and the time to read the newest file."""
 LEDGER_GROUP_BYTES = 16 * 1024 * 1024
 """Most that one write and one sync cover; what is above it waits for the next group."""

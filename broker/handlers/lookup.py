@@ -1,0 +1,71 @@
+"""LOOKUP and PARTITIONED_METADATA.  Errors travel inside the commands' own responses.
+
+Rules: a lookup says which broker serves a name; it neither makes a topic nor asks whether there is
+one.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from protocol.names import parse_topic_name
+from protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+)
+from protocol.pulsar_pb2 import ServerError as WireError
+from protocol.server_error import MagnetarError
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.handlers import Handler
+
+
+def lookup(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """LOOKUP: the broker that serves a name of any domain."""
+    request = command.lookup
+    response = CommandLookupTopicResponse(request_id=request.request_id)
+    try:
+        name = parse_topic_name(request.topic)
+        connection.broker.topics.require_served(name)
+        owner = connection.broker.placement.owner_of(name)
+        response.response = CommandLookupTopicResponse.Connect
+        response.broker_service_url = owner.url
+        if owner.url_tls is not None:
+            response.broker_service_url_tls = owner.url_tls
+        response.authoritative = True
+        response.proxy_through_service_url = False
+    except MagnetarError as error:
+        response.response = CommandLookupTopicResponse.Failed
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
+    connection.send(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=response))
+
+
+async def partitioned_metadata(
+    connection: "Connection", command: BaseCommand, entry: bytes | None
+) -> None:
+    """PARTITIONED_METADATA: how many partitions a topic has."""
+    request = command.partitioned_metadata
+    response = CommandPartitionedTopicMetadataResponse(request_id=request.request_id)
+    try:
+        response.partitions = await connection.broker.topics.partitions_of(
+            parse_topic_name(request.topic), create=request.metadata_auto_creation_enabled
+        )
+        response.response = CommandPartitionedTopicMetadataResponse.Success
+    except MagnetarError as error:
+        response.response = CommandPartitionedTopicMetadataResponse.Failed
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.PARTITIONED_METADATA_RESPONSE,
+            partitioned_metadata_response=response,
+        )
+    )
+
+
+HANDLERS: "Mapping[int, Handler]" = {
+    BaseCommand.LOOKUP: lookup,
+    BaseCommand.PARTITIONED_METADATA: partitioned_metadata,
+}

@@ -1,0 +1,81 @@
+"""CONNECT, PING, PONG.
+
+Rules:
+
+- The handshake settles the protocol version (the lower one of both) and what each side can do.
+- A `proxy_to_broker_url` that is empty or names this broker is a direct connection; this broker is
+  no proxy to another one.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from broker.connection import ConnectionState, ProtocolViolation
+from config.bounds import MAX_MESSAGE_SIZE
+from protocol.pulsar_pb2 import BaseCommand, CommandConnected, CommandPong, FeatureFlags
+from protocol.server_error import PeerError, ServerError
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+    from broker.handlers import Handler
+    from broker.service import Broker
+
+PROTOCOL_VERSION = 21
+
+
+class NoProxy(PeerError):
+    """The connection is meant for another broker: connect to that one."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+def features_of(broker: "Broker") -> FeatureFlags:
+    """What this broker can do."""
+    return FeatureFlags(
+        supports_topic_watchers=True,
+        supports_get_partitioned_metadata_without_auto_creation=True,
+        supports_topic_watcher_reconcile=True,
+        supports_scalable_topics=broker.settings.scalable_topics_enabled,
+    )
+
+
+def connect(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """CONNECT: the handshake."""
+    request = command.connect
+    if connection.state is not ConnectionState.HANDSHAKE:
+        raise ProtocolViolation("CONNECT came twice: send it once, first.")
+    target = request.proxy_to_broker_url
+    here = connection.broker.placement.broker_url.removeprefix("pulsar://")
+    if target and target != here:
+        raise NoProxy(f"This broker does not forward to {target!r}: connect to that one directly.")
+    connection.client_version = request.client_version
+    connection.protocol_version = min(request.protocol_version, PROTOCOL_VERSION)
+    connection.features = request.feature_flags
+    connection.ready()
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.CONNECTED,
+            connected=CommandConnected(
+                server_version=f"Magnetar {connection.broker.version}",
+                protocol_version=connection.protocol_version,
+                max_message_size=MAX_MESSAGE_SIZE,
+                feature_flags=features_of(connection.broker),
+            ),
+        )
+    )
+
+
+def ping(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """PING: answered at once."""
+    connection.send(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+
+
+def pong(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """PONG: that it came is all there is to know."""
+
+
+HANDLERS: "Mapping[int, Handler]" = {
+    BaseCommand.CONNECT: connect,
+    BaseCommand.PING: ping,
+    BaseCommand.PONG: pong,
+}

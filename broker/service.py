@@ -1,0 +1,179 @@
+"""Everything that one process serves, put together, started and stopped.
+
+Rules:
+
+- `start` opens the stores, finishes what a crash left half done, and only then lets clients in.
+- `drain` takes nothing more, makes everything acknowledged durable and lets clients go; `stop`
+  releases what is held, whether or not there was time to drain.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+
+import structlog
+
+from broker.connection import Connection
+from broker.handlers.table import handler_table
+from broker.log_limit import LogLimit
+from broker.namespaces import Namespaces
+from broker.placement import Placement
+from broker.producer import ProducerNames
+from broker.publish_limits import PublishLimits
+from broker.scalable.service import ScalableTopics
+from broker.schemas import SchemaRegistry
+from broker.server import BinaryServer
+from broker.stores import Stores, limits_of, open_stores
+from broker.topics import TopicRegistry
+from config.bounds import (
+    BROKER_INFLIGHT_BYTES,
+    CONNECTION_INFLIGHT_BYTES,
+    DRAIN_REQUESTS_S,
+    SESSION_TIMEOUT_MS,
+    VIOLATIONS_LOGGED_PER_S,
+)
+from config.settings import Settings
+from protocol.server_error import MagnetarError
+from storage.clock import Clock
+from storage.ledger.store import LedgerError, WritableLedger
+from storage.managed_ledger_factory import ManagedLedgerFactory
+from storage.metadata.store import MetadataStore, Session
+
+log = structlog.get_logger(__name__)
+
+HEALTH_KEY = "/magnetar/health"
+DRAINING = "draining"
+
+
+class Broker:
+    """See the module's rules.  The parts are there from `start` on."""
+
+    metadata: MetadataStore
+    managed_ledgers: ManagedLedgerFactory
+    session: Session
+    namespaces: Namespaces
+    schemas: SchemaRegistry
+    topics: TopicRegistry
+    scalable: ScalableTopics
+    producer_names: ProducerNames
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores | None = None
+    ) -> None:
+        """With `stores` those are used; else the settings' data directory is opened."""
+        self.settings = settings
+        self.clock = clock
+        self.random = rng
+        self.version = version("magnetar")
+        self.placement = Placement(settings.advertised_host)
+        self.connections: set[Connection] = set()
+        self.publish_limits = PublishLimits(
+            connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
+        )
+        self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
+        self.serving = False
+        self._stores = stores
+        self._server = BinaryServer(self, handler_table())
+        self._health_ledger: WritableLedger | None = None
+        self._exit = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        """The port of the binary protocol, once started."""
+        return self._server.port
+
+    @property
+    def broker_id(self) -> str:
+        """`host:port` of the REST address: Pulsar's broker id."""
+        return self.placement.broker_id
+
+    async def start(self) -> None:
+        """Open, recover, listen.  After a failure `stop` releases what was opened."""
+        settings, at_stop = self.settings, self._release_at_stop
+        stores = self._stores or await open_stores(settings, self.clock, self.random)
+        self._stores = stores
+        self._exit.callback(stores.release)
+        at_stop("metadata", stores.metadata.close)
+        at_stop("ledgers", stores.ledgers.close)
+        self.metadata = stores.metadata
+        self._server.bind(settings.bind_host, settings.port)
+        at_stop("server", self._server.stop)
+        self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        self.managed_ledgers = ManagedLedgerFactory(
+            stores.metadata, stores.ledgers, self.clock, limits_of(settings)
+        )
+        at_stop("managed_ledgers", self.managed_ledgers.close)
+        await self.managed_ledgers.sweep_orphans()
+        self.session = await self.metadata.open_session(
+            timeout_ms=SESSION_TIMEOUT_MS, identity=self.broker_id
+        )
+        at_stop("session", self.session.close)
+        self.namespaces = Namespaces(self.metadata, settings)
+        at_stop("namespaces", self.namespaces.stop)
+        await self.namespaces.start()
+        self.schemas = SchemaRegistry(self.metadata, self.clock)
+        self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
+        self.topics = TopicRegistry(self)
+        at_stop("topics", self.topics.close)
+        self.scalable = ScalableTopics(self)
+        at_stop("scalable", self.scalable.stop)
+        await self.scalable.start()
+        await self._server.start()
+        self.serving = True
+
+    async def drain(self) -> None:
+        """No new work; everything acknowledged durable; clients sent away."""
+        self.serving = False
+        await self._server.stop()
+        connections = list(self.connections)
+        for connection in connections:
+            connection.pause_reading(DRAINING)
+        await self.scalable.stop()
+        await self.topics.close()
+        if connections:
+            await asyncio.wait(
+                [asyncio.ensure_future(each.requests_done()) for each in connections],
+                timeout=DRAIN_REQUESTS_S,
+            )
+        for connection in connections:
+            connection.close("the broker stops")
+        for connection in connections:
+            await connection.closed()
+
+    async def stop(self) -> None:
+        """Release everything.  Failures are logged: there is nobody left to tell."""
+        self.serving = False
+        for connection in list(self.connections):
+            connection.abort("the broker stops")
+        await self._exit.aclose()
+        self._stores = None
+
+    def _release_at_stop(self, part: str, release: Callable[[], Awaitable[object]]) -> None:
+        async def quietly() -> None:
+            try:
+                await release()
+            except MagnetarError as error:
+                log.error("stop_failed", part=part, error=str(error))
+
+        self._exit.push_async_callback(quietly)
+
+    async def check_health(self) -> None:
+        """Write to both stores.  Raises `MetadataError` or `LedgerError`."""
+        await self.metadata.put(HEALTH_KEY, str(self.clock.now_ms()).encode())
+        if self._health_ledger is None:
+            assert self._stores is not None
+            self._health_ledger = await self._stores.ledgers.create(custom={})
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(entry_id: int, error: LedgerError | None) -> None:
+            if not written.done():
+                written.set_result(None) if error is None else written.set_exception(error)
+
+        try:
+            self._health_ledger.append(b"health", done)
+            await written
+        except LedgerError:
+            self._health_ledger = None
+            raise

@@ -1,0 +1,67 @@
+"""The two stores behind a broker, opened together from its data directory."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from config.settings import Settings
+from storage.clock import Clock
+from storage.data_directory import DataDirectory
+from storage.ledger.local.disk import RealDisk
+from storage.ledger.local.limits import LedgerLimits
+from storage.ledger.local.local_store import LocalLedgerStore
+from storage.ledger.store import LedgerStore
+from storage.managed_ledger_types import Limits
+from storage.metadata.open import open_metadata_store
+from storage.metadata.store import MetadataStore
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Metadata and ledgers; `release` gives back what they stand on, after both are closed."""
+
+    metadata: MetadataStore
+    ledgers: LedgerStore
+    release: Callable[[], None] = lambda: None
+
+
+async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
+    """Lock the data directory and open what is in it.
+
+    Raises `DataDirectoryError`, `MetadataError`, `LedgerError`.
+    """
+    directory = DataDirectory.open(settings.data_dir)
+    try:
+        metadata = await open_metadata_store(f"sqlite:{directory.metadata_path}", clock)
+    except BaseException:
+        directory.close()
+        raise
+    ledgers = LocalLedgerStore(
+        RealDisk(directory.ledgers_path),
+        metadata,
+        clock,
+        limits=LedgerLimits(file_bytes=settings.log_file_size_bytes),
+        rng=rng,
+        guard=directory.deletion_guard,
+    )
+    try:
+        await ledgers.start()
+    except BaseException:
+        await ledgers.close()
+        await metadata.close()
+        directory.close()
+        raise
+    return Stores(metadata, ledgers, directory.close)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What operators set about managed ledgers."""
+    return Limits(
+        ledger_max_entries=settings.ledger_max_entries,
+        ledger_max_size_bytes=settings.ledger_max_size_bytes,
+        ledger_min_age_ms=settings.ledger_min_age_s * 1000,
+        ledger_max_age_ms=settings.ledger_max_age_s * 1000,
+        cursor_flush_ms=settings.cursor_flush_ms,
+        entry_cache_bytes=settings.entry_cache_bytes,
+        unsubscribed_retention_ms=settings.unsubscribed_retention_minutes * 60_000,
+    )

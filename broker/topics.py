@@ -1,0 +1,345 @@
+"""The topics of this broker: found, created, loaded once, unloaded, deleted.
+
+Rules:
+
+- One `Topic` for each name.  Who asks while it is being loaded shares that load; a load belongs to
+  the registry, so the one who asked may go away.
+- Loading, unloading and deleting of one name happen one after the other.
+- A persistent topic is made on first use if its namespace allows it, unless a scalable topic has
+  the name.  A segment exists by the word of its scalable topic only.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakValueDictionary
+
+import structlog
+
+from broker.dispatch.errors import ConsumerBusy
+from broker.namespaces import retention
+from broker.partitions import PartitionedTopics
+from broker.producer_access import ProducerBusy
+from broker.scalable.topic_store import ScalableTopicNotFound
+from broker.sequence_store import SequenceStore
+from broker.topic import Topic, TopicNotFound, TopicState, TopicUnavailable
+from protocol.names import (
+    InvalidTopicName,
+    NamespaceName,
+    TopicDomain,
+    TopicName,
+    parse_ledger_path,
+    parse_topic_name,
+    require_creatable,
+    require_persistent,
+    segment_name,
+)
+from protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.managed_ledger_records import ledger_key
+from storage.managed_ledger_types import Retention
+
+if TYPE_CHECKING:
+    from broker.namespaces import Policies
+    from broker.service import Broker
+
+log = structlog.get_logger(__name__)
+
+TopicListener = Callable[[TopicName, bool], None]
+"""Called with a name and whether that topic now exists."""
+_SCALABLE = (TopicDomain.TOPIC, TopicDomain.SEGMENT)
+
+
+class TopicNotAllowed(PeerError):
+    """A topic of that name is not opened in this way."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class TopicRegistry:
+    """See the module's rules."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._topics: dict[str, Topic] = {}
+        self._loads: dict[str, tuple[bool, asyncio.Task[Topic]]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: dict[object, TopicListener] = {}
+        self._closed = False
+        self.partitioned = PartitionedTopics(broker.metadata)
+
+    # Finding
+
+    def loaded(self) -> Mapping[str, Topic]:
+        """The topics that are loaded, by full name."""
+        return MappingProxyType(self._topics)
+
+    def require_served(self, name: TopicName) -> None:
+        """Raise for domains that this broker does not serve, or not now."""
+        require_persistent(name)
+        if name.domain in _SCALABLE and not self._broker.settings.scalable_topics_enabled:
+            raise InvalidTopicName(
+                f"{name} is refused, because scalable topics are off: set "
+                "scalable_topics_enabled, or use a persistent:// name."
+            )
+
+    async def get(self, name: TopicName, *, create: bool) -> Topic:
+        """The topic, loaded; made if it is missing, `create` is set and that is allowed.
+
+        Raises `TopicNotFound`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
+        """
+        key = str(name)
+        while True:
+            topic = self._topics.get(key)
+            if topic is not None and topic.state not in (TopicState.CLOSING, TopicState.CLOSED):
+                return topic
+            if self._closed:
+                raise TopicUnavailable(f"{name} is not served here any more: connect again.")
+            creates, load = self._loads.get(key, (False, None))
+            if load is None:
+                self.require_served(name)
+                load = asyncio.get_running_loop().create_task(self._load(name, create=create))
+                creates = create
+                self._loads[key] = (create, load)
+                load.add_done_callback(lambda _: self._loads.pop(key, None))
+            try:
+                return await asyncio.shield(load)
+            except TopicNotFound:
+                if creates or not create:
+                    raise
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether a topic of that name, partitioned or not, is stored."""
+        if str(name) in self._topics or await self._is_stored(name):
+            return True
+        return name.partition_index is None and await self.partitioned.count(name) > 0
+
+    async def list_names(self, namespace: NamespaceName) -> list[str]:
+        """Full names of the persistent topics of a namespace, partitions each, sorted."""
+        parent = ledger_key(f"{namespace}/{TopicDomain.PERSISTENT.value}")
+        children = await self._broker.metadata.children(parent)
+        prefix = f"{namespace}/{TopicDomain.PERSISTENT.value}/"
+        stored = {str(parse_ledger_path(prefix + child)) for child in children}
+        for whole in await self.partitioned.list(namespace):
+            count = await self.partitioned.count(parse_topic_name(whole))
+            stored.update(f"{whole}-partition-{index}" for index in range(count))
+        return sorted(stored)
+
+    def on_change(self, listener: TopicListener) -> Callable[[], None]:
+        """Call `listener` when a persistent topic is made or deleted; returns its removal."""
+        token = object()
+        self._listeners[token] = listener
+        return lambda: (self._listeners.pop(token, None), None)[1]
+
+    # Loading
+
+    async def _load(self, name: TopicName, *, create: bool) -> Topic:
+        async with self._lock(str(name)):
+            known = self._topics.get(str(name))
+            if known is not None:
+                return known
+            policies = await self._broker.namespaces.require(name.namespace_name)
+            sealed_by_layout = await self._require_openable(name, policies, create=create)
+            created = not await self._is_stored(name)
+            store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
+            ledger = await self._broker.managed_ledgers.open(
+                name.ledger_path, create=True, retention=store.retention
+            )
+            try:
+                await store.load(ledger)
+                topic = Topic(self._broker, name, ledger, store)
+            except BaseException:
+                await self._broker.managed_ledgers.unload(name.ledger_path)
+                raise
+            self._topics[str(name)] = topic
+            topic.opened()
+            if sealed_by_layout:
+                topic.begin_seal()
+            log.debug("topic_loaded", topic=str(name), state=topic.state.value, created=created)
+            if created:
+                self._tell(name, exists=True)
+            return topic
+
+    async def _require_openable(
+        self, name: TopicName, policies: "Policies", *, create: bool
+    ) -> bool:
+        """Raise unless the topic exists or may be made.  Whether its layout says SEALED."""
+        if name.domain is TopicDomain.TOPIC:
+            raise TopicNotAllowed(
+                f"{name} is a scalable topic: use a v5 client, or open its segments."
+            )
+        stored = await self._is_stored(name)
+        if name.domain is TopicDomain.SEGMENT:
+            backing = await self._broker.scalable.segment_backing(segment_name(name))
+            sealed = backing.name == "SEALED"
+            if sealed and not stored:
+                raise TopicNotFound(f"{name} is gone: look its topic up again.")
+            return sealed
+        if not stored:
+            await self._require_creatable(name, policies, create=create)
+        return False
+
+    async def _require_creatable(
+        self, name: TopicName, policies: "Policies", *, create: bool
+    ) -> None:
+        """Raise unless a missing persistent topic may be made now."""
+        if name.partition_index is not None:
+            count = await self.partitioned.count(name.partitioned)
+            if name.partition_index < count:
+                return
+            if count:
+                raise TopicNotFound(f"{name.partitioned} has {count} partitions: use one of them.")
+        elif await self.partitioned.count(name):
+            raise TopicNotAllowed(f"{name} is partitioned: open its partitions.")
+        if not create or not self._auto_creation(policies):
+            raise TopicNotFound(f"Topic {name} does not exist: create it first.")
+        require_creatable(name)
+        if self._broker.settings.scalable_topics_enabled and await self.has_scalable_twin(name):
+            raise TopicNotFound(
+                f"{name} does not exist and {name.in_domain(TopicDomain.TOPIC)} does: use that."
+            )
+
+    async def has_scalable_twin(self, name: TopicName) -> bool:
+        """Whether a scalable topic has the same local name."""
+        try:
+            await self._broker.scalable.get(name.in_domain(TopicDomain.TOPIC))
+        except ScalableTopicNotFound:
+            return False
+        return True
+
+    async def partitions_of(self, name: TopicName, *, create: bool) -> int:
+        """Partitions of a topic, 0 when it has none.
+
+        With `create` a missing topic is made partitioned if its namespace's policy says so;
+        without it a missing topic raises `TopicNotFound`.
+        """
+        self.require_served(name)
+        if name.domain is not TopicDomain.PERSISTENT or name.partition_index is not None:
+            return 0
+        count = await self.partitioned.count(name)
+        if count or await self._is_stored(name):
+            return count
+        if not create:
+            if await self.has_scalable_twin(name):
+                return 0
+            raise TopicNotFound(f"Topic {name} does not exist: create it first.")
+        policies = await self._broker.namespaces.require(name.namespace_name)
+        wanted = policies.default_partitions if self._auto_creation(policies) else 0
+        if not wanted or await self.has_scalable_twin(name):
+            return 0
+        await self.partitioned.create(name, wanted)
+        return wanted
+
+    def _auto_creation(self, policies: "Policies") -> bool:
+        allowed = policies.auto_topic_creation
+        return self._broker.settings.auto_topic_creation if allowed is None else allowed
+
+    def _retention_of(self, name: TopicName) -> Retention | None:
+        policies = self._broker.namespaces.known(name.namespace_name)
+        settings = self._broker.settings
+        minutes, megabytes = settings.retention_time_minutes, settings.retention_size_mb
+        if policies.retention is None and (minutes or megabytes):
+            return retention(minutes, megabytes)
+        return policies.retention
+
+    async def _is_stored(self, name: TopicName) -> bool:
+        return await self._broker.metadata.get(ledger_key(name.ledger_path)) is not None
+
+    # Ending
+
+    def give_up(self, topic: Topic) -> None:
+        """The topic's ledger failed: close it, so that the next one who asks loads it anew."""
+        task = asyncio.get_running_loop().create_task(self._give_up(topic))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _give_up(self, topic: Topic) -> None:
+        if self._topics.get(str(topic.name)) is topic:
+            await self.unload(topic.name)
+
+    async def unload(self, name: TopicName) -> None:
+        """Close the topic; clients connect again and load it anew."""
+        async with self._lock(str(name)):
+            await self._unload(str(name))
+
+    async def _unload(self, key: str) -> None:
+        topic = self._topics.get(key)
+        if topic is None:
+            return
+        try:
+            await topic.close()
+        except MagnetarError as error:
+            log.warning("topic_not_closed_cleanly", topic=key, error=str(error))
+        finally:
+            self._topics.pop(key, None)
+        await self._broker.managed_ledgers.unload(topic.name.ledger_path)
+
+    async def delete(self, name: TopicName, *, force: bool) -> None:
+        """Remove the topic with everything in it.
+
+        Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
+        """
+        async with self._lock(str(name)):
+            topic = self._topics.get(str(name))
+            if topic is None and not await self._is_stored(name):
+                raise TopicNotFound(f"Topic {name} does not exist: check its name.")
+            if topic is not None and not force:
+                _require_unused(topic)
+            await self._unload(str(name))
+            await self._broker.managed_ledgers.delete(name.ledger_path)
+            if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
+                await self._forget_schemas(name)
+        self._tell(name, exists=False)
+
+    async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
+        """Remove a partitioned topic with all its partitions.  Raises as `delete`."""
+        count = await self.partitioned.count(name)
+        if not count:
+            raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
+        for index in range(count):
+            topic = self._topics.get(str(name.partition(index)))
+            if topic is not None and not force:
+                _require_unused(topic)
+        await self.partitioned.delete(name)
+        for index in range(count):
+            try:
+                await self.delete(name.partition(index), force=force)
+            except TopicNotFound:
+                continue
+        await self._forget_schemas(name)
+
+    async def _forget_schemas(self, name: TopicName) -> None:
+        if not await self.has_scalable_twin(name):
+            await self._broker.schemas.forget(name.schema_id)
+
+    async def close(self) -> None:
+        """Close every topic; nothing is loaded from now on."""
+        self._closed = True
+        for _, load in list(self._loads.values()):
+            await asyncio.wait({load})
+        await asyncio.gather(*(self._unload(key) for key in list(self._topics)))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+    def _tell(self, name: TopicName, *, exists: bool) -> None:
+        if name.domain is TopicDomain.PERSISTENT:
+            for listener in list(self._listeners.values()):
+                listener(name, exists)
+
+
+def _require_unused(topic: Topic) -> None:
+    if any(producer.attached for producer in topic.producers.values()):
+        raise ProducerBusy(f"{topic.name} has producers: close them, or use force.")
+    for subscription in topic.subscriptions.values():
+        if subscription.consumers:
+            raise ConsumerBusy(
+                f"Subscription {subscription.name!r} of {topic.name} has consumers: close them, "
+                "or use force."
+            )

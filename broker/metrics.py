@@ -61,15 +61,9 @@ class BrokerCollector(Collector):
         yield from self._subscriptions(topics)
 
     def _connections(self) -> Iterator[Metric]:
-        server = self._broker.server
         active = _Family("pulsar_active_connections", "Open client connections", ("cluster",))
-        active.add((self._cluster,), server.active_connections)
-        created = _Family(
-            "pulsar_connection_created_total", "Client connections accepted", ("cluster",)
-        )
-        created.add((self._cluster,), server.connections_total)
+        active.add((self._cluster,), len(self._broker.connections))
         yield active.metric
-        yield created.metric
 
     def _namespaces(self, topics: "list[Topic]") -> Iterator[Metric]:
         family = _Family("pulsar_topics_count", "Topics and segments loaded", NAMESPACE_LABELS)

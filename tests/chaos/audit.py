@@ -20,18 +20,18 @@ async def hold_everything(client: RawClient, topic: str) -> None:
     await consumer.close()
 
 
-async def subscribe(client: RawClient, topic: str) -> RawConsumer:
+async def subscribe(client: RawClient, topic: str, subscription: str = SUBSCRIPTION) -> RawConsumer:
     """The audit's consumer, which reads from the first entry that the topic ever had."""
     options = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
-    return await client.subscribe(topic, SUBSCRIPTION, options, permits=PERMITS)
+    return await client.subscribe(topic, subscription, options, permits=PERMITS)
 
 
 async def read_everything(
-    broker: BrokerProcess, topic: str
+    broker: BrokerProcess, topic: str, subscription: str = SUBSCRIPTION
 ) -> list[tuple[Position, list[tuple[int, int]]]]:
-    """Every entry in order: its position, and (producer, number) of each message in it."""
+    """Every entry of the subscription in order: its position, and (producer, number) of each message in it."""
     client = await broker.connect()
-    consumer = await subscribe(client, topic)
+    consumer = await subscribe(client, topic, subscription)
     last = position_of((await consumer.last_message_id()).last_message_id)
     found: list[tuple[Position, list[tuple[int, int]]]] = []
     taken = 0

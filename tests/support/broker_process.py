@@ -118,8 +118,12 @@ class BrokerProcess:
 
     async def terminate(self) -> int:
         """SIGTERM; returns the exit status."""
+        return await self.signalled(signal.SIGTERM)
+
+    async def signalled(self, number: signal.Signals) -> int:
+        """Send a signal; returns the exit status."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(number)
         return await self.ended()
 
     async def ended(self) -> int:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from broker.handlers import Handler
     from broker.producer import Producer
     from broker.service import Broker
+    from broker.topic_watch import TopicListWatch
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +99,7 @@ class Connection(asyncio.Protocol):
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
         self.closed_producers: dict[int, None] = {}
+        self.topic_watches: dict[int, TopicListWatch] = {}
         self.inflight_bytes = 0
         self._handlers = handlers
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)

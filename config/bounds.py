@@ -58,6 +58,8 @@ MAX_PATTERN_CHARACTERS = 100
 """Longest topic pattern that is evaluated here."""
 MAX_PATTERN_STATES = 500
 """Largest automaton that a pattern may become."""
+TOPIC_LIST_PAUSE_S = 0.05
+"""Changes of a topic list within this time are told together."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 

@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping
 
-from broker.handlers import Handler, consume, lookup, produce, scalable, schema, session, topics
+from broker.handlers import (
+    Handler,
+    consume,
+    lookup,
+    produce,
+    scalable,
+    schema,
+    session,
+    topics,
+    transactions,
+)
 
-_AREAS = (session, produce, consume, lookup, schema, topics, scalable)
+_AREAS = (session, produce, consume, lookup, schema, topics, scalable, transactions)
 
 
 def handler_table() -> Mapping[int, Handler]:

@@ -46,7 +46,7 @@ class EntryCache:
         self._stale_groups = 0
 
     def add(self, ledger_id: int, entries: Sequence[Entry], data_bytes: int) -> None:
-        """Put in a completed group: entries of one ledger that follow each other, and their size."""
+        """Put in a completed group: successive entries of one ledger with `data_bytes` of data."""
         if not entries:
             return
         first = entries[0].position.entry_id

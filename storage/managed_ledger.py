@@ -255,14 +255,14 @@ class ManagedLedger:
         What cannot be made durable now is as after a crash: found by the next opening.
         """
         if self._closing is None:
+            self._writer.refuse(
+                ManagedLedgerClosed(f"Managed ledger {self.name} is closed: open it again.")
+            )
             self._closing = self._core.loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         core = self._core
-        self._writer.refuse(
-            ManagedLedgerClosed(f"Managed ledger {core.name} is closed: open it again.")
-        )
         async with self._terminating:
             await self._trimmer.stop()
             try:

@@ -21,7 +21,7 @@ from storage.entry_cache import EntryCache
 from storage.ledger.store import LedgerAssertion, LedgerError, LedgerStore, WritableLedger
 from storage.managed_ledger_map import LedgerInfo, LedgerMap
 from storage.managed_ledger_owned import OwnedRecord
-from storage.managed_ledger_records import StreamRecord, encode_stream, ledger_key
+from storage.managed_ledger_records import NAMES_INDEX, StreamRecord, encode_stream, ledger_key
 from storage.managed_ledger_types import (
     MOVES,
     Limits,
@@ -30,7 +30,7 @@ from storage.managed_ledger_types import (
     ManagedLedgerState,
     ManagedLedgerTerminated,
 )
-from storage.metadata.store import MetadataError, MetadataStore, VersionConflict
+from storage.metadata.store import IndexEntry, MetadataError, MetadataStore, VersionConflict
 
 log = structlog.get_logger(__name__)
 StopListener = Callable[[MagnetarError], None]
@@ -97,7 +97,8 @@ class StreamCore:
         self.stores = stores
         self.loop = asyncio.get_running_loop()
         self.lock = asyncio.Lock()
-        self.record = OwnedRecord(stores.metadata, ledger_key(name))
+        index = IndexEntry(NAMES_INDEX, name)
+        self.record = OwnedRecord(stores.metadata, ledger_key(name), (index,))
         self.state = ManagedLedgerState.LOADING
         self.ledgers = LedgerMap()
         self.last_confirmed = EARLIEST
@@ -218,6 +219,11 @@ class StreamCore:
         ids = [info.ledger_id for info in self.ledgers.infos]
         self._garbage.update(ids, self._dropped)
         self._forget(ids)
+
+    @property
+    def has_garbage(self) -> bool:
+        """True if `collect` has something to do."""
+        return bool(self._garbage)
 
     async def collect(self) -> None:
         """Delete the ledgers that no longer stand in the record."""

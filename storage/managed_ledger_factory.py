@@ -21,7 +21,12 @@ from storage.ledger.store import LedgerAssertion, LedgerStore
 from storage.managed_ledger import ManagedLedger
 from storage.managed_ledger_core import Stores
 from storage.managed_ledger_open import open_stream
-from storage.managed_ledger_records import ROOT, decode_cursor, decode_stream, ledger_key
+from storage.managed_ledger_records import (
+    NAMES_INDEX,
+    decode_cursor,
+    decode_stream,
+    ledger_key,
+)
 from storage.managed_ledger_types import (
     Limits,
     ManagedLedgerClosed,
@@ -29,6 +34,7 @@ from storage.managed_ledger_types import (
     Retention,
     RetentionSource,
 )
+from storage.metadata.keys import LAST, children_range
 from storage.metadata.store import MetadataStore
 
 log = structlog.get_logger(__name__)
@@ -157,27 +163,23 @@ class ManagedLedgerFactory:
                     "Orphaned ledgers were to be swept while streams are open: sweep at start."
                 )
             stored = await self._stores.ledgers.list_ledgers()
-            named: set[int] = set()
-            await self._collect_named(ROOT, named)
+            named = await self._named_ledgers()
             orphans = [ledger_id for ledger_id in stored if ledger_id not in named]
             for ledger_id in orphans:
                 log.info("orphaned_ledger_deleted", ledger=ledger_id)
                 await self._stores.ledgers.delete(ledger_id)
             return orphans
 
-    async def _collect_named(self, path: str, named: set[int]) -> None:
-        """Walk the records below `path`: streams, and directly below a stream its cursors."""
+    async def _named_ledgers(self) -> set[int]:
+        """Every ledger that the record of a stream or of a cursor names."""
         metadata = self._stores.metadata
-        keys = [f"{path}/{child}" for child in await metadata.children(path)]
-        for key, record in zip(keys, await metadata.get_many(keys), strict=True):
-            if record is None:
-                await self._collect_named(key, named)
-                continue
-            named.update(info.ledger_id for info in decode_stream(key, record.value).ledgers)
-            cursors = [f"{key}/{child}" for child in await metadata.children(key)]
-            for cursor in await metadata.get_many(cursors):
-                if cursor is not None:
-                    named.add(decode_cursor(cursor.key, cursor.value).ledger_id)
+        named: set[int] = set()
+        for hit in await metadata.scan_index(NAMES_INDEX, "", LAST, fresh=True):
+            key = hit.record.key
+            named.update(info.ledger_id for info in decode_stream(key, hit.record.value).ledgers)
+            for cursor in await metadata.scan(*children_range(key), fresh=True):
+                named.add(decode_cursor(cursor.key, cursor.value).ledger_id)
+        return named
 
 
 def _nobody_set_one() -> Retention | None:

@@ -10,18 +10,29 @@ Rules:
 """
 
 import asyncio
+from collections.abc import Sequence
 
-from storage.metadata.store import ABSENT, MetadataError, MetadataStore, Version, VersionConflict
+from storage.metadata.store import (
+    ABSENT,
+    IndexEntry,
+    MetadataError,
+    MetadataStore,
+    Version,
+    VersionConflict,
+)
 
 
 class OwnedRecord:
     """See the module's rules."""
 
-    __slots__ = ("_doubt", "_metadata", "_version", "key")
+    __slots__ = ("_doubt", "_indexes", "_metadata", "_version", "key")
 
-    def __init__(self, metadata: MetadataStore, key: str) -> None:
+    def __init__(
+        self, metadata: MetadataStore, key: str, indexes: Sequence[IndexEntry] = ()
+    ) -> None:
         self.key = key
         self._metadata = metadata
+        self._indexes = indexes
         self._version = ABSENT
         self._doubt: bytes | None = None
 
@@ -40,7 +51,9 @@ class OwnedRecord:
         """Write it.  Raises `VersionConflict`, or `MetadataError` (outcome unknown)."""
         await self._settle()
         try:
-            result = await self._metadata.put(self.key, value, expect=self._version)
+            result = await self._metadata.put(
+                self.key, value, expect=self._version, indexes=self._indexes
+            )
         except (MetadataError, asyncio.CancelledError):
             self._doubt = value
             raise

@@ -2,7 +2,8 @@
 
 Rules:
 
-- `/managed-ledgers/<ledger path>` is a stream, its children are its durable cursors.
+- `/managed-ledgers/<ledger path>` is a stream, its children are its durable cursors.  Streams are
+  also in the index `managed-ledgers` by their path.
 - Written plain.  Read plain or with Pulsar's compression header (none or ZLIB; other kinds are
   refused with the setting that turns them off over there).
 - Acknowledged entries of a cursor are written as ranges while those are fewer bytes, else as words
@@ -24,6 +25,8 @@ from storage.managed_ledger_map import LedgerInfo
 from storage.managed_ledger_types import CorruptRecord
 
 ROOT = "/managed-ledgers"
+NAMES_INDEX = "managed-ledgers"
+"""Index of all streams by name: their keys are of many levels, which no scan covers."""
 INLINE_LEDGER_ID = -1
 """In a cursor record: the position is in the record itself."""
 _RANGE_BYTES = 16
@@ -246,6 +249,8 @@ def _parse(
         message.ParseFromString(value)
     except DecodeError as error:
         raise _corrupt(key, "bytes that are no such record") from error
+    if not message.IsInitialized():
+        raise _corrupt(key, "only part of such a record")
 
 
 def _decompress(key: str, value: bytes) -> bytes:

@@ -48,7 +48,7 @@ class Trimmer:
         """Look now; if something may go, a task takes it out."""
         if self._task is not None or not self._running():
             return
-        if self._decide().drop:
+        if self._decide().drop or self._core.has_garbage:
             self._task = self._core.loop.create_task(self._run())
 
     async def trim(self) -> None:
@@ -104,7 +104,7 @@ class Trimmer:
         again = False
         try:
             await self.trim()
-            again = True
+            again = not self._core.has_garbage
         except MagnetarError as error:
             log.warning("trim_failed", name=self._core.name, error=str(error))
             if self._running():

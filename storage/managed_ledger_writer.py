@@ -420,15 +420,17 @@ class LedgerWriter:
 
         Raises what keeps the ledger from being recovered; the stream's end is not known then.
         """
-        while self._rolling is not None:
-            await asyncio.wait({self._rolling})
-        if self._current is not None and not self._stopped:
-            self._start_roll()
+        tried = False
+        while True:
             while self._rolling is not None:
                 await asyncio.wait({self._rolling})
-        self._core.require_running()
-        if self._current is not None:
-            raise self._last_error or self._core.stopped_error()
+            self._core.require_running()
+            if self._current is None:
+                return
+            if tried and self._last_error is not None:
+                raise self._last_error
+            tried = True
+            self._start_roll()
 
     async def discard_prepared(self) -> None:
         """At close, after the record is settled: delete a ledger that was made but never listed."""

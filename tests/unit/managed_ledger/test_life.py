@@ -1,0 +1,595 @@
+"""Terminating, trimming, properties, deleting, and the factory, with crashes at every step."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from protocol.ids import EARLIEST, LATEST, Position
+from storage import managed_ledger_pb2 as pb
+from storage.ledger.store import DiskFull, LedgerAssertion, LedgerError
+from storage.managed_ledger import ManagedLedger
+from storage.managed_ledger_records import ledger_key
+from storage.managed_ledger_types import (
+    AppendOutcomeUnknown,
+    CorruptRecord,
+    Limits,
+    ManagedLedgerClosed,
+    ManagedLedgerNotFound,
+    ManagedLedgerState,
+    ManagedLedgerTerminated,
+    Retention,
+)
+from storage.metadata.store import IndexEntry, MetadataError
+from tests.unit.managed_ledger.fakes import (
+    NAME,
+    AppendFault,
+    Outcomes,
+    World,
+    contents,
+    data_of,
+    publish,
+    settle,
+    until,
+)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [f"e{number}".encode() for number in range(count)]
+
+
+# Terminate
+
+
+async def test_terminate_waits_for_what_was_taken_and_seals_for_ever() -> None:
+    world = World()
+    ledger = await world.open()
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 25)
+    sealing = asyncio.ensure_future(ledger.terminate())
+    await asyncio.sleep(0)
+    with pytest.raises(ManagedLedgerTerminated):
+        outcomes.append(ledger, b"late")
+    end = await sealing
+    assert outcomes.stored == numbered(25)
+    assert end == outcomes.positions[-1] == ledger.last_confirmed
+    assert ledger.state is ManagedLedgerState.TERMINATED
+    assert await ledger.terminate() == end
+    for reopen in (world.crash, world.restart):
+        ledger = await reopen()
+        assert ledger.state is ManagedLedgerState.TERMINATED
+        assert await ledger.terminate() == end == ledger.last_confirmed
+        assert data_of(await contents(ledger)) == numbered(25)
+        with pytest.raises(ManagedLedgerTerminated):
+            ledger.append(b"late", lambda *_: None)
+
+
+async def test_an_empty_stream_can_be_terminated() -> None:
+    world = World()
+    ledger = await world.open()
+    assert await ledger.terminate() == Position(-1, -1)
+    ledger = await world.crash()
+    assert ledger.state is ManagedLedgerState.TERMINATED
+    assert await ledger.terminate() == Position(-1, -1)
+
+
+async def test_concurrent_terminations_agree() -> None:
+    world = World()
+    ledger = await world.open()
+    Outcomes().append_all(ledger, 3)
+    first, second = await asyncio.gather(ledger.terminate(), ledger.terminate())
+    assert first == second == Position(1, 2)
+
+
+@pytest.mark.parametrize("on_disk", [0, 1, 3])
+async def test_recovery_decides_what_a_terminated_stream_ends_with(on_disk: int) -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 2, "old")
+    world.ledgers.fault = AppendFault(world.ledgers.appends, LedgerError("broken"), on_disk)
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 3)
+    end = await ledger.terminate()
+    await outcomes.wait(3)
+    assert outcomes.stored == numbered(3)
+    assert end == outcomes.positions[-1]
+    assert data_of(await contents(await world.crash())) == [b"old0", b"old1", *numbered(3)]
+
+
+async def test_without_recovery_nothing_is_terminated_and_nothing_is_taken() -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 1, "old")
+    world.ledgers.fault = AppendFault(world.ledgers.appends, LedgerError("broken"), stored=1)
+    world.ledgers.fail("open", MetadataError("down"))
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 2)
+    with pytest.raises(MetadataError):
+        await ledger.terminate()
+    assert [type(error) for error in outcomes.errors] == [AppendOutcomeUnknown] * 2
+    with pytest.raises(ManagedLedgerTerminated):
+        ledger.append(b"late", lambda *_: None)
+    assert await ledger.terminate() == Position(1, 1)
+    assert data_of(await contents(await world.crash())) == [b"old0", b"e0"]
+
+
+async def test_terminate_with_a_full_disk_ends_with_what_is_stored() -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 1, "old")
+    world.ledgers.fault = AppendFault(world.ledgers.appends + 1, DiskFull("full"))
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 3)
+    assert await ledger.terminate() == Position(1, 1)
+    assert outcomes.stored == [b"e0"]
+    assert len(outcomes.errors) == 2
+
+
+async def test_a_termination_with_unknown_outcome_can_be_repeated() -> None:
+    for applied in (False, True):
+        world = World()
+        ledger = await world.open()
+        await publish(ledger, 3)
+        world.metadata.faults.append((NAME, applied))
+        with pytest.raises(MetadataError):
+            await ledger.terminate()
+        with pytest.raises(ManagedLedgerTerminated):
+            ledger.append(b"late", lambda *_: None)
+        assert await ledger.terminate() == Position(1, 2)
+        assert (await world.crash()).state is ManagedLedgerState.TERMINATED
+
+
+async def test_a_terminated_stream_takes_cursors_and_acknowledgements() -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.open_cursor("hold", EARLIEST)
+    await publish(ledger, 3)
+    await ledger.terminate()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    cursor.acknowledge(Position(1, 0))
+    await ledger.set_properties({"k": "v"})
+    ledger = await world.restart()
+    assert ledger.cursors["s"].backlog == 2
+    assert ledger.properties == {"k": "v"}
+
+
+async def crash_at_each_step(
+    prepare: Callable[[World, ManagedLedger], Coroutine[None, None, None]],
+    act: Callable[[ManagedLedger], Coroutine[None, None, object]],
+    check: Callable[[World, ManagedLedger, bool, int], Coroutine[None, None, None]],
+) -> None:
+    """Run `act`, let the process die after each number of loop turns, and look what is left."""
+    step, finished = 0, False
+    while not finished:
+        world = World()
+        ledger = await world.open()
+        await prepare(world, ledger)
+        task = asyncio.ensure_future(act(ledger))
+        for _ in range(step):
+            await asyncio.sleep(0)
+        finished = task.done()
+        if finished:
+            await task
+            await settle()
+        await check(world, await world.crash(), finished, step)
+        step += 1
+        assert step < 1000
+    assert step > 3
+
+
+async def test_a_crash_at_each_step_of_terminating() -> None:
+    said: list[Outcomes] = []
+
+    async def prepare(_: World, ledger: ManagedLedger) -> None:
+        said.append(Outcomes())
+        await publish(ledger, 4, "old")
+        said[-1].append_all(ledger, 20)
+
+    async def check(_: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
+        found = data_of(await contents(ledger))[4:]
+        stored = said[-1].stored
+        assert found[: len(stored)] == stored, step
+        if finished:
+            assert ledger.state is ManagedLedgerState.TERMINATED
+        if ledger.state is ManagedLedgerState.TERMINATED:
+            assert found == stored == numbered(20), "nothing was acknowledged past the end"
+            with pytest.raises(ManagedLedgerTerminated):
+                ledger.append(b"late", lambda *_: None)
+        else:
+            await publish(ledger, 1)
+
+    await crash_at_each_step(prepare, ManagedLedger.terminate, check)
+
+
+# Trim
+
+
+async def test_ledgers_that_all_cursors_passed_are_dropped() -> None:
+    world = World()
+    ledger = await world.open()
+    slow = await ledger.open_cursor("slow", EARLIEST)
+    fast = await ledger.open_cursor("fast", EARLIEST)
+    positions = await publish(ledger, 35)
+    fast.acknowledge_up_to(positions[29])
+    await settle()
+    assert ledger.ledger_count == 4
+    slow.acknowledge_up_to(positions[18])
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [2, 3, 4]
+    slow.acknowledge(positions[19])
+    await until(lambda: sorted(world.ledgers.ledgers) == [3, 4])
+    assert ledger.entry_count == 15
+    assert (slow.backlog, fast.backlog) == (15, 5)
+    assert [entry.position for entry in await contents(ledger)] == positions[20:]
+    ledger = await world.crash()
+    assert [entry.position for entry in await contents(ledger)] == positions[20:]
+    assert ledger.last_confirmed == positions[-1]
+    assert ledger.cursors["fast"].first_unacknowledged(EARLIEST) >= positions[20]
+
+
+async def test_the_last_individual_acknowledgement_drops_a_ledger_too() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 15)
+    for position in [*positions[:4], *positions[5:12]]:
+        cursor.acknowledge(position)
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [1, 2]
+    cursor.acknowledge(positions[4])
+    await until(lambda: sorted(world.ledgers.ledgers) == [2])
+
+
+async def test_readers_hold_ledgers_until_they_are_closed() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    ledger.open_reader_cursor("r", EARLIEST)
+    positions = await publish(ledger, 15)
+    cursor.acknowledge_up_to(positions[-1])
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [1, 2]
+    await ledger.delete_cursor("r")
+    await until(lambda: sorted(world.ledgers.ledgers) == [2])
+
+
+async def test_deleting_the_slow_cursor_drops_ledgers() -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.open_cursor("slow", EARLIEST)
+    fast = await ledger.open_cursor("fast", EARLIEST)
+    positions = await publish(ledger, 15)
+    fast.acknowledge_up_to(positions[-1])
+    await ledger.delete_cursor("slow")
+    await until(lambda: sorted(world.ledgers.ledgers) == [2])
+
+
+async def test_of_a_terminated_stream_everything_goes_and_the_end_is_remembered() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 15)
+    await ledger.terminate()
+    cursor.acknowledge_up_to(LATEST)
+    await until(lambda: not world.ledgers.ledgers)
+    for reopen in (world.crash, world.restart):
+        ledger = await reopen()
+        assert ledger.last_confirmed == positions[-1]
+        assert ledger.cursors["s"].backlog == 0
+        assert await contents(ledger) == []
+        late = await ledger.open_cursor("late", EARLIEST)
+        assert late.backlog == 0
+
+
+async def test_a_stream_whose_ledgers_all_went_goes_on() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    await publish(ledger, 5)
+    cursor.acknowledge_up_to(LATEST)
+    ledger = await world.restart()
+    await until(lambda: not world.ledgers.ledgers)
+    ledger = await world.crash()
+    cursor = ledger.cursors["s"]
+    assert cursor.backlog == 0
+    assert ledger.last_confirmed == Position(-1, -1)
+    late = await ledger.open_cursor("late", LATEST)
+    (position,) = await publish(ledger, 1)
+    assert position > Position(1, 4)
+    assert (cursor.backlog, late.backlog) == (1, 1)
+    assert cursor.first_unacknowledged(EARLIEST) == position
+    assert cursor.acknowledge(position)
+    assert ledger.read_cached(cursor.first_unacknowledged(EARLIEST), 10, 100) == []
+
+
+async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
+    world = World()
+    policy: list[Retention | None] = [Retention(-1, -1)]
+    ledger = await world.factory.open(NAME, retention=lambda: policy[0])
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    cursor.acknowledge_up_to(positions[-1])
+    await settle()
+    assert ledger.ledger_count == 3
+    policy[0] = Retention(-1, 20)
+    await ledger.trim()
+    assert ledger.ledger_count == 2
+    policy[0] = None
+    await ledger.trim()
+    assert ledger.ledger_count == 1
+
+
+async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.managed_ledger_trimmer._LEAST_PAUSE_MS", 5)
+    world = World(Limits(ledger_max_entries=5, ledger_min_age_ms=0, unsubscribed_retention_ms=20))
+    ledger = await world.open()
+    await publish(ledger, 12)
+    await settle()
+    assert ledger.ledger_count == 3
+    world.clock.ms += 20
+    await until(lambda: ledger.ledger_count == 1)
+    assert len(await contents(ledger)) == 2
+
+
+async def test_reading_goes_on_after_a_ledger_that_is_trimmed_meanwhile() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    world.factory.cache.drop(1)
+    gate = world.ledgers.gates["open"] = asyncio.Event()
+    reading = asyncio.ensure_future(ledger.read(EARLIEST, max_entries=100, max_bytes=10**6))
+    await settle()
+    cursor.acknowledge_up_to(positions[12])
+    await until(lambda: 1 not in world.ledgers.ledgers)
+    gate.set()
+    assert [entry.position for entry in await reading] == positions[10:]
+
+
+async def test_what_could_not_be_deleted_is_deleted_later() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    world.ledgers.fail("delete", LedgerError("no"))
+    cursor.acknowledge_up_to(positions[9])
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [1, 2, 3]
+    cursor.acknowledge_up_to(positions[19])
+    await until(lambda: sorted(world.ledgers.ledgers) == [3])
+
+
+async def test_a_crash_at_each_step_of_trimming() -> None:
+    async def prepare(_: World, ledger: ManagedLedger) -> None:
+        cursor = await ledger.open_cursor("s", EARLIEST)
+        positions = await publish(ledger, 25)
+        cursor._boundary = LATEST  # only `act` trims
+        cursor.acknowledge_up_to(positions[21])
+        await cursor.persist()
+
+    async def check(world: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
+        assert data_of(await contents(ledger))[-5:] == numbered(25)[20:], step
+        assert ledger.cursors["s"].backlog == 3
+        await until(lambda: ledger.ledger_count == 1)
+        await world.factory.close()
+        world.factory = world.new_factory()
+        orphans = await world.factory.sweep_orphans()
+        assert sorted(world.ledgers.ledgers) == [3], step
+        assert not (finished and orphans)
+        assert len(await contents(await world.open())) == 5
+
+    await crash_at_each_step(prepare, ManagedLedger.trim, check)
+
+
+# Properties
+
+
+async def test_properties_last_and_a_failed_change_is_none() -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.set_properties({"a": "1", "b": "2"})
+    await publish(ledger, 12)
+    await ledger.set_properties({"a": None, "c": "3"})
+    world.metadata.faults.append((NAME, False))
+    with pytest.raises(MetadataError):
+        await ledger.set_properties({"x": "lost"})
+    assert ledger.properties == {"b": "2", "c": "3"}
+    assert (await world.crash()).properties == {"b": "2", "c": "3"}
+
+
+async def test_changes_of_the_record_during_a_roll_over_do_not_collide() -> None:
+    world = World()
+    ledger = await world.open()
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 35)
+    for number in range(10):
+        await ledger.set_properties({"n": str(number)})
+        await ledger.open_cursor(f"c{number}", EARLIEST)
+    await outcomes.wait(35)
+    ledger = await world.crash()
+    assert ledger.properties == {"n": "9"}
+    assert len(ledger.cursors) == 10
+    assert data_of(await contents(ledger)) == numbered(35)
+
+
+# Factory
+
+
+async def test_concurrent_opens_share_one_instance() -> None:
+    world = World()
+    first, second = await asyncio.gather(world.open(), world.open())
+    assert first is second
+    assert world.factory.loaded() == {NAME: first}
+    other = await world.open("public/default/persistent/other")
+    assert other is not first
+
+
+async def test_open_without_create_and_exists() -> None:
+    world = World()
+    with pytest.raises(ManagedLedgerNotFound):
+        await world.factory.open(NAME, create=False)
+    assert not await world.factory.exists(NAME)
+    assert world.factory.loaded() == {}
+    await world.open()
+    assert await world.factory.exists(NAME)
+    await world.factory.unload(NAME)
+    assert world.factory.loaded() == {}
+    assert (await world.factory.open(NAME, create=False)).entry_count == 0
+
+
+async def test_a_creation_of_a_stream_with_unknown_outcome_can_be_repeated() -> None:
+    for applied in (False, True):
+        world = World()
+        world.metadata.faults.append((NAME, applied))
+        with pytest.raises(MetadataError):
+            await world.open()
+        await publish(await world.open(), 1)
+
+
+async def test_a_fenced_instance_is_replaced_by_the_next_open() -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 1)
+    other = await world.new_factory().open(NAME)
+    await publish(other, 1, "other")
+    outcomes = Outcomes()
+    outcomes.append(ledger, b"lost")
+    await outcomes.wait(1)
+    again = await world.open()
+    assert again is not ledger
+    assert ledger.state is ManagedLedgerState.CLOSED
+    assert data_of(await contents(again)) == [b"e0", b"other0"]
+
+
+async def test_unload_during_appends_keeps_them_and_open_waits() -> None:
+    world = World()
+    ledger = await world.open()
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 15)
+    _, again = await asyncio.gather(world.factory.unload(NAME), world.open())
+    assert again is not ledger
+    assert data_of(await contents(again)) == outcomes.stored == numbered(15)
+
+
+async def test_a_closed_factory_opens_nothing() -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 1)
+    await asyncio.gather(world.factory.close(), world.factory.close())
+    assert ledger.state is ManagedLedgerState.CLOSED
+    with pytest.raises(ManagedLedgerClosed):
+        await world.open()
+    with pytest.raises(ManagedLedgerClosed):
+        await ledger.read(EARLIEST, max_entries=1, max_bytes=1)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+async def test_delete_removes_everything(loaded: bool) -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.open_cursor("s", EARLIEST)
+    ledger.open_reader_cursor("r", EARLIEST)
+    await publish(ledger, 25)
+    if not loaded:
+        await world.factory.unload(NAME)
+    await world.factory.delete(NAME)
+    assert world.ledgers.ledgers == {}
+    assert not await world.factory.exists(NAME)
+    assert await world.metadata.children(ledger_key(NAME)) == []
+    with pytest.raises(ManagedLedgerNotFound):
+        await world.factory.delete(NAME)
+    with pytest.raises(ManagedLedgerClosed):
+        ledger.append(b"late", lambda *_: None)
+    fresh = await world.open()
+    assert await contents(fresh) == []
+    assert fresh.cursors == {}
+
+
+async def test_a_crash_at_each_step_of_deleting() -> None:
+    async def prepare(_: World, ledger: ManagedLedger) -> None:
+        await ledger.open_cursor("s", EARLIEST)
+        await publish(ledger, 15)
+
+    async def check(world: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
+        found = data_of(await contents(ledger))
+        assert found in ([], numbered(15)), step
+        if found:
+            await world.factory.delete(NAME)
+        else:
+            assert ledger.cursors == {}, step
+            await world.factory.close()
+        world.factory = world.new_factory()
+        await world.factory.sweep_orphans()
+        assert world.ledgers.ledgers == {}
+
+    async def delete(ledger: ManagedLedger) -> None:
+        await ledger.delete()
+
+    await crash_at_each_step(prepare, delete, check)
+
+
+async def test_orphans_are_swept_and_nothing_else() -> None:
+    world = World()
+    for name in ("public/default/persistent/a", "public/default/segment/t/0000-ffff-0"):
+        ledger = await world.open(name)
+        cursor = await ledger.open_cursor("s", EARLIEST)
+        await publish(ledger, 400, name)
+        for entry in range(400):
+            cursor.acknowledge(Position(ledger.last_confirmed.ledger_id, entry))
+            await cursor.persist()
+    orphan = await world.ledgers.create(custom={})
+    named = set(world.ledgers.ledgers) - {orphan.ledger_id}
+    with pytest.raises(LedgerAssertion):
+        await world.factory.sweep_orphans()
+    world.ledgers.crash()
+    world.factory = world.new_factory()
+    swept, ledger = await asyncio.gather(
+        world.factory.sweep_orphans(), world.open("public/default/persistent/a")
+    )
+    assert swept == [orphan.ledger_id]
+    assert named - set(world.ledgers.ledgers) <= {1}
+    assert len(named) > 60
+
+
+async def test_a_record_that_cannot_be_read_is_left_alone() -> None:
+    world = World()
+    await world.open()
+    await world.metadata.put(
+        ledger_key(NAME), b"\xff\xff", indexes=[IndexEntry("managed-ledgers", NAME)]
+    )
+    world.factory = world.new_factory()
+    with pytest.raises(CorruptRecord):
+        await world.open()
+    await world.ledgers.create(custom={})
+    with pytest.raises(CorruptRecord):
+        await world.factory.sweep_orphans()
+    assert len(world.ledgers.ledgers) == 1
+
+
+async def test_records_written_by_pulsar_are_opened() -> None:
+    """Two ended ledgers, an empty one, and the current one of an owner that died."""
+    world = World()
+    for count in (3, 0, 2):
+        handle = await world.ledgers.create(custom={})
+        for number in range(count):
+            handle.append(f"{count}-{number}".encode(), lambda *_: None)
+        await settle()
+    info = pb.ManagedLedgerInfo()
+    info.ledgerInfo.add(ledgerId=1, entries=3, size=9, timestamp=5)
+    info.ledgerInfo.add(ledgerId=2, timestamp=6)
+    info.ledgerInfo.add(ledgerId=3)
+    info.properties.add(key="k", value="v")
+    await world.metadata.put(ledger_key(NAME), info.SerializeToString())
+    ledger = await world.open()
+    assert data_of(await contents(ledger)) == [b"3-0", b"3-1", b"3-2", b"2-0", b"2-1"]
+    assert ledger.properties == {"k": "v"}
+    assert sorted(world.ledgers.ledgers) == [1, 3]
+
+
+async def test_two_first_owners_at_once() -> None:
+    world = World()
+    results = await asyncio.gather(
+        world.new_factory().open(NAME), world.new_factory().open(NAME), return_exceptions=True
+    )
+    kinds = sorted(type(result).__name__ for result in results)
+    assert kinds in (["ManagedLedger", "ManagedLedgerFenced"], ["ManagedLedger"] * 2)

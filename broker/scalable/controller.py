@@ -2,7 +2,6 @@
 
 Rules:
 
-- A topic has one controller among all brokers; it holds the ephemeral record `.../controller`.
 - A registration is stored before it is answered, and removed when the consumer has left.  After a
   restart registered consumers are there as disconnected, with a whole grace period.
 - Registrations of one topic are stored and removed one after the other, so a consumer that comes
@@ -13,7 +12,6 @@ Rules:
 """
 
 import asyncio
-import json
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,13 +19,12 @@ import structlog
 
 from broker.scalable.group_controller import GroupController
 from broker.scalable.held_places import HeldPlaces
-from broker.scalable.live_topics import LiveTopic
-from broker.scalable.records import SubscriptionKind, controller_path, segment_of
+from broker.scalable.live_topics import LiveTopic, not_found
+from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.segments import Segments, consumers_of, drained
 from broker.scalable.topic_store import TopicStore
 from protocol.pulsar_pb2 import ScalableConsumerAssignment
 from protocol.server_error import MagnetarError, PeerError, ServerError
-from storage.metadata.store import ABSENT, MetadataStore, Session, VersionConflict
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -39,40 +36,10 @@ log = structlog.get_logger(__name__)
 _CONSUMER_KINDS = (SubscriptionKind.STREAM, SubscriptionKind.CHECKPOINT)
 
 
-class NotController(PeerError):
-    """Another broker assigns this topic's segments."""
-
-    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
-
-
 class WrongConsumerKind(PeerError):
     """The subscription serves consumers of another kind."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
-
-
-class Leadership:
-    """Claims to lead topics, kept by this process's session with the store."""
-
-    def __init__(self, metadata: MetadataStore, session: Session, broker_id: str) -> None:
-        self._metadata = metadata
-        self._session = session
-        self._value = json.dumps(broker_id).encode()
-
-    async def claim(self, live: LiveTopic) -> None:
-        """Lead the topic.  Raises `NotController`."""
-        path = controller_path(live.name)
-        try:
-            await self._metadata.put(path, self._value, expect=ABSENT, session=self._session)
-        except VersionConflict:
-            found = await self._metadata.get(path)
-            if found is not None and found.value != self._value:
-                raise NotController(
-                    f"{live.name} is led by {found.value.decode(errors='replace')}: look its "
-                    "layout up again and ask the controller named there."
-                ) from None
-            # Our own, of an earlier session that has not expired yet: it hangs on this one now.
-            await self._metadata.put(path, self._value, session=self._session)
 
 
 class TopicController:
@@ -89,6 +56,7 @@ class TopicController:
         self._places: dict[str, HeldPlaces] = {}
         self._registrations = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def restore(self) -> None:
         """Take in what is registered."""
@@ -100,6 +68,9 @@ class TopicController:
 
     async def close(self) -> None:
         """The topic is gone, or the broker stops."""
+        self._closed = True
+        async with self._registrations:
+            pass
         for group in self.groups.values():
             group.close()
         self.groups.clear()
@@ -119,6 +90,8 @@ class TopicController:
     ) -> ScalableConsumerAssignment:
         """Register a consumer durably; its assignment.  Raises `WrongConsumerKind`."""
         async with self._registrations:
+            if self._closed:
+                raise not_found(self.live.name)
             group = self.groups.get(subscription) or await self._new_group(subscription, kind)
             if group.kind is not kind:
                 raise WrongConsumerKind(
@@ -142,20 +115,23 @@ class TopicController:
         group = GroupController(
             self.live, subscription, kind, grace_s=self._grace_s, changed=self._membership_changed
         )
-        known: set[int] = set()
         if kind is SubscriptionKind.STREAM:
             for segment in self.live.layout.sealed:
-                name = segment_of(self.live.name, segment)
-                if await self._segments.is_drained(name, subscription):
-                    known.add(segment.segment_id)
-        group.begin(names, known)
-        for segment in self.live.layout.segments.values():
-            topic = self._segments.running(segment_of(self.live.name, segment))
-            for used, consumer in consumers_of(topic) if topic is not None else ():
+                await self._segments.open(segment_of(self.live.name, segment))
+        # From here to the end nothing waits, so no event is missed.
+        running = {
+            segment: topic
+            for segment in self.live.layout.segments.values()
+            if (topic := self._segments.running(segment_of(self.live.name, segment))) is not None
+        }
+        gone = {s.segment_id for s, topic in running.items() if drained(topic, subscription)}
+        group.begin(names, gone if kind is SubscriptionKind.STREAM else ())
+        for segment, topic in running.items():
+            for used, consumer in consumers_of(topic):
                 if self._concerns(group, used, consumer, segment.segment_id):
                     group.replay(segment.segment_id, consumer)
         self.groups[subscription] = group
-        group.layout_changed()
+        group.start()
         return group
 
     def _membership_changed(self, group: GroupController, name: str) -> None:
@@ -176,6 +152,12 @@ class TopicController:
     async def settled(self) -> None:
         """Return when every membership that changed so far is stored."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def drop(self, subscription: str) -> None:
+        """The subscription is deleted."""
+        group = self.groups.pop(subscription, None)
+        if group is not None:
+            group.close()
 
     # Events
 

@@ -11,7 +11,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -44,15 +44,21 @@ class DeletionUnfinished(InternalError):
 
 
 class Lifecycle:
-    """See the module's rules."""
+    """See the module's rules.  `deleting` is told when a topic has begun to go."""
 
     def __init__(
-        self, topics: LiveTopics, store: TopicStore, segments: Segments, clock: Clock
+        self,
+        topics: LiveTopics,
+        store: TopicStore,
+        segments: Segments,
+        clock: Clock,
+        deleting: Callable[[TopicName], Awaitable[None]],
     ) -> None:
         self._topics = topics
         self._store = store
         self._segments = segments
         self._clock = clock
+        self._deleting = deleting
         self._unfinished: dict[TopicName, Step] = {}
 
     async def create(
@@ -64,7 +70,7 @@ class Lifecycle:
         now_ms = self._clock.now_ms()
         first = layout.initial(segments, now_ms=now_ms)
         async with self._topics.lock(name):
-            if await self._topics.find_locked(name) is not None:
+            if await self._topics.find(name) is not None:
                 raise ScalableTopicExists(f"{name} exists already: use it, or choose another name.")
             await self._clear_leftover(name)
             # Before the record: a topic without its first entry cannot be, a stray entry can.
@@ -82,7 +88,7 @@ class Lifecycle:
         """
         name = twin(name)
         async with self._topics.lock(name):
-            live = await self._topics.find_locked(name)
+            live = await self._topics.find(name)
             if live is None:
                 raise not_found(name)
             ends = tuple(segment_of(name, s) for s in live.layout.segments.values())
@@ -132,6 +138,7 @@ class Lifecycle:
         for task in list(live.work):
             task.cancel()
         await asyncio.gather(*live.work, return_exceptions=True)
+        await self._deleting(live.name)
         try:
             await self._store.remove(live.stored)
         except MagnetarError:

@@ -5,8 +5,9 @@ Rules:
 - One `LiveTopic` for each name, loaded once, dropped when the topic is deleted.
 - Its record only ever moves to a higher epoch, and listeners hear of each such move once, in order,
   in the same turn of the loop in which the change became known.
-- Who changes a topic (create, reshape, prune, delete) holds `lock(name)`; loading takes it too, so
-  nobody loads a topic that is half deleted.
+- Who changes a topic (create, reshape, prune, delete) holds `lock(name)`.  Finding one takes no
+  lock, as those who change it wait for segments whose loading asks for the topic; a topic that is
+  being deleted is not found, and one that was deleted while it was read is looked for again.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ class LiveTopics:
         self._topics: dict[TopicName, LiveTopic] = {}
         self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._deleting: set[TopicName] = set()
+        self._deletions = 0
         self._listeners: list[LayoutListener] = []
 
     def on_layout(self, listener: LayoutListener) -> None:
@@ -78,22 +80,21 @@ class LiveTopics:
     async def find(self, name: TopicName) -> LiveTopic | None:
         """As `get`, but None when there is none."""
         name = twin(name)
-        if name in self._topics or name in self._deleting:
-            return self._topics.get(name)
-        async with self.lock(name):
-            return await self.find_locked(name)
-
-    async def find_locked(self, name: TopicName) -> LiveTopic | None:
-        """As `find`, for a holder of the topic's lock."""
-        live = self._topics.get(name)
-        if live is None:
+        while True:
+            live = self._topics.get(name)
+            if live is not None or name in self._deleting:
+                return live
+            deletions = self._deletions
             stored = await self._store.load(name)
-            if stored is not None:
-                live = self.add(stored)
-        return live
+            if deletions != self._deletions:
+                continue
+            live = self._topics.get(name)
+            if live is not None or stored is None:
+                return live
+            return self.add(stored)
 
     async def reload_locked(self, name: TopicName) -> LiveTopic | None:
-        """As `find_locked`, with the record as it is stored now."""
+        """As `find`, with the record as it is stored now, for a holder of the lock."""
         live = self._topics.get(name)
         stored = await self._store.load(name)
         if stored is None:
@@ -105,7 +106,7 @@ class LiveTopics:
         return live
 
     def add(self, stored: StoredTopic) -> LiveTopic:
-        """Take in a topic that was just created or loaded.  The caller holds its lock."""
+        """Take in a topic that was just created or loaded and is not in memory."""
         live = self._topics[stored.name] = LiveTopic(stored)
         return live
 
@@ -119,11 +120,13 @@ class LiveTopics:
 
     def begin_deletion(self, live: LiveTopic) -> None:
         """From now on the topic is not found."""
+        self._deletions += 1
         self._deleting.add(live.name)
         self._topics.pop(live.name, None)
 
     def end_deletion(self, name: TopicName) -> None:
         """The name is free again."""
+        self._deletions += 1
         self._deleting.discard(name)
 
 

@@ -46,6 +46,10 @@ class LeftoverInTheWay(InternalError):
     """An earlier change of the topic failed half-way and cannot be cleared away now: try again."""
 
 
+class SealInterrupted(InternalError):
+    """A segment was closed before it was sealed."""
+
+
 class Reshaper:
     """See the module's rules.  `sealed` is called when a topic's parents have become SEALED."""
 
@@ -90,7 +94,7 @@ class Reshaper:
     async def _reshape(self, name: TopicName, change: Change) -> None:
         name = twin(name)
         async with self._topics.lock(name):
-            live = await self._topics.find_locked(name)
+            live = await self._topics.find(name)
             if live is None:
                 raise not_found(name)
             reshape = change(live.layout, self._clock.now_ms())
@@ -222,9 +226,19 @@ class Reshaper:
 
     async def _seal(self, segment: SegmentName) -> None:
         topic = await self._segments.open(segment)
-        if not topic.sealed:
-            _begin_seal(topic)
+        if topic.sealed:
+            return
+        _begin_seal(topic)
+        try:
             await topic.seal()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not we were cancelled: the topic was unloaded while it waited for its producers.
+            raise SealInterrupted(
+                f"{segment} was unloaded while it was being sealed: seal it again."
+            ) from None
 
     # After a crash
 

@@ -75,15 +75,10 @@ class Segments:
 
     async def delete(self, segment: SegmentName) -> None:
         """Remove a segment that no layout names (any longer): everybody is sent away."""
-        if self.running(segment) is not None:
-            try:
-                await self._broker.topics.delete(segment.topic_name, force=True)
-            except TopicNotFound:
-                log.debug("segment_gone_already", segment=str(segment))
         try:
-            await self._broker.managed_ledgers.delete(segment.ledger_path)
-        except ManagedLedgerNotFound:
-            log.debug("segment_ledger_gone_already", segment=str(segment))
+            await self._broker.topics.delete(segment.topic_name, force=True)
+        except (TopicNotFound, ManagedLedgerNotFound):
+            log.debug("segment_gone_already", segment=str(segment))
 
 
 def durable_subscriptions(topic: Topic) -> dict[str, Mapping[str, str]]:

@@ -1,0 +1,121 @@
+"""Subscriptions of a whole scalable topic, as operators see them: one on each of its segments.
+
+Rules:
+
+- Creating gives every ACTIVE segment the subscription; those that are sealed already are read by
+  consumers that ask for them.  A subscription's type is fixed when it is first known.
+- Deleting, seeking and skipping reach every segment that has the subscription, sealed ones too; a
+  segment pruned meanwhile does not matter.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from broker.dispatch.errors import ConsumerBusy
+from broker.dispatch.start_position import first_published_since
+from broker.scalable.controllers import Controllers
+from broker.scalable.live_topics import LiveTopic, LiveTopics
+from broker.scalable.records import SubscriptionKind, segment_of
+from broker.scalable.segments import Segments
+from broker.scalable.topic_store import TopicStore
+from broker.topic import SubscriptionNotFound, Topic, TopicNotFound
+from protocol.ids import EARLIEST, LATEST, Position
+from protocol.names import TopicName
+
+
+class TopicSubscriptions:
+    """See the module's rules."""
+
+    def __init__(
+        self, topics: LiveTopics, store: TopicStore, segments: Segments, controllers: Controllers
+    ) -> None:
+        self._topics = topics
+        self._store = store
+        self._segments = segments
+        self._controllers = controllers
+
+    async def create(
+        self, name: TopicName, subscription: str, kind: SubscriptionKind, start: Position
+    ) -> None:
+        """Make the subscription where it is missing."""
+        live = await self._topics.get(name)
+        async with self._topics.lock(live.name):
+            await self._store.put_subscription(live.name, subscription, kind)
+            for segment in live.layout.active:
+                topic = await self._segments.open(segment_of(live.name, segment))
+                await topic.create_subscription(subscription, start)
+
+    async def delete(self, name: TopicName, subscription: str, *, force: bool) -> None:
+        """Remove it everywhere.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless `force`."""
+        live = await self._topics.get(name)
+
+        async def require_unused(topic: Topic) -> None:
+            if topic.subscriptions[subscription].consumers and not force:
+                raise ConsumerBusy(
+                    f"Subscription {subscription!r} has consumers on {topic.name}: close them, "
+                    "or delete it with force=true."
+                )
+
+        async def unsubscribe(topic: Topic) -> None:
+            await topic.unsubscribe(subscription, force=force)
+
+        async with self._topics.lock(live.name):
+            known = await self._store.subscription(live.name, subscription) is not None
+            await self._each(live, subscription, require_unused, may_be_missing=known)
+            controller = self._controllers.of(live.name)
+            if controller is not None:
+                controller.drop(subscription)
+            await self._each(live, subscription, unsubscribe, may_be_missing=known)
+            for consumer in await self._store.consumers(live.name, subscription):
+                await self._store.remove_consumer(live.name, subscription, consumer)
+            await self._store.remove_subscription(live.name, subscription)
+
+    async def seek(self, name: TopicName, subscription: str, timestamp_ms: int) -> None:
+        """Go on with the first message published at or after a time, in each segment."""
+        live = await self._topics.get(name)
+
+        async def seek(topic: Topic) -> None:
+            position = await _position_at(live, topic, timestamp_ms)
+            await topic.subscriptions[subscription].seek(position)
+
+        await self._each(live, subscription, seek)
+
+    async def skip_all(self, name: TopicName, subscription: str) -> None:
+        """Go on with what is published from now on."""
+        live = await self._topics.get(name)
+
+        async def skip(topic: Topic) -> None:
+            await topic.subscriptions[subscription].seek(LATEST)
+
+        await self._each(live, subscription, skip)
+
+    async def _each(
+        self,
+        live: LiveTopic,
+        subscription: str,
+        change: Callable[[Topic], Awaitable[None]],
+        *,
+        may_be_missing: bool = False,
+    ) -> None:
+        reached = may_be_missing
+        for segment in list(live.layout.segments.values()):
+            try:
+                topic = await self._segments.open(segment_of(live.name, segment))
+                if subscription in topic.subscriptions:
+                    await change(topic)
+                    reached = True
+            except (TopicNotFound, SubscriptionNotFound):
+                continue
+        if not reached:
+            raise SubscriptionNotFound(
+                f"{live.name} has no subscription {subscription!r}: see its list over REST."
+            )
+
+
+async def _position_at(live: LiveTopic, topic: Topic, timestamp_ms: int) -> Position:
+    for segment in live.layout.segments.values():
+        if segment_of(live.name, segment).topic_name == topic.name:
+            if not segment.active and segment.sealed_at_ms < timestamp_ms:
+                return LATEST
+            if segment.created_at_ms > timestamp_ms:
+                return EARLIEST
+    return await first_published_since(topic.ledger, timestamp_ms)

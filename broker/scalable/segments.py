@@ -46,7 +46,9 @@ class Segments:
         """The first of them that a producer or consumer is attached to."""
         for segment in segments:
             topic = self.running(segment)
-            if topic is not None and (topic.producers or consumers_of(topic)):
+            if topic is None:
+                continue
+            if consumers_of(topic) or any(each.attached for each in topic.producers.values()):
                 return segment
         return None
 

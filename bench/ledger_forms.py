@@ -1,6 +1,9 @@
 """Which on-disk form should ledgers have?  Measures the candidates on the disk at hand.
 
-    python bench/ledger_forms.py [--dir DIR] [--seconds S]
+    python bench/ledger_forms.py [--dir DIR] [--seconds S] [--store]
+
+With `--store` it measures the ledger store as built instead: appends with a window, reads of what
+was appended, and the memory of the process.
 
 Every form makes groups durable one after the other, as group commit does: a group holds the same
 number of 1 KiB entries of each active ledger, and counts when all its bytes are on disk.  Two
@@ -15,13 +18,23 @@ in all (publishers with a deep window).  Forms:
 """
 
 import argparse
+import asyncio
 import os
+import resource
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import uvloop
+
+from storage.clock import SystemClock
+from storage.ledger.local.disk import RealDisk
+from storage.ledger.local.local_store import LocalLedgerStore
+from storage.ledger.store import LedgerError, WritableLedger
+from storage.metadata.memory import MemoryMetadataStore
 
 ENTRY = os.urandom(1024)
 HEADER = os.urandom(28)
@@ -138,6 +151,64 @@ def measure(commit: Commit, ledgers: int, entries: int, seconds: float) -> tuple
     return len(times) * ledgers * entries / total, sorted(times)[len(times) // 2] * 1000
 
 
+async def fill(ledgers: list[WritableLedger], entries: int, window: int) -> float:
+    """Append with so many appends under way; returns the seconds it took."""
+    finished = asyncio.get_running_loop().create_future()
+    sent = done = 0
+
+    def acknowledged(_: int, error: LedgerError | None) -> None:
+        nonlocal done
+        done += 1
+        if error is not None:
+            finished.set_exception(error)
+        elif done == entries:
+            finished.set_result(None)
+        elif sent < entries:
+            send()
+
+    def send() -> None:
+        nonlocal sent
+        ledgers[sent % len(ledgers)].append(ENTRY, acknowledged)
+        sent += 1
+
+    begin = time.perf_counter()
+    for _ in range(window):
+        send()
+    await finished
+    return time.perf_counter() - begin
+
+
+async def read_back(ledger: WritableLedger) -> float:
+    """Entries each second, read in batches of 200 from the log (mostly the page cache)."""
+    begin = time.perf_counter()
+    at = 0
+    while at <= ledger.last_add_confirmed:
+        last = min(at + 199, ledger.last_add_confirmed)
+        at += len(await ledger.read(at, last, max_bytes=4 * 1024 * 1024))
+    return at / (time.perf_counter() - begin)
+
+
+async def measure_store(root: Path) -> None:
+    print(f"{'ledgers':>8}{'window':>8}{'appends/s':>12}{'reads/s':>12}{'peak MB':>9}")
+    for ledgers, window, entries in (
+        (1, 1, 3000),
+        (1, 64, 60_000),
+        (1, 1000, 200_000),
+        (64, 1000, 200_000),
+    ):
+        target = Path(tempfile.mkdtemp(dir=root))
+        clock = SystemClock()
+        store = LocalLedgerStore(RealDisk(target), MemoryMetadataStore(clock), clock)
+        await store.start()
+        handles = [await store.create(custom={}) for _ in range(ledgers)]
+        appends = entries / await fill(handles, entries, window)
+        reads = await read_back(handles[0])
+        await store.close()
+        shutil.rmtree(target)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{ledgers:8}{window:8}{appends:12,.0f}{reads:12,.0f}{peak:9.0f}", flush=True)
+
+
 FORMS = ("file-per-ledger", "shared", "shared-odsync", "shared-fallocate", "shared-zeroed")
 
 
@@ -145,7 +216,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare on-disk forms for ledgers.")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--store", action="store_true", help="measure the store as built")
     args = parser.parse_args()
+    if args.store:
+        uvloop.run(measure_store(args.dir))
+        return
     print(f"{'form':18}{'ledgers':>8}  {'one each: entries/s':>20}{'p50 ms':>8}", end="")
     print(f"  {'512 in all: entries/s':>22}{'p50 ms':>8}")
     for ledgers in (1, 8, 64):

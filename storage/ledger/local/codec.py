@@ -30,6 +30,7 @@ GROUP_MAGIC = b"MGRP"
 _FILE = struct.Struct("<8sIIQQQQ")
 _GROUP = struct.Struct("<4sQIII")
 _RECORD = struct.Struct("<qqII")
+_RECORD_AND_CRC = struct.Struct("<qqIII")
 _CRC = struct.Struct("<I")
 
 FILE_HEADER_BYTES = _FILE.size + _CRC.size
@@ -165,14 +166,11 @@ def iter_records(
     """
     header_bytes = RECORD_HEADER_BYTES
     body_bytes = _RECORD.size
-    unpack_body = _RECORD.unpack
-    unpack_crc = _CRC.unpack_from
+    unpack = _RECORD_AND_CRC.unpack_from
     while start + header_bytes <= end:
-        header = data[start : start + header_bytes]
-        body = header[:body_bytes]
-        if unpack_crc(header, body_bytes)[0] != _extend(seed, body):
+        ledger_id, entry_id, size, payload_crc, header_crc = unpack(data, start)
+        if header_crc != _extend(seed, data[start : start + body_bytes]):
             return
-        ledger_id, entry_id, size, payload_crc = unpack_body(body)
         after = start + header_bytes + size
         if after > end:
             return

@@ -40,6 +40,7 @@ class SimulatedDisk(Disk):
         self.steps = 0
         self.crash_at: int | None = None
         self.fail_append: Callable[[], OSError | None] = lambda: None
+        self.fail_sync: Callable[[], OSError | None] = lambda: None
         self.fail_write: Callable[[str], OSError | None] = lambda name: None
         self.hold: asyncio.Event | None = None
         self.appended: list[int] = []
@@ -116,6 +117,9 @@ class SimulatedDisk(Disk):
             raise error
         inode.written += data
         self._step()
+        error = self.fail_sync()
+        if error is not None:
+            raise error
         inode.durable = bytes(inode.written)
         if create:
             self._step()

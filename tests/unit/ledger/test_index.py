@@ -1,7 +1,7 @@
 """The index in memory and its file answer alike, and damage to the file is found."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.ledger.local.codec import LogFormatError
@@ -47,6 +47,7 @@ def encoded(index: MemoryIndex, replaces: tuple[int, ...] = ()) -> bytes:
 
 
 @given(RUNS)
+@example([(0, 1, 1), (0, 0, 2)])
 def test_both_forms_agree(runs: list[tuple[int, int, int]]) -> None:
     memory, wanted = filled(runs)
     data = encoded(memory, replaces=(1, 3))

@@ -230,12 +230,14 @@ async def test_a_file_that_cannot_be_cut_back_is_not_believed_behind_its_end() -
     def no_index(name: str) -> OSError | None:
         return disk_full() if ".index" in name else None
 
-    disk.fail_append, disk.fail_write = fail, no_index
+    disk.fail_sync, disk.fail_write = fail, no_index
     disk.truncate = no_truncate  # type: ignore[method-assign]
     with pytest.raises(LedgerError):
         await append_all(ledger, [b"never acknowledged"])
     await append_all(await store.create(custom={}), [b"next"])
-    again = await started(SimulatedDisk(disk.survivors("written")), metadata)
+    left = disk.survivors("written")
+    assert any(b"never acknowledged" in data for data in left.values())
+    again = await started(SimulatedDisk(left), metadata)
     assert await read_all(await opened(again, ledger)) == [b"one", b"two"]
     await again.close()
     await store.close()

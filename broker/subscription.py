@@ -367,6 +367,7 @@ class Subscription:
             return SharedDispatcher(self, self._counts)
         if request.type is SubscriptionType.KEY_SHARED:
             return KeySharedDispatcher(self, self._counts, request.key_shared)
+        self._counts.forget_all()
         return SingleActiveDispatcher(self, self._counts, request.type)
 
     def _detach(self, consumer: Consumer, *, by_command: bool) -> bool:

@@ -35,7 +35,12 @@ class Dispatcher(ABC):
         self.cursor = subscription.cursor
         self.counts = counts
         self.consumers: list[Consumer] = []
-        self.reader = EntryReader(self.ledger, self._unacknowledged_start(), self.wake)
+        self.reader = EntryReader(
+            self.ledger,
+            self._unacknowledged_start(),
+            skip=self.cursor.first_unacknowledged,
+            ready=self.wake,
+        )
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._closed = False

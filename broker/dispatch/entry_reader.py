@@ -39,7 +39,8 @@ GONE: Final = Absent.GONE
 class EntryReader:
     """Reads a managed ledger forward, and single positions on demand.
 
-    `ready` is called when a read from disk has ended and asking again makes sense.
+    `ready` is called when a read from disk has ended and asking again makes sense.  `skip` says
+    from where on reading is worth while: before a read from disk, what is acknowledged is passed.
     """
 
     __slots__ = (
@@ -51,15 +52,24 @@ class EntryReader:
         "_replayed",
         "_retry",
         "_retry_s",
+        "_skip",
         "_task",
         "buffer",
         "position",
     )
 
-    def __init__(self, ledger: "ManagedLedger", start: Position, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ledger: "ManagedLedger",
+        start: Position,
+        *,
+        skip: Callable[[Position], Position],
+        ready: Callable[[], None],
+    ) -> None:
         self.buffer: deque[Entry] = deque()
         self.position = start
         self._ledger = ledger
+        self._skip = skip
         self._ready = ready
         self._replayed: dict[Position, Entry] = {}
         self._gone: set[Position] = set()
@@ -92,6 +102,9 @@ class EntryReader:
         count = min(max_entries, READ_BATCH_ENTRIES)
         entries = self._ledger.read_cached(self.position, count, READ_BATCH_BYTES)
         if entries is None:
+            self.position = self._skip(self.position)
+            if self.position > limit:
+                return False
             self._start(partial(self._read_forward, self._generation, limit))
             return False
         self._buffer(entries, limit)

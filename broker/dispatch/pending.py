@@ -110,6 +110,7 @@ class PendingDispatcher(Dispatcher):
             return entry
         if entry is GONE:
             self._forget_waiting(position)
+            self.counts.forget(position)
             self.subscription.skip(position)
             self.wake()
         return None

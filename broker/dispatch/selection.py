@@ -90,6 +90,11 @@ class Rotation(Generic[C]):
                     return members[index]
         return None
 
+    def give_back(self, consumer: C) -> None:
+        """`consumer` got nothing on the turn it was just given: it is still its turn."""
+        level = consumer.priority_level
+        self._turns[level] = self._levels[level].index(consumer)
+
 
 class KeyAssignment(ABC, Generic[C]):
     """Which consumer of a Key_Shared subscription owns a hash."""

@@ -54,26 +54,28 @@ class SharedDispatcher(PendingDispatcher):
     def _dispatch(self) -> bool:
         limit = self.topic.max_read_position()
         budget = READ_BATCH_ENTRIES
-        served: set[Consumer] = set()
+        served: dict[Consumer, None] = {}
         more = True
         while more and budget and not self._full():
             consumer = self._rotation.next(self._has_room)
             if consumer is None:
                 break
-            served.add(consumer)
-            run = min(budget, ROUND_ROBIN_RUN_ENTRIES)
-            while run and consumer.has_room() and not self._full():
+            served[consumer] = None
+            run, used = min(budget, ROUND_ROBIN_RUN_ENTRIES), 0
+            while used < run and consumer.has_room() and not self._full():
                 entry = self._next(limit)
                 if entry is None:
+                    if not used:
+                        self._rotation.give_back(consumer)
                     more = False
                     break
-                run -= 1
-                budget -= 1
+                used += 1
                 if self.cursor.is_acknowledged(entry.position):
                     continue
                 count, special = facts_of(entry.data)
                 if not (special and self._withheld(entry)):
                     self._hand_over(consumer, entry, count, _NO_HASH)
+            budget -= used
         for consumer in served:
             consumer.flush()
         return more and not budget

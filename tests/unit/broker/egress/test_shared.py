@@ -43,6 +43,21 @@ async def test_consumers_take_turns_and_keep_to_permits() -> None:
     assert not any(c.message.HasField("consumer_epoch") for c in one.commands(BaseCommand.MESSAGE))
 
 
+@pytest.mark.parametrize("cached_from", [0, 100])
+async def test_single_messages_take_turns_too(cached_from: int) -> None:
+    topic = FakeTopic()
+    topic.ledger.cached_from = cached_from
+    subscription = topic.subscription()
+    _, one = await attach(subscription, SHARED, "a", permits=100)
+    _, two = await attach(subscription, SHARED, "b", permits=100)
+    await settle()
+    for index in range(10):
+        topic.ledger.put(entry_bytes(index))
+        await settle()
+    assert one.got() == [0, 2, 4, 6, 8]
+    assert two.got() == [1, 3, 5, 7, 9]
+
+
 async def test_priority_levels_come_first() -> None:
     topic = FakeTopic()
     subscription = topic.subscription()

@@ -144,6 +144,21 @@ async def test_cold_reads_are_one_at_a_time_and_failures_are_tried_again(
     assert topic.ledger.reads == 2
 
 
+async def test_a_cold_read_begins_behind_what_is_acknowledged() -> None:
+    topic = FakeTopic()
+    fill(topic, 500)
+    topic.ledger.cached_from = 10**6
+    subscription = topic.subscription()
+    consumer, peer = await attach(subscription, EXCLUSIVE, permits=1)
+    await settle()
+    for entry_id in range(READ_BATCH_ENTRIES, 450):
+        subscription.cursor.acknowledge(Position(1, entry_id))
+    consumer.flow(1000)
+    await settle(40)
+    assert peer.got() == [*range(READ_BATCH_ENTRIES), *range(450, 500)]
+    assert topic.ledger.reads == 2
+
+
 async def test_a_full_socket_pauses_and_wakes_up() -> None:
     topic = FakeTopic()
     _, peer = await attach(topic.subscription(), EXCLUSIVE, permits=10)

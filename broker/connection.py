@@ -91,6 +91,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, broker: "Broker", handlers: "Mapping[int, Handler]") -> None:
         self.broker = broker
         self.state = ConnectionState.HANDSHAKE
+        self.closing = False
+        """True from the decision to close on."""
+        self._ready = False
         self.remote = ""
         self.client_version = ""
         self.protocol_version = 0
@@ -106,6 +109,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._outbox: Outbox
+        self.put: Callable[[bytes], None]
+        """Queue one encoded frame, without asking whether the connection is still open."""
         self._held: deque[Frame] = deque()
         self._frame_error: FrameError | None = None
         self._paused: set[str] = set()
@@ -134,6 +139,7 @@ class Connection(asyncio.Protocol):
             on_change=self._writable_changed,
             give_up=self._give_up_writing,
         )
+        self.put = self._outbox.put
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
         self.broker.connections.add(self)
 
@@ -142,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._heard = True
         if self._liveness:
             self._answer_liveness()
-        if self.state not in _SERVING:
+        if self.closing:
             return
         try:
             frames: list[Frame] | tuple[Frame, ...] = self._decoder.feed(data)
@@ -153,7 +159,7 @@ class Connection(asyncio.Protocol):
             self._held.extend(frames)
         else:
             self._serve(frames)
-        if self._frame_error is not None and not self._held and self.state in _SERVING:
+        if self._frame_error is not None and not self._held and not self.closing:
             self._violated(self._frame_error)
 
     def eof_received(self) -> bool:
@@ -188,12 +194,12 @@ class Connection(asyncio.Protocol):
 
     def send(self, command: BaseCommand) -> None:
         """Queue a command.  Nothing happens once the connection is closing."""
-        if self.state in _SERVING:
+        if not self.closing:
             self._outbox.put(encode_command(command))
 
     def send_encoded(self, *buffers: bytes) -> None:
         """Queue encoded frames.  Look at `writable` before each batch of messages."""
-        if self.state in _SERVING:
+        if not self.closing:
             for buffer in buffers:
                 self._outbox.put(buffer)
 
@@ -221,11 +227,6 @@ class Connection(asyncio.Protocol):
         self._move(ConnectionState.READY)
         self._timer.cancel()
         self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
-
-    @property
-    def closing(self) -> bool:
-        """True from the decision to close on."""
-        return self.state not in _SERVING
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Run `callback` when the connection ends; returns what takes it off the list again."""
@@ -283,7 +284,7 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self, why: str) -> None:
         """Hear nothing until every reason is taken back."""
-        if self._reading and self.state in _SERVING:
+        if self._reading and not self.closing:
             self._reading = False
             self._transport.pause_reading()
         self._paused.add(why)
@@ -293,16 +294,16 @@ class Connection(asyncio.Protocol):
         if why not in self._paused:
             return
         self._paused.discard(why)
-        if not self._paused and self.state in _SERVING:
+        if not self._paused and not self.closing:
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """Serve what was held back, then read again."""
-        if self._paused or self.state not in _SERVING:
+        if self._paused or self.closing:
             return
         held, self._held = self._held, deque()
         self._serve(held)
-        if self._paused or self.state not in _SERVING:
+        if self._paused or self.closing:
             return
         if self._frame_error is not None:
             self._violated(self._frame_error)
@@ -314,8 +315,8 @@ class Connection(asyncio.Protocol):
     def _serve(self, frames: "list[Frame] | tuple[Frame, ...] | deque[Frame]") -> None:
         handlers = self._handlers
         for index, frame in enumerate(frames):
-            if self._paused or self.state is not ConnectionState.READY:
-                if self.state not in _SERVING:
+            if self._paused or not self._ready:
+                if self.closing:
                     return
                 if self._paused:
                     self._held.extend(list(frames)[index:])
@@ -405,6 +406,8 @@ class Connection(asyncio.Protocol):
         if to not in _MOVES[self.state]:
             raise RuntimeError(f"A connection cannot go from {self.state} to {to}.")
         self.state = to
+        self._ready = to is ConnectionState.READY
+        self.closing = to not in _SERVING
 
     def _end(self) -> None:
         """Once: cancel requests, tell who listens."""

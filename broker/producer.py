@@ -80,6 +80,7 @@ class Producer:
     __slots__ = (
         "_forget_close",
         "_idle",
+        "attached",
         "bytes_in",
         "connected_ms",
         "connection",
@@ -106,6 +107,8 @@ class Producer:
         self.connection = request.connection
         self.producer_id = request.producer_id
         self.state = ProducerState.OPENING
+        self.attached = False
+        """Whether the peer counts on receipts: OPEN or CLOSING."""
         self.topic_epoch: int | None = None
         self.connected_ms = now_ms
         self.sequence = ProducerSequence()
@@ -121,11 +124,6 @@ class Producer:
         self._forget_close: Callable[[], None] = self.connection.on_close(self.disconnected)
 
     # What is asked about it
-
-    @property
-    def attached(self) -> bool:
-        """Whether the peer still counts on receipts."""
-        return self.state is ProducerState.OPEN or self.state is ProducerState.CLOSING
 
     @property
     def last_sequence_id(self) -> int:
@@ -202,6 +200,7 @@ class Producer:
         if to not in _MOVES[self.state]:
             raise RuntimeError(f"Producer {self.name!r} cannot go from {self.state} to {to}.")
         self.state = to
+        self.attached = to in (ProducerState.OPEN, ProducerState.CLOSING)
 
     async def close(self) -> None:
         """The client's CLOSE_PRODUCER: return when all its SENDs are durable and receipted."""

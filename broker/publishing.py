@@ -220,7 +220,7 @@ class Publishing:
             producer.messages_in += messages
             producer.bytes_in += size
             if producer.attached:
-                producer.connection.send_encoded(
+                producer.connection.put(
                     encode_send_receipt(producer.producer_id, sequence_id, highest, *position)
                 )
         if not producer.pending:

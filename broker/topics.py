@@ -172,7 +172,7 @@ class TopicRegistry:
         stored = await self._is_stored(name)
         if name.domain is TopicDomain.SEGMENT:
             backing = await self._broker.scalable.segment_backing(segment_name(name))
-            sealed = backing.name == "SEALED"
+            sealed: bool = backing.name == "SEALED"
             if sealed and not stored:
                 raise TopicNotFound(f"{name} is gone: look its topic up again.")
             return sealed

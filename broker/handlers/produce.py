@@ -144,7 +144,7 @@ def send(connection: "Connection", command: BaseCommand, entry: bytes | None) ->
     if isinstance(attached, Producer):
         if entry is None:
             attached.topic.damaged(attached, request)
-        elif request.HasField("txnid_most_bits"):
+        elif request.txnid_most_bits or request.txnid_least_bits:
             attached.topic.refuse(
                 attached, request, MessageRefused("Transactions are off: send without one.")
             )

@@ -13,7 +13,7 @@ from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.local.log_files import LogFile
 from storage.ledger.local.reclaim import FileUsage, choose_sources
-from storage.ledger.store import CorruptEntry, NoSuchLedger, WritableLedger
+from storage.ledger.store import CorruptEntry, LedgerError, NoSuchLedger, WritableLedger
 from tests.unit.ledger.simulated_disk import SimulatedDisk, disk_full
 from tests.unit.ledger.support import (
     append_all,
@@ -234,6 +234,12 @@ async def test_a_read_that_meets_a_merge_looks_again() -> None:
     assert await small.read(0, 7, max_bytes=1 << 20) == KB[7:64:8]
     assert moved
     await store.close()
+
+
+def test_a_file_size_beyond_32_bits_is_refused() -> None:
+    LedgerLimits(file_bytes=2**31)
+    with pytest.raises(LedgerError, match="smaller file size"):
+        LedgerLimits(file_bytes=2**32)
 
 
 class Case(NamedTuple):

@@ -152,7 +152,7 @@ class Subscription:
                     connection.abort("another consumer asked for its place and it is silent")
                     self.remove_consumer(holder, by_command=False)
                     continue
-            await self._wait_for_change(request, deadline)
+            await self._wait_for_change(deadline)
 
     def consumer_opened(self, consumer: Consumer) -> None:
         """SUBSCRIBE was answered."""
@@ -317,7 +317,7 @@ class Subscription:
                 )
         return consumers[0] if request.type is SubscriptionType.EXCLUSIVE else None
 
-    async def _wait_for_change(self, request: SubscribeRequest, deadline: float) -> None:
+    async def _wait_for_change(self, deadline: float) -> None:
         """Return when consumers went.  Raises `ConsumerBusy` where nobody waits, or too late."""
         if not self.consumers:
             return
@@ -334,7 +334,7 @@ class Subscription:
                 return
         raise ConsumerBusy(
             f"Subscription {self.name!r} has an exclusive consumer already: close that one, or "
-            f"subscribe as {request.consumer_name!r} with another type."
+            "subscribe under another name or with another type."
         )
 
     def _attach(self, request: SubscribeRequest) -> Consumer:

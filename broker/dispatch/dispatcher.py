@@ -98,10 +98,6 @@ class Dispatcher(ABC):
     def settled(self, consumer: "Consumer", position: "Position", remaining: int) -> None:
         """`consumer` acknowledged messages of an entry; `remaining` of it are not yet."""
 
-    @abstractmethod
-    def settled_up_to(self, consumer: "Consumer", position: "Position") -> None:
-        """`consumer` acknowledged everything up to and with an entry."""
-
     # What they share
 
     def _unacknowledged_start(self) -> "Position":

@@ -84,14 +84,6 @@ class PendingDispatcher(Dispatcher):
         if was_full:
             self.wake()
 
-    def settled_up_to(self, consumer: "Consumer", position: "Position") -> None:
-        """See the base class.  Shared clients cannot ask for it; skipping messages does."""
-        for each in self.consumers:
-            for pending in sorted(each.pending):
-                if pending <= position:
-                    self.settled(each, pending, 0)
-        self.wake()
-
     def _has_room(self, consumer: "Consumer") -> bool:
         """Whether `consumer` may get an entry now; if only its socket is full, wait for that."""
         if consumer.has_room():

@@ -5,8 +5,7 @@ that it did not process a message (negative acknowledgement, acknowledgement tim
 connection ends: what was only prefetched does not come nearer to a dead-letter topic.
 """
 
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from protocol.ids import Position
 
@@ -16,10 +15,9 @@ class ReplayQueue:
 
     __slots__ = ("_heap", "_waiting")
 
-    def __init__(self, positions: Iterable[Position] = ()) -> None:
-        self._waiting = set(positions)
-        self._heap = list(self._waiting)
-        heapify(self._heap)
+    def __init__(self) -> None:
+        self._waiting: set[Position] = set()
+        self._heap: list[Position] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -55,11 +53,6 @@ class ReplayQueue:
             heappop(self._heap)
             self._waiting.discard(position)
         return position
-
-    def clear(self) -> None:
-        """Nothing waits."""
-        self._waiting.clear()
-        self._heap.clear()
 
 
 class RedeliveryCounts:

@@ -61,9 +61,6 @@ class SingleActiveDispatcher(Dispatcher):
     def settled(self, consumer: "Consumer", position: "Position", remaining: int) -> None:
         """Nothing is kept for each entry."""
 
-    def settled_up_to(self, consumer: "Consumer", position: "Position") -> None:
-        """Nothing is kept for each entry."""
-
     def _choose(self) -> None:
         if not self.consumers:
             return

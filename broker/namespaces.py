@@ -228,7 +228,7 @@ class Namespaces:
         await self._metadata.delete(_key(name))
         self._forget(name)
 
-    async def change(self, name: NamespaceName, change: Callable[[JsonObject], None]) -> Policies:
+    async def change(self, name: NamespaceName, change: Callable[[JsonObject], object]) -> Policies:
         """Apply `change` to the record.  Raises `NamespaceNotFound`, `VersionConflict`."""
         for tries_left in reversed(range(RECORD_CHANGE_TRIES)):
             await self.require(name)

@@ -135,7 +135,7 @@ class Producer:
         mine, its = self.request, holder.request
         if mine.epoch <= its.epoch:
             return False
-        if mine.connection is its.connection or not mine.user_provided_name:
+        if not mine.user_provided_name:
             return True
         return mine.producer_id == its.producer_id and _host(mine) == _host(its)
 

@@ -1,0 +1,298 @@
+"""Publishing over real sockets and storage: receipts, refusals, opening and closing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from broker.service import Broker
+from config.bounds import MAX_MESSAGE_SIZE
+from protocol import pulsar_pb2 as pb
+from protocol.ids import UNSOLICITED_REQUEST_ID
+from protocol.names import parse_topic_name
+from tests.support.raw_client import BrokerError, RawClient, RawProducer
+from tests.support.waiting import until
+
+TOPIC = "persistent://public/default/ingress"
+Kind = pb.BaseCommand
+Connect = Callable[[], Awaitable[RawClient]]
+WAIT, EXCLUSIVE = pb.WaitForExclusive, pb.Exclusive
+FENCING = pb.ExclusiveWithFencing
+
+
+def named(name: str, epoch: int = 0, **fields: object) -> pb.CommandProducer:
+    options = pb.CommandProducer()
+    options.producer_name = name
+    options.user_provided_producer_name = True
+    options.epoch = epoch
+    for field, value in fields.items():
+        setattr(options, field, value)
+    return options
+
+
+async def stored(broker: Broker, topic: str = TOPIC) -> int:
+    """Entries that are durable."""
+    return (await broker.topics.get(parse_topic_name(topic), create=False)).ledger.entry_count
+
+
+async def code_of(work: Awaitable[object]) -> str:
+    with pytest.raises(BrokerError) as refused:
+        await work
+    return pb.ServerError.Name(refused.value.code)
+
+
+async def test_every_send_gets_its_receipt_in_order(broker: Broker, connect: Connect) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    receipts: list[pb.CommandSendReceipt] = []
+    await producer.send_many([b"x" * 100] * 3000, on_receipt=receipts.append)  # type: ignore[arg-type]
+    assert [receipt.sequence_id for receipt in receipts] == list(range(3000))
+    places = [(each.message_id.ledger_id, each.message_id.entry_id) for each in receipts]
+    assert places == sorted(set(places))
+    assert await stored(broker) == 3000
+
+
+async def test_the_highest_id_of_a_batch_is_echoed(connect: Connect) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    receipt = await producer.send(b"x", send=pb.CommandSend(num_messages=5, highest_sequence_id=4))
+    assert (receipt.sequence_id, receipt.highest_sequence_id) == (0, 4)
+
+
+async def test_a_close_is_answered_after_the_receipts(broker: Broker, connect: Connect) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    answered: list[object] = []
+    for _ in range(500):
+        number, frame = producer.frame(b"x" * 1000)
+        producer.send_frame(number, frame, answered.append)
+    await producer.close()
+    assert len(answered) == 500
+    assert not any(isinstance(answer, BrokerError) for answer in answered)
+    assert await stored(broker) == 500
+
+
+async def test_late_sends_of_a_closed_producer_are_dropped(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    await producer.close()
+    client.write(producer.frame(b"late")[1])
+    await client.ping()
+    assert await stored(broker) == 0
+    again = await client.create_producer(
+        TOPIC, pb.CommandProducer(producer_id=producer.producer_id)
+    )
+    assert again.name != producer.name
+    await again.send(b"x")
+
+
+async def test_a_send_for_no_producer_ends_that_connection_alone(connect: Connect) -> None:
+    client, other = await connect(), await connect()
+    producer = RawProducer(client, 77)
+    client.write(producer.frame(b"x")[1])
+    await client.wait_closed()
+    await other.ping()
+
+
+async def test_a_close_takes_an_open_in_progress_back(broker: Broker, connect: Connect) -> None:
+    client = await connect()
+    holder = await client.create_producer(TOPIC)
+    waiting = await client.create_producer(TOPIC, pb.CommandProducer(producer_access_mode=WAIT))
+    assert not waiting.success.producer_ready
+    await waiting.close()
+    await holder.close()
+    await client.create_producer(
+        TOPIC,
+        pb.CommandProducer(producer_id=waiting.producer_id, producer_access_mode=EXCLUSIVE),
+    )
+    topic = broker.topics.loaded()[TOPIC]
+    assert len(topic.producers) == 1
+
+
+async def test_producer_and_close_in_one_write_leave_nothing(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    command = pb.CommandProducer(topic=TOPIC, producer_id=5, request_id=900)
+    client.send(Kind.PRODUCER, command)
+    await client.request(Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=5))
+    await client.ping()
+    topic = await broker.topics.get(parse_topic_name(TOPIC), create=True)
+    await until(lambda: not topic.producers)
+    assert client.events.empty()
+
+
+async def test_the_same_id_again_is_the_same_producer(connect: Connect) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    again = await client.request(
+        Kind.PRODUCER, pb.CommandProducer(topic=TOPIC, producer_id=producer.producer_id)
+    )
+    assert again.producer_success.producer_name == producer.name
+
+
+async def test_closing_what_was_never_open_is_an_error(connect: Connect) -> None:
+    client = await connect()
+    close = client.request(Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=99))
+    assert await code_of(close) == "UnknownError"
+    await client.ping()
+
+
+async def test_nothing_overtakes_a_damaged_message(broker: Broker, connect: Connect) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    frames = [producer.frame(b"message %d" % number) for number in range(4)]
+    answers: list[object] = []
+    producer.send_frame(*frames[0], answers.append)
+    producer.send_frame(frames[1][0], frames[1][1][:-1] + b"!", answers.append)
+    client.write(frames[2][1] + frames[3][1])
+    await client.ping()
+    await until(lambda: len(answers) == 2)
+    refused = answers[1]
+    assert isinstance(refused, BrokerError)
+    assert pb.ServerError.Name(refused.code) == "ChecksumError"
+    for frame in frames[1:]:
+        producer.send_frame(*frame, answers.append)
+    await until(lambda: len(answers) == 5)
+    assert not any(isinstance(answer, BrokerError) for answer in answers[2:])
+    assert await stored(broker) == 4
+
+
+async def test_a_message_that_is_too_large_fails_alone(broker: Broker, connect: Connect) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    await producer.send(b"x" * MAX_MESSAGE_SIZE)
+    assert await code_of(producer.send(b"x" * (MAX_MESSAGE_SIZE + 1))) == "NotAllowedError"
+    await producer.send(b"x")
+    assert await stored(broker) == 2
+
+
+async def test_transactional_sends_are_refused_alone(connect: Connect) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    in_txn = pb.CommandSend(txnid_most_bits=1, txnid_least_bits=0)
+    assert await code_of(producer.send(b"x", send=in_txn)) == "NotAllowedError"
+    await producer.send(b"x")
+
+
+async def test_names_are_unique_and_kept_by_whom_they_belong_to(connect: Connect) -> None:
+    client, other = await connect(), await connect()
+    first = await client.create_producer(TOPIC, named("n"))
+    assert first.name == "n"
+    assert await code_of(other.create_producer(TOPIC, named("n"))) == "ProducerBusy"
+    assert await code_of(client.create_producer(TOPIC, named("n", 1))) == "ProducerBusy"
+    await first.close()
+    assert (await other.create_producer(TOPIC, named("n"))).name == "n"
+
+
+async def test_who_comes_back_replaces_its_stale_self(broker: Broker, connect: Connect) -> None:
+    stale, fresh = await connect(), await connect()
+    first = await stale.create_producer(TOPIC, pb.CommandProducer(producer_id=3))
+    back = named(first.name, 1, producer_id=3, user_provided_producer_name=False)
+    second = await fresh.create_producer(TOPIC, back)
+    await second.send(b"x")
+    stale.write(first.frame(b"late")[1])
+    await stale.ping()
+    assert await stored(broker) == 1
+    assert list(broker.topics.loaded()[TOPIC].producers) == [first.name]
+
+
+async def test_exclusive_producers(connect: Connect) -> None:
+    client = await connect()
+    first = await client.create_producer(TOPIC, named("a", producer_access_mode=EXCLUSIVE))
+    assert first.success.topic_epoch == 0
+    assert await code_of(client.create_producer(TOPIC)) == "ProducerBusy"
+    refused = client.create_producer(TOPIC, named("b", producer_access_mode=EXCLUSIVE))
+    assert await code_of(refused) == "ProducerFenced"
+    waiting = await client.create_producer(TOPIC, named("c", producer_access_mode=WAIT))
+    assert not waiting.success.producer_ready
+    await first.close()
+    ready = await client.wait(client.events.get())
+    assert ready.producer_success.producer_ready
+    assert ready.producer_success.topic_epoch == 1
+    await waiting.send(b"x")
+
+
+async def test_fencing_puts_others_out_and_outlives_a_reload(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    first = await client.create_producer(TOPIC, named("a", producer_access_mode=EXCLUSIVE))
+    waiting = await client.create_producer(TOPIC, named("w", producer_access_mode=WAIT))
+    fencing = named("b", producer_access_mode=FENCING)
+    second = await client.create_producer(TOPIC, fencing)
+    closed = await client.wait(first.events.get())
+    assert closed.close_producer.request_id == UNSOLICITED_REQUEST_ID
+    assert closed.close_producer.producer_id == first.producer_id
+    refused = await client.wait(client.events.get())
+    assert pb.ServerError.Name(refused.error.error) == "ProducerFenced"
+    assert waiting.success.producer_ready is False
+    assert second.success.topic_epoch == 1
+    await second.close()
+    await broker.topics.unload(parse_topic_name(TOPIC))
+    outdated = named("a", 1, producer_access_mode=EXCLUSIVE, topic_epoch=0)
+    assert await code_of(client.create_producer(TOPIC, outdated)) == "ProducerFenced"
+    mine = named("b", 1, producer_access_mode=EXCLUSIVE, topic_epoch=1)
+    assert (await client.create_producer(TOPIC, mine)).success.topic_epoch == 1
+
+
+async def test_sealing_waits_for_producers_and_refuses_new_ones(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    topic = broker.topics.loaded()[TOPIC]
+    topic.begin_seal()
+    assert await code_of(client.create_producer(TOPIC)) == "TopicTerminatedError"
+    sealing = asyncio.create_task(topic.seal())
+    receipt = await producer.send(b"in time")
+    assert not topic.sealed
+    await producer.close()
+    last = await sealing
+    assert (last.ledger_id, last.entry_id) == (
+        receipt.message_id.ledger_id,
+        receipt.message_id.entry_id,
+    )
+    assert topic.sealed
+    assert await topic.seal() == last
+    await broker.topics.unload(topic.name)
+    assert await code_of(client.create_producer(TOPIC)) == "TopicTerminatedError"
+
+
+async def test_sealing_does_not_wait_for_ever(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.topic.SEAL_WAIT_S", 0.05)
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"x")
+    await broker.topics.loaded()[TOPIC].seal()
+    told = await client.wait(producer.events.get())
+    assert told.close_producer.request_id == UNSOLICITED_REQUEST_ID
+    client.write(producer.frame(b"late")[1])
+    await client.ping()
+    assert await stored(broker) == 1
+
+
+async def test_schemas_of_producers_share_one_history(connect: Connect) -> None:
+    client = await connect()
+    plain = await client.create_producer(TOPIC)
+    assert plain.success.schema_version == b""
+    text = pb.CommandProducer(schema=pb.Schema(name="s", schema_data=b"", type=pb.Schema.String))
+    first = await client.create_producer(TOPIC, text)
+    again = await client.create_producer(TOPIC, text)
+    assert first.success.schema_version == again.success.schema_version == bytes(8)
+    other = pb.CommandProducer(schema=pb.Schema(name="s", schema_data=b"", type=pb.Schema.Int32))
+    assert await code_of(client.create_producer(TOPIC, other)) == "IncompatibleSchema"
+
+
+async def test_a_lost_connection_lets_its_producers_go(broker: Broker, connect: Connect) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    frames = [producer.frame(b"x" * 1000) for _ in range(200)]
+    client.write(b"".join(frame for _, frame in frames))
+    await client.ping()
+    topic = broker.topics.loaded()[TOPIC]
+    await client.close()
+    await until(lambda: not topic.producers)
+    assert broker.publish_limits.inflight_bytes == 0
+    assert topic.messages_in_total == 200

@@ -29,6 +29,7 @@ from storage.metadata.store import IndexEntry
 KEYS = 20_000
 VALUE = os.urandom(200)
 CALLERS = (1, 64, 1000)
+WORK_US = (10, 100)
 
 
 def key_of(number: int) -> str:
@@ -70,27 +71,30 @@ def count_commits(writer: SqliteWriter) -> Callable[[], int]:
 class Echo(asyncio.Protocol):
     """Sends back what it gets, with a little work for each: traffic that never rests."""
 
-    def __init__(self, stop: asyncio.Event) -> None:
+    def __init__(self, stop: asyncio.Event, work_us: int) -> None:
         self.stop = stop
+        self.work_s = work_us / 1e6
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        sum(range(1000))
+        end = time.perf_counter() + self.work_s
+        while time.perf_counter() < end:
+            pass
         if self.stop.is_set():
             self.transport.close()
         else:
             self.transport.write(data)
 
 
-async def start_traffic(stop: asyncio.Event) -> None:
+async def start_traffic(stop: asyncio.Event, work_us: int) -> None:
     """Sixteen messages of 1 KiB between pairs of sockets, for ever."""
     loop = asyncio.get_running_loop()
     for _ in range(16):
         here, there = socket.socketpair()
-        transport, _ = await loop.create_connection(lambda: Echo(stop), sock=here)
-        await loop.create_connection(lambda: Echo(stop), sock=there)
+        transport, _ = await loop.create_connection(lambda: Echo(stop, work_us), sock=here)
+        await loop.create_connection(lambda: Echo(stop, work_us), sock=there)
         transport.write(bytes(1024))
 
 
@@ -118,16 +122,18 @@ async def run(directory: Path, seconds: float) -> None:
         print(f"{callers:8} {rate:9.0f} {rate / first:6.1f} {'':10} {wait_ms:7.2f}")
 
     await asyncio.gather(*(store.put(f"/scan/{number:04}", VALUE) for number in range(1000)))
-    stop = asyncio.Event()
-    await start_traffic(stop)
-    for name, operation in (
+    operations: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("put", put),
         ("get", lambda number: store.get(key_of(number))),
         ("scan of 1,000", lambda _: store.scan("/scan/", "/scan//")),
-    ):
-        _, wait_ms = await measure(operation, 1, seconds)
-        print(f"beside busy sockets: {name}, p50 {wait_ms:.2f} ms")
-    stop.set()
+    )
+    for work_us in WORK_US:
+        stop = asyncio.Event()
+        await start_traffic(stop, work_us)
+        for name, operation in operations:
+            _, wait_ms = await measure(operation, 1, seconds)
+            print(f"beside sockets with {work_us} us of work a message: {name} {wait_ms:.2f} ms")
+        stop.set()
     await store.close()
 
 

@@ -143,8 +143,6 @@ METADATA_BATCH_BYTES = 4 * 1024 * 1024
 METADATA_QUEUE_OPERATIONS = 100_000
 """Operations that wait for a commit or a read; above it new ones are refused."""
 METADATA_QUEUE_BYTES = 64 * 1024 * 1024
-METADATA_SCAN_PAGE = 256
-"""Records fetched by one step of a scan."""
 METADATA_PAGE_CACHE_BYTES = 2 * 1024 * 1024
 """Page cache of each SQLite connection (one writes, two read)."""
 METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024

@@ -2,8 +2,7 @@
 
 Rules:
 - Items are worked off in the order of `submit`, by one thread, at most once.
-- Items of one turn of the loop are handed over together, and each batch comes back in one call on
-  the loop: the two threads wake each other once for a batch, not once for an item.
+- Each batch comes back in one call on the loop.
 - A batch that fails unexpectedly fails alone; the thread goes on.  Nothing waits for ever.
 """
 
@@ -24,7 +23,7 @@ class BatchThread(Generic[T]):
     """See the module's rules.  All methods belong to the loop."""
 
     __slots__ = (
-        "_collected",
+        "_ended",
         "_failed",
         "_loop",
         "_max_items",
@@ -55,41 +54,38 @@ class BatchThread(Generic[T]):
         self._max_weight = max_weight
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[None] = self._loop.create_future()
-        self._collected: list[T] = []
-        self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._ended = False
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, item: T) -> None:
         """Queue an item."""
-        if not self._collected:
-            self._loop.call_soon(self._hand_over)
-        self._collected.append(item)
+        self._queue.put(item)
 
     async def stop(self) -> None:
         """Work off what is queued, deliver it, and end the thread."""
-        self._hand_over()
         self._queue.put(None)
         await self._stopped
 
-    def _hand_over(self) -> None:
-        if self._collected:
-            self._queue.put(self._collected)
-            self._collected = []
-
     def _run(self) -> None:
         backlog: deque[T] = deque()
-        stopping = False
-        while backlog or not stopping:
-            while not (backlog and self._queue.empty()) and not stopping:
-                items = self._queue.get()
-                if items is None:
-                    stopping = True
-                else:
-                    backlog.extend(items)
-            if backlog and not self._post(self._delivery(self._take(backlog))):
+        while self._fill(backlog):
+            if not self._post(self._delivery(self._take(backlog))):
                 return
         self._post(self._set_stopped)
+
+    def _fill(self, backlog: deque[T]) -> bool:
+        """Take over what has queued, waiting only if there is nothing to do; False at the end."""
+        while not self._ended and (
+            not backlog or (len(backlog) < self._max_items and not self._queue.empty())
+        ):
+            item = self._queue.get()
+            if item is None:
+                self._ended = True
+            else:
+                backlog.append(item)
+        return bool(backlog)
 
     def _take(self, backlog: deque[T]) -> list[T]:
         batch: list[T] = []

@@ -2,56 +2,52 @@
 
 Rules:
 - A read starts after it was asked for, so it sees every write acknowledged before.
-- What a statement finds comes back as one row (JSON for the columns, one hexadecimal text for all
-  values): every row fetched would have to win the interpreter back from a busy event loop.
+- A range is read as of one moment.
 - Each answer says the revision that it saw (or a later one), so that it can be kept back until
   watchers know as much.
 """
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from config import bounds
 from storage.metadata.keys import LAST, level_of
 from storage.metadata.sqlite_file import metadata_error
 from storage.metadata.store import IndexHit, Record, Version
 
-_RECORD = """r.key, r.version, r.modifications, r.created_ms, r.modified_ms,
-    r.session_id IS NOT NULL, r.partition, length(r.value)"""
+_RECORD = """r.key, r.value, r.version, r.modifications, r.created_ms, r.modified_ms,
+    r.session_id IS NOT NULL, r.partition"""
 
 _GET = f"""
-SELECT json_group_array(json_array({_RECORD})), group_concat(hex(r.value), '')
-FROM json_each(:keys) AS w CROSS JOIN record AS r
+SELECT {_RECORD} FROM json_each(:keys) AS w CROSS JOIN record AS r
 ON r.depth = json_extract(w.value, '$[0]') AND r.key = json_extract(w.value, '$[1]')
 """
 
 _CHILDREN = """
-SELECT json_group_array(substr(r.key, :name_at)) FROM (
-    SELECT key FROM record WHERE depth = :depth AND key > :level AND key < :end ORDER BY key) AS r
+SELECT substr(key, :name_at) FROM record
+WHERE depth = :depth AND key > :level AND key < :end ORDER BY key
 """
 
 _SCAN = f"""
-SELECT json_group_array(json_array({_RECORD})), group_concat(hex(r.value), '') FROM (
-    SELECT * FROM record WHERE depth = :depth AND key >= :lo AND key < :hi
-    ORDER BY key LIMIT :limit) AS r
+SELECT {_RECORD} FROM record AS r
+WHERE r.depth = :depth AND r.key >= :lo AND r.key < :hi ORDER BY r.key
 """
 
 _SCAN_INDEX = f"""
-SELECT json_group_array(json_array(r.index_key, {_RECORD})), group_concat(hex(r.value), '') FROM (
-    SELECT e.index_key, record.* FROM index_entry AS e CROSS JOIN record
-    ON record.depth = e.depth AND record.key = e.key
-    WHERE e.name = :index AND (e.index_key, e.key) > (:lo, :after) AND e.index_key < :hi
-        AND (:partition IS NULL OR record.partition = :partition)
-    ORDER BY e.index_key, e.key LIMIT :limit) AS r
+SELECT e.index_key, {_RECORD} FROM index_entry AS e CROSS JOIN record AS r
+ON r.depth = e.depth AND r.key = e.key
+WHERE e.name = :index AND e.index_key >= :lo AND e.index_key < :hi
+    AND (:partition IS NULL OR r.partition = :partition)
+ORDER BY e.index_key, e.key LIMIT :limit
 """
 
 _REVISION = "SELECT revision FROM store"
+_NO_LIMIT = -1
 
-_Columns: TypeAlias = tuple[str, int, int, int, int, int, str | None, int]
+_Row: TypeAlias = tuple[str, bytes, int, int, int, int, int, str | None]
 """As in `_RECORD`."""
 
 
@@ -97,15 +93,10 @@ class SqliteReader:
 
         Raises `MetadataError`.
         """
-        wanted = sorted({(key.count("/"), key) for key in keys})
-        records: dict[str, Record] = {}
+        wanted = json.dumps(sorted({(key.count("/"), key) for key in keys}))
         try:
-            for start in range(0, len(wanted), bounds.METADATA_SCAN_PAGE):
-                page = json.dumps(wanted[start : start + bounds.METADATA_SCAN_PAGE])
-                columns, values = self._row(_GET, {"keys": page})
-                for record in _records(json.loads(columns), values):
-                    records[record.key] = record
-            return self._revision(), records
+            rows: Iterable[_Row] = self._connection.execute(_GET, {"keys": wanted}).fetchall()
+            return self._revision(), {row[0]: _record(*row) for row in rows}
         except sqlite3.Error as error:
             raise metadata_error(error, self._path) from error
 
@@ -140,72 +131,51 @@ class SqliteReader:
             "end": f"{level}{LAST}",
             "name_at": len(level) + 1,
         }
-        (names,) = self._row(_CHILDREN, parameters)
-        return sorted(json.loads(names))
+        return [name for (name,) in self._connection.execute(_CHILDREN, parameters).fetchall()]
 
     def _scan(self, lo: str, hi: str) -> list[Record]:
         level = level_of(lo)
-        end = f"{level}{LAST}" if hi == f"{level}/" else hi
-        found: list[Record] = []
-        while True:
-            parameters = {
-                "depth": level.count("/"),
-                "lo": f"{found[-1].key}\x01" if found else lo,
-                "hi": end,
-                "limit": bounds.METADATA_SCAN_PAGE,
-            }
-            columns, values = self._row(_SCAN, parameters)
-            page = sorted(_records(json.loads(columns), values), key=lambda record: record.key)
-            found += page
-            if len(page) < bounds.METADATA_SCAN_PAGE:
-                return found
+        parameters = {
+            "depth": level.count("/"),
+            "lo": lo,
+            "hi": f"{level}{LAST}" if hi == f"{level}/" else hi,
+        }
+        return [_record(*row) for row in self._connection.execute(_SCAN, parameters).fetchall()]
 
     def _scan_index(self, read: IndexScan) -> list[IndexHit]:
-        found: list[IndexHit] = []
-        left = read.limit
-        while left is None or left > 0:
-            limit = (
-                bounds.METADATA_SCAN_PAGE if left is None else min(left, bounds.METADATA_SCAN_PAGE)
-            )
-            parameters = {
-                "index": read.index,
-                "lo": found[-1].index_key if found else read.lo,
-                "after": found[-1].record.key if found else "",
-                "hi": read.hi,
-                "partition": read.partition,
-                "limit": limit,
-            }
-            columns, values = self._row(_SCAN_INDEX, parameters)
-            rows = json.loads(columns)
-            index_keys = [row.pop(0) for row in rows]
-            page = list(map(IndexHit, index_keys, _records(rows, values)))
-            found += sorted(page, key=lambda hit: (hit.index_key, hit.record.key))
-            if len(page) < limit:
-                break
-            left = None if left is None else left - len(page)
-        return found
-
-    def _row(self, statement: str, parameters: Mapping[str, object]) -> tuple[str, ...]:
-        row: tuple[str, ...] = self._connection.execute(statement, parameters).fetchone()
-        return row
+        parameters = {
+            "index": read.index,
+            "lo": read.lo,
+            "hi": read.hi,
+            "partition": read.partition,
+            "limit": _NO_LIMIT if read.limit is None else max(0, read.limit),
+        }
+        return [
+            IndexHit(index_key, _record(*row))
+            for index_key, *row in self._connection.execute(_SCAN_INDEX, parameters).fetchall()
+        ]
 
     def _revision(self) -> int:
         return int(self._connection.execute(_REVISION).fetchone()[0])
 
 
-def _records(rows: list[_Columns], values: str | None) -> Iterator[Record]:
-    """Records from their columns and the hexadecimal text of all their values."""
-    buffer = bytes.fromhex(values or "")
-    offset = 0
-    for key, version, modifications, created_ms, modified_ms, ephemeral, partition, size in rows:
-        yield Record(
-            key,
-            buffer[offset : offset + size],
-            Version(version),
-            modifications,
-            created_ms,
-            modified_ms,
-            bool(ephemeral),
-            partition,
-        )
-        offset += size
+def _record(
+    key: str,
+    value: bytes,
+    version: int,
+    modifications: int,
+    created_ms: int,
+    modified_ms: int,
+    ephemeral: int,
+    partition: str | None,
+) -> Record:
+    return Record(
+        key,
+        value,
+        Version(version),
+        modifications,
+        created_ms,
+        modified_ms,
+        bool(ephemeral),
+        partition,
+    )

@@ -60,42 +60,33 @@ async def test_what_queues_during_work_is_the_next_batch() -> None:
     assert work.threads == {threading.get_ident()}
 
 
-async def test_items_of_one_turn_go_together() -> None:
-    work = Work()
-    work.gate.set()
-    thread = work.thread()
-    for item in range(5):
-        thread.submit(item)
-    await thread.stop()
-    assert work.batches == [[0, 1, 2, 3, 4]]
-
-
 async def test_batches_are_bounded_in_items_and_weight() -> None:
     work = Work()
-    work.gate.set()
     thread = work.thread()
-    for _ in range(25):
-        thread.submit(1)
-    for _ in range(3):
-        thread.submit(900)
+    thread.submit(0)
+    assert await asyncio.to_thread(work.started.wait, 20)
+    for item in [1] * 25 + [900] * 3:
+        thread.submit(item)
+    work.gate.set()
     await thread.stop()
-    assert [len(batch) for batch in work.batches] == [10, 10, 7, 1]
-    assert work.batches[2] == [1, 1, 1, 1, 1, 900, 900]
+    assert [len(batch) for batch in work.batches] == [1, 10, 10, 7, 1]
+    assert work.batches[3] == [1, 1, 1, 1, 1, 900, 900]
 
 
 async def test_a_batch_that_fails_fails_alone() -> None:
     work = Work()
-    work.gate.set()
     thread = work.thread()
+    thread.submit(0)
+    assert await asyncio.to_thread(work.started.wait, 20)
     for item in (1, 13):
         thread.submit(item)
-    await asyncio.sleep(0)
+    work.gate.set()
     while not work.failed:
         await asyncio.sleep(0.001)
     thread.submit(2)
     await thread.stop()
     assert work.failed == [([1, 13], "unlucky")]
-    assert work.delivered == [2]
+    assert work.delivered == [0, 2]
 
 
 def test_a_loop_that_is_gone_ends_the_thread() -> None:

@@ -156,6 +156,18 @@ async def test_opening_ends_all_sessions_of_earlier_processes(path: Path) -> Non
     connection.close()
 
 
+async def test_a_cancelled_open_leaves_no_session(store: SqliteMetadataStore, path: Path) -> None:
+    opening = asyncio.ensure_future(store.open_session(timeout_ms=60_000, identity="test"))
+    await asyncio.sleep(0)
+    opening.cancel()
+    await store.put("/a", b"")
+    await store.put("/b", b"")
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT count(*) FROM session").fetchone() == (0,)
+    assert connection.execute("SELECT revision FROM store").fetchone() == (3,)
+    connection.close()
+
+
 async def abandon(store: SqliteMetadataStore) -> None:
     """Release the file as a killed process does: sessions stay as they are."""
     await store._shut_down()

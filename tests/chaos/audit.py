@@ -29,7 +29,7 @@ async def subscribe(client: RawClient, topic: str, subscription: str = SUBSCRIPT
 async def read_everything(
     broker: BrokerProcess, topic: str, subscription: str = SUBSCRIPTION
 ) -> list[tuple[Position, list[tuple[int, int]]]]:
-    """Every entry of the subscription in order: its position, and (producer, number) of each message in it."""
+    """Every entry in order: its position, and (producer, number) of each message in it."""
     client = await broker.connect()
     consumer = await subscribe(client, topic, subscription)
     last = position_of((await consumer.last_message_id()).last_message_id)

@@ -131,15 +131,14 @@ class RoutingProducer:
         payload = CONTENT.pack(key, number)
         sending = asyncio.create_task(producer.send(payload, metadata=metadata))
         closed = asyncio.create_task(producer.events.get())
-        await asyncio.wait({sending, closed}, return_when=asyncio.FIRST_COMPLETED)
         try:
+            await asyncio.wait({sending, closed}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 return sending.result()
             producer.events.put_nowait(closed.result())
             return None
         finally:
-            sending.cancel()
-            closed.cancel()
+            await end(sending, closed)
 
     def _open(self, client: RawClient, segment: pb.SegmentInfoProto) -> "asyncio.Task[RawProducer]":
         number = segment.segment_id

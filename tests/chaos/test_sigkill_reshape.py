@@ -131,6 +131,8 @@ async def everything_is_there(broker: BrokerProcess, producer: RoutingProducer) 
             stored = Stored(segment.segment_id, position)
             found.append((CONTENT.unpack(delivery.payload), stored))
         if segment.state == pb.SEALED:
+            if position is not None:
+                consumer.ack(delivery.message_id, cumulative=True)
             await is_terminated(client, consumer, segment_topic(TOPIC, segment))
     await client.close()
     everything = set(found)
@@ -144,7 +146,7 @@ async def everything_is_there(broker: BrokerProcess, producer: RoutingProducer) 
 
 
 async def is_terminated(client: RawClient, consumer: RawConsumer, topic: str) -> None:
-    """Raise unless consumers are told of the end, and producers are refused for good."""
+    """Raise unless a consumer that is done is told of the end, and producers are refused."""
     event = await client.wait(consumer.events.get())
     assert event.type == pb.BaseCommand.REACHED_END_OF_TOPIC
     with pytest.raises(BrokerError) as caught:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 TIMEOUT_S = 30.0
 POLL_S = 0.01
@@ -16,7 +17,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> 
     raise TimeoutError(f"the condition did not hold within {timeout_s} s")
 
 
-async def end(*tasks: "asyncio.Task[None]") -> None:
+async def end(*tasks: "asyncio.Task[Any]") -> None:
     """Cancel tasks that still run, and wait for them; their errors are not raised."""
     for task in tasks:
         task.cancel()

@@ -85,3 +85,12 @@ def test_a_reader_needs_only_to_read() -> None:
     with pytest.raises(IncompatibleSchema, match="consumer's schema"):
         check_reader(WITH_Y, [ONLY_X], S.FULL)
     check_reader(WITH_Y, [ONLY_X], S.ALWAYS_COMPATIBLE)
+
+
+def test_a_record_may_change_its_name() -> None:
+    renamed = SchemaDefinition(
+        SchemaType.JSON,
+        json.dumps({"type": "record", "name": "Other", "namespace": "n", "fields": [X]}).encode(),
+    )
+    check_successor(renamed, [ONLY_X], S.FULL_TRANSITIVE)
+    check_reader(renamed, [ONLY_X], S.FULL)

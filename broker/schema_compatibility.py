@@ -6,7 +6,8 @@ Rules:
   schema reads the new data; FULL, both.  The transitive ones ask it of every version, the others
   of the newest.
 - A schema never changes its type under any strategy but ALWAYS_COMPATIBLE.
-- JSON and AVRO schemas are Avro definitions and are resolved by Avro's rules.  Of all other types
+- JSON and AVRO schemas are Avro definitions and are resolved by Avro's rules, but that the record
+  itself may change its name, as in Pulsar.  Of all other types
   two schemas are compatible when their types are equal, and, for structured ones, their bytes.
 """
 
@@ -175,7 +176,8 @@ def _check_reads(reader: SchemaDefinition, writer: SchemaDefinition, complaint: 
     from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
     checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-    result = checker.get_compatibility(_parse(reader), _parse(writer))
+    written = _parse(writer)
+    result = checker.get_compatibility(_parse(reader, known_as=written), written)
     if result.compatibility is not SchemaCompatibilityType.compatible:
         places = ", ".join(sorted(str(place) for place in result.locations)) or "/"
         details = ", ".join(sorted(str(message) for message in result.messages))
@@ -184,13 +186,19 @@ def _check_reads(reader: SchemaDefinition, writer: SchemaDefinition, complaint: 
         )
 
 
-def _parse(schema: SchemaDefinition) -> "avro.schema.Schema":
+def _parse(
+    schema: SchemaDefinition, *, known_as: "avro.schema.Schema | None" = None
+) -> "avro.schema.Schema":
+    """The definition; a record may have been `known_as` another: records are not told by name."""
     # The resolver is only loaded for topics that have Avro or JSON schemas.
     from avro.errors import AvroException
-    from avro.schema import make_avsc_object
+    from avro.schema import RecordSchema, make_avsc_object
 
     try:
-        return make_avsc_object(json.loads(schema.data))
+        definition = json.loads(schema.data)
+        if isinstance(known_as, RecordSchema) and definition.get("type") == "record":
+            definition["aliases"] = [*definition.get("aliases", ()), known_as.fullname]
+        return make_avsc_object(definition)
     except (AvroException, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IncompatibleSchema(
             f"The {schema.kind.name} schema is not an Avro definition ({error}): mend it."

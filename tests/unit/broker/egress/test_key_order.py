@@ -160,6 +160,7 @@ def test_what_nobody_owns_waits_for_an_owner() -> None:
     assert order.first_waiting(other) == at(0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "pop"]), st.integers(0, 9))))
 def test_the_replay_queue_is_an_ordered_set(steps: list[tuple[str, int]]) -> None:
     queue, model = ReplayQueue(), set[Position]()

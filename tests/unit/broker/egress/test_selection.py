@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dispatch.errors import ConsumerAssignError
@@ -27,6 +27,7 @@ candidates = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(candidates, st.integers(-1, 20))
 def test_the_active_one_is_of_the_best_level_whatever_the_order(
     consumers: list[Candidate], partition: int
@@ -44,6 +45,7 @@ def test_partitions_spread_over_the_best_level() -> None:
     assert [choose_active(consumers, index).name for index in range(6)] == list("abcabc")
 
 
+@settings(deadline=None)
 @given(names, st.integers(1, 5))
 def test_every_consumer_gets_as_many_turns(members: list[str], rounds: int) -> None:
     rotation: Rotation[Candidate] = Rotation()
@@ -53,6 +55,7 @@ def test_every_consumer_gets_as_many_turns(members: list[str], rounds: int) -> N
     assert turns == [Candidate(name) for name in members] * rounds
 
 
+@settings(deadline=None)
 @given(candidates, st.data())
 def test_a_lower_level_gets_only_what_better_ones_cannot_take(
     consumers: list[Candidate], data: st.DataObject
@@ -69,6 +72,7 @@ def test_a_lower_level_gets_only_what_better_ones_cannot_take(
         assert chosen.priority_level == min(each.priority_level for each in roomy)
 
 
+@settings(deadline=None)
 @given(names, st.data())
 def test_leaving_does_not_cost_others_their_turn(members: list[str], data: st.DataObject) -> None:
     rotation: Rotation[Candidate] = Rotation()
@@ -84,6 +88,7 @@ def test_leaving_does_not_cost_others_their_turn(members: list[str], data: st.Da
     assert [each.name for each in turns if each is not None] == upcoming
 
 
+@settings(deadline=None)
 @given(names)
 def test_auto_split_owns_every_hash_and_moves_only_the_leavers(members: list[str]) -> None:
     ring: AutoSplit[Candidate] = AutoSplit()
@@ -102,6 +107,7 @@ def test_auto_split_owns_every_hash_and_moves_only_the_leavers(members: list[str
             assert ring.owner(key_hash) in [Candidate(name) for name in members[1:]]
 
 
+@settings(deadline=None)
 @given(names)
 def test_auto_split_depends_on_who_is_there_not_on_who_came_first(members: list[str]) -> None:
     one: AutoSplit[Candidate] = AutoSplit()
@@ -138,6 +144,7 @@ ranges = st.lists(st.integers(0, 65535), min_size=2, max_size=12, unique=True).m
 )
 
 
+@settings(deadline=None)
 @given(ranges, st.integers(0, 65535))
 def test_sticky_owner_is_who_asked_for_the_range(
     parts: list[tuple[int, int]], key_hash: int
@@ -150,6 +157,7 @@ def test_sticky_owner_is_who_asked_for_the_range(
     assert ([] if owner is None else [owner.name]) == expected
 
 
+@settings(deadline=None)
 @given(ranges, ranges)
 def test_sticky_refuses_overlaps_and_is_unchanged_then(
     first: list[tuple[int, int]], second: list[tuple[int, int]]

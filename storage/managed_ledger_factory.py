@@ -9,11 +9,12 @@ Rules:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
 
+from config import bounds
 from protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.entry_cache import EntryCache
@@ -35,7 +36,7 @@ from storage.managed_ledger_types import (
     RetentionSource,
 )
 from storage.metadata.keys import LAST, children_range
-from storage.metadata.store import MetadataStore
+from storage.metadata.store import MetadataStore, Record
 
 log = structlog.get_logger(__name__)
 _STOPPED = (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED)
@@ -174,12 +175,20 @@ class ManagedLedgerFactory:
         """Every ledger that the record of a stream or of a cursor names."""
         metadata = self._stores.metadata
         named: set[int] = set()
-        for hit in await metadata.scan_index(NAMES_INDEX, "", LAST, fresh=True):
-            key = hit.record.key
-            named.update(info.ledger_id for info in decode_stream(key, hit.record.value).ledgers)
-            for cursor in await metadata.scan(*children_range(key), fresh=True):
-                named.add(decode_cursor(cursor.key, cursor.value).ledger_id)
+        streams = [hit.record for hit in await metadata.scan_index(NAMES_INDEX, "", LAST)]
+        for record in streams:
+            found = decode_stream(record.key, record.value)
+            named.update(info.ledger_id for info in found.ledgers)
+        for some in _chunks(streams):
+            scans = (metadata.scan(*children_range(record.key)) for record in some)
+            for cursors in await asyncio.gather(*scans):
+                named.update(decode_cursor(each.key, each.value).ledger_id for each in cursors)
         return named
+
+
+def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    size = bounds.METADATA_BATCH_OPERATIONS
+    return (records[start : start + size] for start in range(0, len(records), size))
 
 
 def _nobody_set_one() -> Retention | None:

@@ -57,6 +57,42 @@ class LedgerWriter:
     `_returned` (its callback came) < `_next_id`; `_inflight` holds what is above `_confirmed`.
     """
 
+    __slots__ = (
+        "_attempts",
+        "_completed",
+        "_confirmed",
+        "_core",
+        "_current",
+        "_done",
+        "_durable",
+        "_failure",
+        "_full_at",
+        "_full_bytes",
+        "_held_back",
+        "_inflight",
+        "_last_error",
+        "_ledger_id",
+        "_limits",
+        "_listener_keys",
+        "_listeners",
+        "_loop",
+        "_next_id",
+        "_opened_at",
+        "_prepared",
+        "_quiet",
+        "_refusal",
+        "_returned",
+        "_roll_wanted",
+        "_rolled",
+        "_rolling",
+        "_size_bytes",
+        "_stopped",
+        "_sweep_due",
+        "_timer",
+        "_unsettled",
+        "_writable",
+    )
+
     def __init__(self, core: StreamCore, rolled: Callable[[], None]) -> None:
         self._core = core
         self._loop = core.loop

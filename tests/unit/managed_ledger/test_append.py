@@ -173,6 +173,7 @@ async def test_recovery_decides_about_appends_after_a_failed_write(on_disk: int)
     assert outcomes.stored == [f"e{number}".encode() for number in range(8)]
     in_first = [position for position in outcomes.positions if position.ledger_id == 1]
     assert len(in_first) == 2 + on_disk
+    assert world.ledgers.next_id == 3, "one ledger more, not two"
     assert outcomes.positions == sorted(outcomes.positions)
     expected = [b"old0", b"old1", *outcomes.stored]
     assert data_of(await contents(ledger)) == expected
@@ -215,6 +216,20 @@ async def test_a_full_disk_reaches_the_callers_and_space_makes_it_work_again() -
     await outcomes.wait(6)
     assert data_of(await contents(ledger)) == [b"old0", b"e0", b"e1", b"yes"]
     assert data_of(await contents(await world.crash())) == [b"old0", b"e0", b"e1", b"yes"]
+
+
+async def test_an_empty_ledger_stays_until_the_list_is_without_it() -> None:
+    world = World()
+    ledger = await world.open()
+    world.ledgers.fault = AppendFault(0, DiskFull("full"))
+    outcomes = Outcomes()
+    outcomes.append(ledger, b"no")
+    await outcomes.wait(1)
+    await settle()
+    assert list(world.ledgers.ledgers) == [1]
+    ledger = await world.crash()
+    assert await contents(ledger) == []
+    assert world.ledgers.ledgers == {}
 
 
 async def test_a_ledger_that_stores_nothing_is_tried_a_few_times_only() -> None:

@@ -48,8 +48,8 @@ class BrokerUnderTest(Protocol):
         """SIGKILL, at once."""
         ...
 
-    def faults(self) -> list[str]:
-        """Log lines that tell of a fault of the broker's own."""
+    def faults(self) -> str:
+        """The log, if it tells of a fault of the broker's own; else nothing."""
         ...
 
 
@@ -88,5 +88,5 @@ class MagnetarProcess:
     def kill(self) -> None:
         self._broker.kill()
 
-    def faults(self) -> list[str]:
-        return self._broker.faults()
+    def faults(self) -> str:
+        return self._broker.log()[-20_000:] if self._broker.faults() else ""

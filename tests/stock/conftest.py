@@ -106,7 +106,8 @@ def serving(process: BrokerUnderTest) -> Iterator[BrokerUnderTest]:
     try:
         yield process
         process.stop()
-        assert process.faults() == []
+        faults = process.faults()
+        assert not faults, faults
     finally:
         process.kill()
 

@@ -172,9 +172,9 @@ class PeerProcess:
         self._process.wait(STOP_TIMEOUT_S)
         self._process = None
 
-    def faults(self) -> list[str]:
+    def faults(self) -> str:
         """Not looked for: the peer's log is its own affair."""
-        return []
+        return ""
 
     def _healthy(self) -> bool:
         # Ready means that namespaces can be listed: the default tenant is made late in the start.

@@ -6,6 +6,8 @@ twice, with it never. Subscriptions that acknowledge may see again what they ack
 before a crash.
 """
 
+import time
+
 import pytest
 
 from tests.stock.broker_under_test import BrokerUnderTest
@@ -14,6 +16,8 @@ from tests.stock.expectations import assert_key_order
 from tests.stock.stock_driver import Facts
 
 OUTAGE_TIMEOUT_S = 200
+CURSOR_SETTLE_S = 2.0
+"""Acknowledgements leave the client unanswered, and are durable at most 100 ms after arriving."""
 
 
 def assert_nothing_lost(facts: Facts, prefix: str) -> None:
@@ -65,3 +69,27 @@ def test_delivery_goes_on_after_an_outage(
         # The peer stores what was sent again a second time unless told otherwise:
         # docs/differences.md, stop
         assert facts["stored_duplicates"] == 0, facts["stored_duplicate_examples"]
+
+
+@pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_was_acknowledged_does_not_come_again(
+    restartable: BrokerUnderTest, start_case: StartCase, report: Report, on_peer: bool, end: str
+) -> None:
+    case = start_case("outage_quiet", timeoutS=OUTAGE_TIMEOUT_S)
+    case.wait_event("quiet")
+    time.sleep(CURSOR_SETTLE_S)
+    if end == "stop":
+        restartable.stop()
+    else:
+        restartable.kill()
+    restartable.start()
+    case.signal("back")
+    facts = case.result()
+    for prefix in ("stream_", "queue_"):
+        assert facts[f"{prefix}missing"] == 0
+        report(f"{end} when quiet: {facts[f'{prefix}duplicates']} delivered again ({prefix[:-1]})")
+        if not on_peer:
+            # The peer writes cursors once a second, and counts on the next change to do it.
+            assert facts[f"{prefix}duplicates"] == 0, facts[f"{prefix}duplicate_examples"]
+    assert_key_order(facts, "stream_")

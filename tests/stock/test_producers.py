@@ -5,8 +5,8 @@ from tests.stock.conftest import RunCase
 
 def test_exclusive_keeps_others_out_until_it_closes(run_case: RunCase) -> None:
     facts = run_case("access_exclusive")
-    assert "existing exclusive producer" in facts["second_exclusive"]
-    assert "ProducerBusy" in facts["shared_beside"]
+    assert "ProducerFencedException" in facts["second_exclusive"]
+    assert "ProducerBusyException" in facts["shared_beside"]
     assert facts["after_close"] == ""
 
 
@@ -18,14 +18,14 @@ def test_wait_for_exclusive_is_ready_when_the_holder_closes(run_case: RunCase) -
 
 def test_fencing_takes_the_topic_from_the_holder(run_case: RunCase) -> None:
     facts = run_case("access_fencing")
-    assert "ProducerFenced" in facts["fenced_send"]
+    assert "ProducerFencedException" in facts["fenced_send"]
     assert facts["values"] == ["first", "second"]
 
 
 def test_a_producer_name_is_used_once_at_a_time(run_case: RunCase) -> None:
     facts = run_case("producer_names")
     assert facts["name"] == "mine"
-    assert "ProducerBusy" in facts["same_name"]
+    assert "ProducerBusyException" in facts["same_name"]
     assert facts["last_sequence_id"] == 0
 
 

@@ -13,6 +13,7 @@ final class OutageCases {
 
     static void addTo(Map<String, Case> cases) {
         cases.put("outage", OutageCases::outage);
+        cases.put("outage_quiet", OutageCases::acknowledgedStaysAcknowledged);
     }
 
     /**
@@ -61,6 +62,35 @@ final class OutageCases {
         streamed.report(run, "stream_");
         queued.report(run, "queue_");
         reread(run, topic, tally);
+    }
+
+    /**
+     * Everything sent is received and acknowledged before the broker goes; after it is back only new messages come.
+     * The caller gives the client's last acknowledgements time to arrive.
+     */
+    private static void acknowledgedStaysAcknowledged(CaseRun run) throws Exception {
+        ScalableTopic topic = run.scalableTopic(2);
+        PulsarClient reading = run.client();
+        Tally tally = new Tally();
+        Tally.Received streamed = tally.new Received();
+        Tally.Received queued = tally.new Received();
+        StreamConsumer<String> stream = run.closing(Readers.stream(reading, topic.name(), "stream").subscribe());
+        QueueConsumer<String> queue = run.closing(
+                Readers.queue(reading, topic.name(), "queue").acknowledgmentGroupTime(Duration.ZERO).subscribe());
+        Load load = run.closing(new Load(run, run.client(), topic.name(), tally));
+        load.send(300);
+        Readers.drainStream(stream, streamed, streamed::complete);
+        Readers.drainQueue(queue, queued, queued::complete);
+        run.event("quiet");
+        run.awaitSignal("back");
+        load.send(300);
+        Readers.drainStream(stream, streamed, streamed::complete);
+        Readers.drainQueue(queue, queued, queued::complete);
+        run.fact("stream_extra", Readers.readUntilQuiet(stream::receive, message -> streamed.add(message.value())));
+        run.fact("queue_extra", Readers.readUntilQuiet(queue::receive, message -> queued.add(message.value())));
+        tally.report(run);
+        streamed.report(run, "stream_");
+        queued.report(run, "queue_");
     }
 
     private static StreamConsumer<String> stored(PulsarClient client, ScalableTopic topic) throws Exception {

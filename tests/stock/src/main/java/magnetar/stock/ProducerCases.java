@@ -39,7 +39,12 @@ final class ProducerCases {
             attempt.run();
             return "";
         } catch (Exception refusal) {
-            return refusal.toString();
+            // The wrappers' texts repeat their causes'; the classes tell what kind of refusal it was.
+            StringBuilder text = new StringBuilder(refusal.toString());
+            for (Throwable cause = refusal.getCause(); cause != null; cause = cause.getCause()) {
+                text.append(" <- ").append(cause.getClass().getSimpleName());
+            }
+            return text.toString();
         }
     }
 

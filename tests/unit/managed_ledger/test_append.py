@@ -173,7 +173,7 @@ async def test_recovery_decides_about_appends_after_a_failed_write(on_disk: int)
     assert outcomes.stored == [f"e{number}".encode() for number in range(8)]
     in_first = [position for position in outcomes.positions if position.ledger_id == 1]
     assert len(in_first) == 2 + on_disk
-    assert world.ledgers.next_id == 3, "one ledger more, not two"
+    assert world.ledgers.next_id == (3 if on_disk < 6 else 2), "one more if it has entries"
     assert outcomes.positions == sorted(outcomes.positions)
     expected = [b"old0", b"old1", *outcomes.stored]
     assert data_of(await contents(ledger)) == expected

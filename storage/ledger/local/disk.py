@@ -155,7 +155,7 @@ class _Appender(threading.Thread):
         self._root = root
         self._loop = loop
         self._fd = -1
-        self._name = ""
+        self._open_file = ""
         self.jobs: queue.SimpleQueue[tuple[str, Sequence[bytes], bool, AppendDone] | None] = (
             queue.SimpleQueue()
         )
@@ -181,13 +181,13 @@ class _Appender(threading.Thread):
         self._release()
 
     def _append(self, name: str, buffers: Sequence[bytes], create: bool) -> None:
-        if create or name != self._name:
+        if create or name != self._open_file:
             self._release()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
             if create:
                 flags |= os.O_CREAT | os.O_EXCL
             self._fd = os.open(self._root / name, flags, 0o640)
-            self._name = name
+            self._open_file = name
         write_all(self._fd, buffers)
         os.fdatasync(self._fd)
         if create:
@@ -198,9 +198,9 @@ class _Appender(threading.Thread):
             try:
                 os.close(self._fd)
             except OSError as error:
-                _log.warning("ledger_log_close_failed", file=self._name, error=str(error))
+                _log.warning("ledger_log_close_failed", file=self._open_file, error=str(error))
         self._fd = -1
-        self._name = ""
+        self._open_file = ""
 
 
 class RealDisk(Disk):

@@ -54,7 +54,8 @@ class Sealer:
 
     async def _pause(self) -> None:
         try:
-            await asyncio.wait_for(self._closing.wait(), self._limits.seal_retry_s)
+            async with asyncio.timeout(self._limits.seal_retry_s):
+                await self._closing.wait()
         except TimeoutError:
             pass
 

@@ -62,7 +62,9 @@ class Outcomes:
         self._wanted = count
         self._reached.clear()
         if len(self.all) < count:
-            await asyncio.wait_for(self._reached.wait(), 20)
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that meets the result.
+            async with asyncio.timeout(20):
+                await self._reached.wait()
         return self.all
 
     @property

@@ -54,9 +54,16 @@ def test_short_writes_are_finished(
     assert path.read_bytes()[offset or 0 :] == b"".join(pieces)
 
 
+def disk_threads() -> set[str]:
+    names = {thread.name for thread in threading.enumerate()}
+    return {name.partition("_")[0] for name in names if name.startswith("ledger")}
+
+
 async def test_files(tmp_path: Path) -> None:
+    before = threading.active_count()
     disk = RealDisk(tmp_path / "made" / "here")
     await appended(disk, "a", [b"one", b"two"], create=True)
+    assert disk_threads() == {"ledger-log"}
     await appended(disk, "a", [b"three"], create=False)
     await appended(disk, "b", [b"x"] * (2 * IOV_MAX + 1), create=True)
     await appended(disk, "a", [b"four"], create=False)
@@ -84,8 +91,10 @@ async def test_files(tmp_path: Path) -> None:
 
     assert (await disk.maintain(job)).startswith("ledger-maintain")
     assert (await disk.read(lambda: disk.pread("d", 0, 9))) == b"oNEW"
+    assert disk_threads() == {"ledger-log", "ledger-maintain", "ledger-read"}
     await disk.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("ledger")]
+    assert disk_threads() == set()
+    assert threading.active_count() <= before + 1, "only the loop's own executor may be left"
 
 
 async def test_a_broken_request_does_not_end_the_writer_thread(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Settings(BaseSettings):
     ledger_min_age_s: NotNegative = Field(600, description="... but not younger than this")
     ledger_max_age_s: Positive = Field(4 * 3600, description="Roll a ledger over at this age")
     log_file_size_bytes: Annotated[int, Field(ge=MIB)] = Field(
-        256 * MIB, description="Size at which the shared ledger log starts its next file"
+        64 * MIB, description="Size at which the shared ledger log starts its next file"
     )
     entry_cache_bytes: NotNegative = Field(
         64 * MIB, description="Newest entries held in memory for tailing consumers"

@@ -83,6 +83,7 @@ class ConsumerGroup:
         session = self.sessions.get(name)
         if session is None:
             session = self.sessions[name] = Session(name, SessionState.CONNECTED)
+            self._reclaim(session)
         else:
             self._move(session, SessionState.CONNECTED)
             session.closed.clear()
@@ -186,6 +187,16 @@ class ConsumerGroup:
         return self._deal()
 
     # Within
+
+    def _reclaim(self, session: Session) -> None:
+        """Segments where a newcomer is attached already are its own from the start."""
+        own = {s for s, owner in self.holdings.releasing.items() if owner == session.name}
+        for segment_id in own:
+            self.holdings = release(self.holdings, segment_id)
+        self.holdings = Holdings(
+            {**self.holdings.granted, **dict.fromkeys(own, session.name)}, self.holdings.releasing
+        )
+        session.taken_up = own
 
     def _move(self, session: Session, state: SessionState) -> None:
         if state not in _MOVES[session.state]:

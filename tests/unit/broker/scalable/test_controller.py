@@ -1,0 +1,388 @@
+"""Ordered consumers: registrations, hand-over, leaving, grace, restarts, parents first."""
+
+import asyncio
+
+import pytest
+
+from broker.scalable import group_controller
+from broker.scalable.records import SubscriptionKind
+from protocol import pulsar_pb2 as pb
+from protocol.ids import EARLIEST, LATEST
+from protocol.names import parse_topic_name
+from tests.support.waiting import until
+from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
+
+
+@pytest.fixture
+async def topic(node: Node) -> Node:
+    await node.scalable.create(TOPIC, segments=4, properties={})
+    return node
+
+
+def segments(answer: pb.CommandScalableTopicSubscribeResponse) -> list[int]:
+    assert not answer.HasField("error"), answer.message
+    return [segment.segment_id for segment in answer.assignment.segments]
+
+
+async def registered(node: Node, subscription: str = "s") -> list[str]:
+    return await node.scalable._store.consumers(TOPIC, subscription)
+
+
+async def until_registered(node: Node, *names: str) -> None:
+    controller = node.scalable.controllers.of(TOPIC)
+    assert controller is not None
+    await until(lambda: not controller._tasks)
+    assert await registered(node) == list(names)
+
+
+async def until_told(
+    peer: Peer,
+    expected: list[int],
+    answer: pb.CommandScalableTopicSubscribeResponse | None = None,
+) -> None:
+    """Return when the last assignment that a peer was sent, after its answer, is this one."""
+    told = [[] if answer is None else segments(answer)]
+
+    def is_told() -> bool:
+        told.extend(ids for _, ids in peer.assignments())
+        return told[-1] == expected
+
+    await until(is_told)
+
+
+async def test_the_first_consumer_gets_everything(topic: Node) -> None:
+    peer = topic.peer()
+    _consumer_id, answer = await peer.register("a")
+    assert segments(answer) == [0, 1, 2, 3]
+    first = answer.assignment.segments[0]
+    assert (first.hash_start, first.hash_end) == (0, 0x3FFF)
+    assert first.segment_topic == "segment://public/default/t/0000-3fff-0"
+    assert answer.assignment.layout_epoch == 0
+    assert not first.bucket_ranges
+    assert await registered(topic) == ["a"]
+    assert await topic.kind_of("s") is SubscriptionKind.STREAM
+    assert peer.assignments() == [], "the answer tells it all"
+
+
+@pytest.mark.parametrize(
+    "name", ["persistent://public/default/t", "t", "segment://public/default/t/0000-3fff-0"]
+)
+async def test_other_names_of_the_topic_do_as_well(topic: Node, name: str) -> None:
+    _, answer = await topic.peer().register("a", topic=name)
+    assert segments(answer) == [0, 1, 2, 3]
+
+
+async def test_errors_come_in_the_response(topic: Node) -> None:
+    for name, code in (
+        ("topic://public/default/none", pb.TopicNotFound),
+        ("persistent://public/default/none", pb.TopicNotFound),
+        ("nonsense://x", pb.InvalidTopicName),
+    ):
+        _, answer = await topic.peer().register("a", topic=name)
+        assert answer.error == code
+        assert not answer.HasField("assignment")
+
+
+async def test_segments_are_handed_over_when_they_are_closed(topic: Node) -> None:
+    first, second = topic.peer(), topic.peer()
+    first_id, _ = await first.register("a")
+    consumers = [await first.attach(n, "a") for n in range(4)]
+    second_id, answer = await second.register("b")
+    assert segments(answer) == [], "nothing is free yet"
+    assert first.assignments() == [(first_id, [0, 2])]
+    consumers[1].close()
+    consumers[3].close()
+    assert second.assignments() == [(second_id, [1]), (second_id, [1, 3])]
+    for n in (1, 3):
+        await second.attach(n, "b")
+    assert await registered(topic) == ["a", "b"]
+
+
+async def test_closing_all_segments_is_leaving(topic: Node) -> None:
+    first, second = topic.peer(), topic.peer()
+    await first.register("a")
+    consumers = [await first.attach(n, "a") for n in range(4)]
+    second_id, _ = await second.register("b")
+    for consumer in consumers[1], consumers[3]:
+        consumer.close()
+    second.assignments()
+    for consumer in consumers[0], consumers[2]:
+        consumer.close()
+    assert second.assignments()[-1] == (second_id, [0, 1, 2, 3])
+    await until_registered(topic, "b")
+
+
+async def test_a_consumer_taken_for_gone_is_taken_back(topic: Node) -> None:
+    peer = topic.peer()
+    consumer_id, _ = await peer.register("a")
+    (await peer.attach(0, "a")).close()
+    await until_registered(topic)
+    await peer.attach(1, "a")
+    await until_registered(topic, "a")
+    assert peer.assignments()[-1] == (consumer_id, [0, 1, 2, 3])
+
+
+async def test_unsubscribe_leaves_at_once(topic: Node) -> None:
+    first, second = topic.peer(), topic.peer()
+    first_id, _ = await first.register("a")
+    second_id, _ = await second.register("b")
+    await topic.scalable.controllers.unsubscribe(first.as_connection(), first_id)
+    assert await registered(topic) == ["b"]
+    assert second.assignments()[-1] == (second_id, [0, 1, 2, 3])
+    for unknown in (first_id, 999):
+        await topic.scalable.controllers.unsubscribe(first.as_connection(), unknown)
+    await topic.scalable.controllers.unsubscribe(topic.peer().as_connection(), second_id)
+    assert await registered(topic) == ["b"], "another connection's consumers are its own"
+
+
+async def test_unsubscribe_cancels_a_registration_in_flight(topic: Node) -> None:
+    peer = topic.peer()
+    registering = asyncio.ensure_future(peer.register("a", consumer_id=7))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await topic.scalable.controllers.unsubscribe(peer.as_connection(), 7)
+    _, answer = await registering
+    assert answer.error == pb.ConsumerNotFound
+    assert await registered(topic) == []
+    _, other = await topic.peer().register("b")
+    assert segments(other) == [0, 1, 2, 3]
+
+
+async def test_the_same_name_takes_over(world: World) -> None:
+    node = await Node(world, scalable_consumer_grace_period_s=3600).start()
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    old, new, other = node.peer(), node.peer(), node.peer()
+    await old.register("a")
+    _, answer = await new.register("a")
+    assert segments(answer) == [0, 1]
+    old.close()
+    group = node.scalable.controllers.group(TOPIC, "s")
+    assert group is not None
+    assert group.members["a"].connection is new.as_connection()
+    assert not group._grace, "the old connection's end starts no grace period"
+    for n in (0, 1):
+        await new.attach(n, "a")
+    _, answer = await other.register("b")
+    assert segments(answer) == []
+    assert [ids for _, ids in new.assignments()] == [[0]]
+    await node.stop()
+
+
+async def test_a_lost_consumer_keeps_its_share_for_the_grace_period(world: World) -> None:
+    node = await Node(world, scalable_consumer_grace_period_s=3600).start()
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    first, second = node.peer(), node.peer()
+    await first.register("a")
+    second_id, _ = await second.register("b")
+    first.close()
+    assert second.assignments() == [(second_id, [1])], "a is gone: its half need not be awaited"
+    assert await registered(node) == ["a", "b"]
+    _, answer = await node.peer().register("a")
+    assert segments(answer) == [0]
+    await node.stop()
+
+
+async def test_after_the_grace_period_it_is_evicted(topic: Node) -> None:
+    first, second = topic.peer(), topic.peer()
+    await first.register("a")
+    _second_id, _ = await second.register("b")
+    first.close()
+    await until_told(second, [0, 1, 2, 3])
+    await until_registered(topic, "b")
+
+
+async def test_a_restart_restores_the_registered(world: World) -> None:
+    node = await Node(world, scalable_consumer_grace_period_s=3600).start()
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    await node.peer().register("a")
+    await node.peer().register("b")
+    node = await node.kill()
+    peer = node.peer()
+    await peer.attach(1, "a")
+    _, answer = await node.peer().register("c", "other")
+    assert segments(answer) == [0, 1], "subscriptions have nothing to do with each other"
+    _, answer = await node.peer().register("b")
+    assert segments(answer) == [0], "a is disconnected, keeps its share, and reads segment 1"
+    _, answer = await peer.register("a")
+    assert segments(answer) == [1]
+    await node.stop()
+
+
+async def test_a_restart_evicts_who_does_not_come_back(world: World) -> None:
+    node = await Node(world).start()
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    await node.peer().register("a")
+    await node.peer().register("b")
+    node = await node.kill()
+    peer = node.peer()
+    _consumer_id, answer = await peer.register("b")
+    await until_told(peer, [0, 1], answer)
+    await until_registered(node, "b")
+    await node.stop()
+
+
+async def test_children_are_given_when_the_parent_is_drained(topic: Node) -> None:
+    peer = topic.peer()
+    consumer_id, _ = await peer.register("a")
+    consumers = [await peer.attach(n, "a") for n in range(4)]
+    await topic.fill(0, 3)
+    await topic.scalable.split(TOPIC, 0)
+    parent = await topic.segment(0)
+    await until(lambda: parent.sealed)
+    assert peer.assignments() == [], "the parent is not drained"
+    await topic.drain(0)
+    assert peer.assignments() == [(consumer_id, [4, 5, 1, 2, 3])]
+    consumers[0].close()
+    await until_registered(topic, "a")
+    await parent.subscriptions["s"].seek(EARLIEST)
+    assert peer.assignments() == [(consumer_id, [0, 1, 2, 3])], "after a seek it comes first again"
+
+
+async def test_an_empty_parent_holds_nobody_up(topic: Node) -> None:
+    peer = topic.peer()
+    _consumer_id, _ = await peer.register("a")
+    await topic.scalable.split(TOPIC, 0)
+    await until_told(peer, [4, 5, 1, 2, 3])
+
+
+async def test_everything_above_must_be_drained(topic: Node) -> None:
+    peer = topic.peer()
+    consumer_id, _ = await peer.register("a")
+    for n in range(4):
+        await peer.attach(n, "a")
+    await topic.fill(0, 1)
+    await topic.scalable.split(TOPIC, 0)
+    await topic.scalable.split(TOPIC, 4)
+    live = await topic.scalable._topics.get(TOPIC)
+    await until(lambda: not live.work)
+    assert peer.assignments() == []
+    await topic.drain(0)
+    assert peer.assignments()[-1] == (consumer_id, [6, 7, 5, 1, 2, 3])
+
+
+async def test_a_checkpoint_group_gets_children_at_once(topic: Node) -> None:
+    peer = topic.peer()
+    consumer_id, answer = await peer.register("a", "g", kind=pb.CHECKPOINT)
+    assert segments(answer) == [0, 1, 2, 3]
+    for n in range(4):
+        await peer.attach(n, "a", f"reader-{n}", durable=False)
+    await topic.fill(0, 1)
+    await topic.scalable.split(TOPIC, 0)
+    assert peer.assignments() == [(consumer_id, [4, 0, 5, 1, 2, 3])]
+    assert await topic.kind_of("g") is SubscriptionKind.CHECKPOINT
+
+
+async def test_a_checkpoint_group_hands_over_and_ends_with_its_last_consumer(topic: Node) -> None:
+    first, second = topic.peer(), topic.peer()
+    await first.register("a", "g", kind=pb.CHECKPOINT)
+    readers = [await first.attach(n, "a", f"reader-{n}", durable=False) for n in range(4)]
+    second_id, answer = await second.register("b", "g", kind=pb.CHECKPOINT)
+    assert segments(answer) == []
+    readers[1].close()
+    assert second.assignments() == [(second_id, [1])]
+    second.close()
+    for reader in readers[0], readers[2]:
+        reader.close()
+    controller = topic.scalable.controllers.of(TOPIC)
+    assert controller is not None
+    await until(lambda: not controller._tasks and "g" not in controller.groups)
+    assert await topic.kind_of("g") is None
+
+
+async def test_a_subscription_serves_one_kind_of_consumer(topic: Node) -> None:
+    await topic.peer().register("a")
+    _, answer = await topic.peer().register("b", kind=pb.CHECKPOINT)
+    assert answer.error == pb.NotAllowedError
+
+
+async def test_late_stream_at_latest_misses_nothing_below_a_sealed_segment(topic: Node) -> None:
+    await topic.fill(0, 2)
+    await topic.scalable.split(TOPIC, 0)
+    parent = await topic.segment(0)
+    await until(lambda: parent.sealed)
+    await topic.fill(4, 3)
+    peer = topic.peer()
+    consumer_id, answer = await peer.register("a")
+    assert segments(answer) == [0, 1, 2, 3]
+    await topic.fill(4, 5)
+    await peer.attach(0, "a", start=LATEST)
+    assert peer.assignments() == [(consumer_id, [4, 5, 1, 2, 3])]
+    assert await topic.backlog(4) == 5, "what came after the registration, not what was before"
+
+
+async def test_late_stream_at_earliest_gets_everything_below_a_sealed_segment(topic: Node) -> None:
+    await topic.fill(0, 2)
+    await topic.scalable.split(TOPIC, 0)
+    parent = await topic.segment(0)
+    await until(lambda: parent.sealed)
+    await topic.fill(4, 3)
+    peer = topic.peer()
+    await peer.register("a")
+    await peer.attach(0, "a", start=EARLIEST)
+    controller = topic.scalable.controllers.of(TOPIC)
+    assert controller is not None
+    await until(lambda: not controller._tasks)
+    assert await topic.backlog(4) == 3
+    assert await topic.backlog(0) == 2
+
+
+async def test_waiting_for_a_consumer_never_seen_has_an_end(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "RELEASE_WAIT_S", 0)
+    await topic.peer().register("a")
+    second = topic.peer()
+    _second_id, answer = await second.register("b")
+    await until_told(second, [1, 3], answer)
+
+
+async def test_who_takes_nothing_up_makes_room_for_those_who_do(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "RELEASE_WAIT_S", 0)
+    monkeypatch.setattr(group_controller, "TAKE_UP_WAIT_S", 0)
+    closed, alive = topic.peer(), topic.peer()
+    await closed.register("a")
+    _, answer = await alive.register("b")
+    for n in (1, 3):
+        await alive.attach(n, "b")
+    await until_told(alive, [0, 1, 2, 3], answer)
+    await until_registered(topic, "b")
+
+
+async def test_a_deleted_topic_forgets_its_consumers(topic: Node) -> None:
+    peer = topic.peer()
+    await peer.register("a")
+    await topic.scalable.delete(TOPIC, force=True)
+    assert topic.scalable.controllers.of(TOPIC) is None
+    assert await topic.metadata.children("/topics/public/default/t/subscriptions/s/consumers") == []
+    await topic.scalable.create(TOPIC, segments=1, properties={})
+    _, answer = await topic.peer().register("b")
+    assert segments(answer) == [0]
+
+
+async def test_the_controller_record_is_an_ephemeral_of_ours(topic: Node) -> None:
+    await topic.peer().register("a")
+    record = await topic.metadata.get("/topics/public/default/t/controller")
+    assert record is not None
+    assert record.ephemeral
+    assert record.value == b'"127.0.0.1:8080"'
+    await topic.session.close()
+    assert await topic.metadata.get("/topics/public/default/t/controller") is None
+
+
+async def test_another_brokers_topic_is_not_ours_to_assign(topic: Node) -> None:
+    await topic.metadata.put("/topics/public/default/t/controller", b'"elsewhere:8080"')
+    _, answer = await topic.peer().register("a")
+    assert answer.error == pb.ServiceNotReady
+
+
+async def test_names_with_slashes_and_dots(node: Node) -> None:
+    name = parse_topic_name("topic://public/default/a/b.c")
+    await node.scalable.create(name, segments=1, properties={})
+    for consumer in ("..", "a/b", "ü"):
+        _, answer = await node.peer().register(consumer, consumer, topic=name)
+        assert segments(answer) == [0]
+        assert await node.scalable._store.consumers(name, consumer) == [consumer]
+    peer = Peer(node)
+    await peer.attach(0, "..", "..", topic=name)

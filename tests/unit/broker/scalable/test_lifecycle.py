@@ -1,0 +1,212 @@
+"""Creation, deletion, listing; crashes in a deletion; names used again."""
+
+import asyncio
+
+import pytest
+
+from broker.scalable.layout import IllegalSegmentCount
+from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
+from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
+from broker.topic import TopicNotFound
+from protocol.ids import EARLIEST
+from protocol.names import InvalidTopicName, parse_namespace_name, parse_topic_name
+from storage.ledger.store import LedgerError
+from tests.support.waiting import until
+from tests.unit.broker.scalable.node import TOPIC, Node, World
+
+NAMESPACE = parse_namespace_name("public/default")
+
+
+async def leftovers(world: World) -> list[str]:
+    """Keys below the topic's record and its ledgers, and steps."""
+    found = [*await world.stored_segments(), *await world.steps()]
+    for below in ("subscriptions", "history"):
+        found += await world.metadata.children(f"/topics/public/default/t/{below}")
+    return found
+
+
+async def test_a_topic_is_what_was_asked_for(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=3, properties={"team": "a"})
+    record = await node.scalable.get(TOPIC)
+    assert len(record.layout.active) == 3
+    assert dict(record.properties) == {"team": "a"}
+    twin = parse_topic_name("persistent://public/default/t")
+    assert await node.scalable.get(twin) == record
+    assert [e.to_json() for e in await node.scalable.history(TOPIC)] == [
+        {
+            "time": node.clock.now_ms(),
+            "kind": "create",
+            "epoch": 0,
+            "parents": [],
+            "children": [0, 1, 2],
+        }
+    ]
+    assert await node.world.stored_segments() == [], "segments are made when they are used"
+
+
+async def test_refusals(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    with pytest.raises(ScalableTopicExists):
+        await node.scalable.create(TOPIC, segments=1, properties={})
+    with pytest.raises(IllegalSegmentCount):
+        await node.scalable.create(TOPIC, segments=0, properties={})
+    with pytest.raises(InvalidTopicName):
+        await node.scalable.create(
+            parse_topic_name("topic://public/default/x "), segments=1, properties={}
+        )
+    for missing in ("get", "stats", "history"):
+        with pytest.raises(ScalableTopicNotFound):
+            await getattr(node.scalable, missing)(parse_topic_name("topic://public/default/none"))
+    with pytest.raises(ScalableTopicNotFound):
+        await node.scalable.delete(parse_topic_name("none"), force=False)
+
+
+async def test_a_failed_creation_can_be_tried_again(node: Node) -> None:
+    node.mortal.faults = {"/topics/public/default/t": False}
+    with pytest.raises(Exception, match="the test says no"):
+        await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    assert [e.children for e in await node.scalable.history(TOPIC)] == [(0, 1)]
+
+
+async def test_listing_by_properties(node: Node) -> None:
+    for name, properties in (
+        ("a", {"team": "x", "tier": "1"}),
+        ("b", {"team": "x"}),
+        ("c/d", {"team": "y", "": "odd", "k/v": "slash", "empty": ""}),
+    ):
+        await node.scalable.create(
+            parse_topic_name(f"topic://public/default/{name}"), segments=1, properties=properties
+        )
+    prefix = "topic://public/default/"
+
+    async def found(**filters: str) -> list[str]:
+        names = await node.scalable.list(NAMESPACE, filters)
+        return [name.removeprefix(prefix) for name in names]
+
+    assert await found() == ["a", "b", "c/d"]
+    assert await found(team="x") == ["a", "b"]
+    assert await found(team="x", tier="1") == ["a"]
+    assert await found(empty="") == ["c/d"]
+    assert await found(**{"k/v": "slash"}) == ["c/d"]
+    assert await found(team="z") == []
+    assert await node.scalable.list(parse_namespace_name("public/other"), {}) == []
+
+
+async def test_deletion_removes_everything(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={"team": "a"})
+    peer = node.peer()
+    await peer.register("a")
+    consumer = await peer.attach(0, "a")
+    await node.fill(1, 3)
+    await node.scalable.split(TOPIC, 0)
+    await node.scalable.delete(TOPIC, force=True)
+    assert consumer.closed
+    assert await leftovers(node.world) == []
+    assert await node.scalable.list(NAMESPACE, {}) == []
+    assert await node.scalable.list(NAMESPACE, {"team": "a"}) == []
+    with pytest.raises(TopicNotFound):
+        await node.topics.get(consumer.subscription.topic.name, create=True)
+
+
+async def test_a_topic_in_use_is_not_deleted_without_force(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    producer = await node.peer().produce(1)
+    with pytest.raises(ScalableTopicInUse, match="segment://"):
+        await node.scalable.delete(TOPIC, force=False)
+    await producer.close()
+    consumer = await node.peer().attach(0, "a")
+    with pytest.raises(ScalableTopicInUse):
+        await node.scalable.delete(TOPIC, force=False)
+    consumer.close()
+    await node.scalable.delete(TOPIC, force=False)
+    assert await leftovers(node.world) == []
+
+
+async def test_a_name_can_be_used_again(node: Node) -> None:
+    for segments in (2, 1):
+        await node.scalable.create(TOPIC, segments=segments, properties={})
+        await node.fill(0, 3)
+        await (await node.segment(0)).create_subscription("s", EARLIEST)
+        assert await node.backlog(0) == 3
+        assert len(await node.scalable.history(TOPIC)) == 1
+        await node.scalable.delete(TOPIC, force=True)
+
+
+async def test_creation_waits_for_a_deletion(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.fill(0, 1)
+    deleting = asyncio.ensure_future(node.scalable.delete(TOPIC, force=True))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await deleting
+    await (await node.segment(0)).create_subscription("s", EARLIEST)
+    assert await node.backlog(0) == 0
+
+
+async def test_what_cannot_be_removed_is_removed_later(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    await node.fill(0, 1)
+    await node.fill(1, 1)
+    node.mortal.faults = {"/managed-ledgers/public/default/segment/t/0000-7fff-0": False}
+    delete = node.managed_ledgers.delete
+    failures = [LedgerError("the disk is slow: try again.")]
+
+    async def failing(name: str) -> None:
+        if failures:
+            raise failures.pop()
+        await delete(name)
+
+    node.managed_ledgers.delete = failing  # type: ignore[method-assign]
+    with pytest.raises(DeletionUnfinished):
+        await node.scalable.delete(TOPIC, force=True)
+    with pytest.raises(ScalableTopicNotFound):
+        await node.scalable.get(TOPIC)
+    assert await leftovers(node.world) != []
+    await node.scalable.prune_all()
+    assert await leftovers(node.world) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*coroutine.*:pytest.PytestUnraisableExceptionWarning")
+async def test_a_crash_after_any_write_of_a_deletion_is_finished() -> None:
+    died_at, finished, outcomes = 0, False, set()
+    while not finished:
+        died_at += 1
+        world = World()
+        node = await Node(world).start()
+        await node.scalable.create(TOPIC, segments=2, properties={})
+        await node.peer().register("a")
+        await node.fill(0, 1)
+        await (await node.segment(1)).create_subscription("s", EARLIEST)
+        node.mortal.writes.clear()
+        node.mortal.dies_at = died_at
+        work = asyncio.ensure_future(node.scalable.delete(TOPIC, force=True))
+        process = node.process
+        await until(lambda: process.dead or work.done())  # noqa: B023
+        finished = not process.dead
+        node = await node.kill()
+        assert await world.steps() == []
+        exists = bool(await node.scalable.list(NAMESPACE, {}))
+        outcomes.add(exists)
+        if exists:
+            assert len(await world.stored_segments()) == 2
+            assert await node.backlog(1) == 0
+        else:
+            assert await leftovers(world) == []
+            await node.scalable.create(TOPIC, segments=1, properties={})
+        await node.stop()
+    assert died_at > 6
+    assert outcomes == {True, False}
+
+
+async def test_an_old_note_does_not_delete_a_topic_made_since(world: World, node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.fill(0, 1)
+    await node.scalable._store.begin(Step(TOPIC, StepKind.DELETE, 0))
+    node = await node.kill()
+    assert await node.scalable.list(NAMESPACE, {}) == [str(TOPIC)]
+    assert await world.steps() == []
+    assert await world.stored_segments() == ["0000-ffff-0"]
+    await node.stop()

@@ -1,0 +1,186 @@
+"""Pruning: who holds a sealed segment, in which order they go, and every crash in between."""
+
+import asyncio
+
+import pytest
+
+from broker.namespaces import Namespaces
+from broker.topic import TopicNotFound
+from protocol.ids import EARLIEST
+from tests.support.waiting import until
+from tests.unit.broker.scalable.node import TOPIC, Node, World
+
+
+async def split(node: Node, segment_id: int = 0) -> None:
+    """Split and wait until it is all done."""
+    await node.scalable.split(TOPIC, segment_id)
+    live = await node.scalable._topics.get(TOPIC)
+    await until(lambda: not live.work)
+
+
+@pytest.fixture
+async def topic(node: Node) -> Node:
+    """Segment 0 with 3 messages for subscription s, sealed; 1 and 2 its children."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await (await node.segment(0)).create_subscription("s", EARLIEST)
+    await node.fill(0, 3)
+    await split(node)
+    return node
+
+
+async def test_a_drained_segment_goes_with_its_ledger(topic: Node) -> None:
+    peer = topic.peer()
+    await peer.watch()
+    parent = await topic.segment(0)
+    await topic.scalable.prune_all()
+    assert set(await topic.states()) == {0, 1, 2}, "not everything is acknowledged"
+    await topic.drain(0)
+    await topic.scalable.prune_all()
+    assert set(await topic.states()) == {1, 2}
+    dag = peer.layouts()[-1].dag
+    assert dag.epoch == 2
+    assert [list(s.parent_ids) for s in dag.segments] == [[], []]
+    assert "0000-ffff-0" not in await topic.world.stored_segments()
+    with pytest.raises(TopicNotFound):
+        await topic.topics.get(parent.name, create=True)
+    entry = (await topic.scalable.history(TOPIC))[-1]
+    assert (entry.kind.value, entry.epoch, entry.parents) == ("prune", 2, (0,))
+    await topic.scalable.prune_all()
+    assert (await topic.scalable.get(TOPIC)).layout.epoch == 2
+
+
+async def test_attached_readers_hold_a_segment(topic: Node) -> None:
+    await topic.drain(0)
+    reader = await topic.peer().attach(0, "r", "reader-1", durable=False)
+    await topic.scalable.prune_all()
+    assert 0 in await topic.states()
+    reader.close()
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+
+
+async def test_attached_consumers_of_drained_subscriptions_do_not(topic: Node) -> None:
+    consumer = await topic.peer().attach(0, "c")
+    await topic.drain(0)
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+    assert consumer.closed
+
+
+async def test_every_subscription_counts(topic: Node) -> None:
+    await topic.drain(0)
+    await (await topic.segment(0)).create_subscription("other", EARLIEST)
+    await topic.scalable.prune_all()
+    assert 0 in await topic.states()
+    await topic.drain(0, "other")
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+
+
+async def test_parents_go_first(topic: Node) -> None:
+    await topic.fill(1, 1)
+    await split(topic, 1)
+    await topic.drain(1)
+    await topic.scalable.prune_all()
+    assert set(await topic.states()) == {0, 1, 2, 3, 4}
+    await topic.drain(0)
+    await topic.scalable.prune_all()
+    assert set(await topic.states()) == {2, 3, 4}, "and their children with them"
+    assert (await topic.scalable.get(TOPIC)).layout.epoch == 3
+
+
+async def test_the_namespace_retains(topic: Node) -> None:
+    await topic.drain(0)
+
+    def retain(record: dict[str, object]) -> None:
+        record["retention_policies"] = {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1}
+
+    namespaces: Namespaces = topic.namespaces
+    await namespaces.change(TOPIC.namespace_name, retain)
+    await topic.scalable.prune_all()
+    assert 0 in await topic.states()
+    topic.clock.ms += 10 * 60_000
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+
+
+async def test_data_without_any_subscription_waits_for_one(world: World) -> None:
+    node = await Node(world, unsubscribed_retention_minutes=60).start()
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.fill(0, 1)
+    await split(node)
+    await node.scalable.prune_all()
+    assert 0 in await node.states()
+    node.clock.ms += 60 * 60_000
+    await node.scalable.prune_all()
+    assert 0 not in await node.states()
+    await node.stop()
+
+
+async def test_an_empty_segment_without_subscription_need_not_wait(world: World) -> None:
+    node = await Node(world, unsubscribed_retention_minutes=60).start()
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await split(node)
+    await node.scalable.prune_all()
+    assert 0 not in await node.states()
+    await node.stop()
+
+
+async def test_nothing_goes_while_it_is_being_sealed(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    producer = await node.peer().produce(0)
+    await node.scalable.split(TOPIC, 0)
+    await node.scalable.prune_all()
+    assert 0 in await node.states()
+    await producer.close()
+
+
+async def test_topics_that_nobody_has_looked_at_are_pruned_too(topic: Node) -> None:
+    await topic.drain(0)
+    await (await topic.segment(0)).subscriptions["s"].cursor.persist()
+    node = await topic.kill()
+    await node.scalable.prune_all()
+    assert 0 not in await node.states()
+    await node.stop()
+
+
+@pytest.mark.filterwarnings("ignore:.*coroutine.*:pytest.PytestUnraisableExceptionWarning")
+async def test_a_crash_after_any_write_of_a_prune_is_finished() -> None:
+    died_at, finished, outcomes = 0, False, set()
+    while not finished:
+        died_at += 1
+        world = World()
+        node = await Node(world).start()
+        await node.scalable.create(TOPIC, segments=1, properties={})
+        await node.fill(0, 1)
+        await (await node.segment(0)).create_subscription("s", EARLIEST)
+        await split(node)
+        await node.drain(0)
+        await (await node.segment(0)).subscriptions["s"].cursor.persist()
+        node.mortal.writes.clear()
+        node.mortal.dies_at = died_at
+        work = asyncio.ensure_future(node.scalable.prune_all())
+        process = node.process
+        await until(lambda: process.dead or work.done())  # noqa: B023
+        finished = not process.dead
+        node = await node.kill()
+        assert await world.steps() == []
+        outcomes.add(0 in await node.states())
+        assert ("0000-ffff-0" in await world.stored_segments()) == (0 in await node.states())
+        epoch = (await node.scalable.get(TOPIC)).layout.epoch
+        assert [e.epoch for e in await node.scalable.history(TOPIC)] == list(range(epoch + 1))
+        await node.scalable.prune_all()
+        assert set(await node.states()) == {1, 2}
+        assert (await node.scalable.history(TOPIC))[-1].parents == (0,)
+        await node.stop()
+    assert died_at > 4
+    assert outcomes == {True, False}
+
+
+async def test_housekeeping_runs_by_itself(world: World) -> None:
+    node = await Node(world, sealed_segment_prune_interval_s=1).start()
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await split(node)
+    live = await node.scalable._topics.get(TOPIC)
+    await until(lambda: 0 not in live.layout.segments)
+    await node.stop()

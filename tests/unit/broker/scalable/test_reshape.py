@@ -1,0 +1,259 @@
+"""Splits and merges: what is carried over, what is pushed when, and every crash in between."""
+
+import asyncio
+
+import pytest
+
+from broker.scalable.layout import IllegalReshape, UnknownSegment
+from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_store import ScalableTopicNotFound
+from broker.topic import TopicNotFound, TopicState, TopicTerminated
+from protocol.ids import EARLIEST, LATEST
+from protocol.names import parse_topic_name, segment_name
+from storage.metadata.store import MetadataError
+from tests.support.waiting import until
+from tests.unit.broker.scalable.node import TOPIC, Node, World
+
+
+async def sealed(node: Node, *segments: int) -> None:
+    """Return when these segments are terminated and nothing is left to do."""
+    for segment_id in segments:
+        segment = await node.segment(segment_id)
+        await until(lambda segment=segment: segment.sealed)
+    live = await node.scalable._topics.get(TOPIC)
+    await until(lambda: not live.work)
+    assert await node.world.steps() == []
+
+
+async def test_children_have_the_parents_subscriptions_at_earliest(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    parent = await node.segment(0)
+    await parent.create_subscription("all", EARLIEST, properties={"who": "me"})
+    await parent.create_subscription("late", LATEST)
+    await node.fill(0, 5)
+    await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    await node.fill(1, 3)
+    for segment_id in (1, 2):
+        child = await node.segment(segment_id)
+        assert set(child.subscriptions) == {"all", "late"}
+        assert child.subscriptions["all"].cursor.properties == {"who": "me"}
+    assert await node.backlog(1, "late") == 3
+    assert await node.backlog(0, "all") == 5
+
+
+async def test_readers_are_not_carried_over(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.peer().attach(0, "c", "reader-1", durable=False)
+    await node.scalable.split(TOPIC, 0)
+    assert not (await node.segment(1)).subscriptions
+
+
+async def test_a_merged_child_has_the_subscriptions_of_both(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    await (await node.segment(0)).create_subscription("a", EARLIEST)
+    await (await node.segment(1)).create_subscription("b", EARLIEST)
+    await node.scalable.merge(TOPIC, 1, 0)
+    assert set((await node.segment(2)).subscriptions) == {"a", "b"}
+    await sealed(node, 0, 1)
+
+
+async def test_the_layout_is_told_before_the_parent_refuses_producers(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    peer = node.peer()
+    await peer.watch()
+    producer = await peer.produce(0)
+    states: list[TopicState] = []
+    parent = await node.segment(0)
+    send = peer.send
+    peer.send = lambda command: (states.append(parent.state), send(command))[1]  # type: ignore[method-assign, assignment, return-value]
+    await node.scalable.split(TOPIC, 0)
+    assert states[0] is TopicState.OPEN
+    assert parent.state is TopicState.SEALING
+    assert [update.dag.epoch for update in peer.layouts()] == [0, 1]
+    with pytest.raises(TopicTerminated):
+        await peer.produce(0)
+    assert not parent.sealed, "an attached producer may finish"
+    await producer.close()
+    await sealed(node, 0)
+
+
+async def test_a_subscription_made_while_sealing_is_carried_over(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    peer = node.peer()
+    producer = await peer.produce(0)
+    await node.scalable.split(TOPIC, 0)
+    child = segment_name((await node.segment(1)).name)
+    assert not await node.scalable.inherits_subscription(child, "new")
+    await (await node.segment(0)).create_subscription("new", EARLIEST)
+    assert await node.scalable.inherits_subscription(child, "new")
+    await node.fill(1, 2)
+    await producer.close()
+    await sealed(node, 0)
+    assert await node.backlog(1, "new") == 2
+    await (await node.segment(0)).create_subscription("later", LATEST)
+    assert not await node.scalable.inherits_subscription(child, "later")
+
+
+async def test_it_is_carried_over_to_grandchildren_too(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    producer = await node.peer().produce(0)
+    await node.scalable.split(TOPIC, 0)
+    await node.scalable.split(TOPIC, 1)
+    await (await node.segment(0)).create_subscription("new", EARLIEST)
+    await producer.close()
+    await sealed(node, 0, 1)
+    for segment_id in (1, 2, 3, 4):
+        assert "new" in (await node.segment(segment_id)).subscriptions
+
+
+async def test_requests_at_once_queue_up(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=4, properties={})
+    results = await asyncio.gather(
+        node.scalable.split(TOPIC, 0),
+        node.scalable.split(TOPIC, 0),
+        node.scalable.merge(TOPIC, 2, 3),
+        return_exceptions=True,
+    )
+    assert results[0] is None
+    assert isinstance(results[1], IllegalReshape)
+    assert results[2] is None
+    await sealed(node, 0, 2, 3)
+    assert await node.states() == {
+        0: "SEALED",
+        1: "ACTIVE",
+        2: "SEALED",
+        3: "SEALED",
+        4: "ACTIVE",
+        5: "ACTIVE",
+        6: "ACTIVE",
+    }
+
+
+async def test_children_just_made_can_be_merged_again(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await (await node.segment(0)).create_subscription("s", EARLIEST)
+    await node.scalable.split(TOPIC, 0)
+    await node.scalable.merge(TOPIC, 1, 2)
+    await sealed(node, 0, 1, 2)
+    assert await node.backlog(3) == 0
+    kinds = [(entry.kind.value, entry.epoch) for entry in await node.scalable.history(TOPIC)]
+    assert kinds == [("create", 0), ("split", 1), ("merge", 2)]
+
+
+async def test_refusals(node: Node) -> None:
+    with pytest.raises(ScalableTopicNotFound):
+        await node.scalable.split(TOPIC, 0)
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    with pytest.raises(UnknownSegment):
+        await node.scalable.split(TOPIC, 9)
+    assert await node.world.steps() == []
+
+
+async def test_only_what_the_layout_names_can_be_opened(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    for text in (
+        "segment://public/default/t/0000-7fff-0",
+        "segment://public/default/t/0000-7fff-1",
+        "segment://public/default/other/0000-ffff-0",
+    ):
+        with pytest.raises(TopicNotFound):
+            await node.topics.get(parse_topic_name(text), create=True)
+
+
+async def test_a_failed_write_leaves_nothing_behind(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.segment(0)
+    node.mortal.faults = {"-1/": False, "0000-7fff-1": False}
+    with pytest.raises(MetadataError):
+        await node.scalable.split(TOPIC, 0)
+    await node.scalable.prune_all()
+    assert await node.world.steps() == []
+    assert await node.world.stored_segments() == ["0000-ffff-0"]
+    await node.scalable.split(TOPIC, 0)
+    assert await node.states() == {0: "SEALED", 1: "ACTIVE", 2: "ACTIVE"}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_an_unknown_outcome_is_settled_by_reading(node: Node, applied: bool) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await (await node.segment(0)).create_subscription("s", EARLIEST)
+    node.mortal.faults = {"/topics/public/default/t": applied}
+    if applied:
+        await node.scalable.split(TOPIC, 0)
+    else:
+        with pytest.raises(MetadataError):
+            await node.scalable.split(TOPIC, 0)
+        await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    assert "s" in (await node.segment(2)).subscriptions
+
+
+async def test_a_segment_unloaded_while_it_is_sealed_is_sealed_all_the_same(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.peer().produce(0)
+    await node.scalable.split(TOPIC, 0)
+    await node.topics.unload((await node.segment(0)).name)
+    await sealed(node, 0)
+
+
+async def check_whole(node: Node, world: World) -> None:
+    """No step is open, ledgers and layout agree, the history is complete, nothing is lost."""
+    layout = (await node.scalable.get(TOPIC)).layout
+    assert await world.steps() == []
+    for segment in layout.sealed:
+        assert (await node.segment(segment.segment_id)).sealed
+    if layout.sealed:
+        for segment in layout.active:
+            assert "s" in (await node.segment(segment.segment_id)).subscriptions
+    names = {
+        f"{s.hash_start:04x}-{s.hash_end:04x}-{s.segment_id}" for s in layout.segments.values()
+    }
+    assert set(await world.stored_segments()) <= names
+    history = await node.scalable.history(TOPIC)
+    assert [entry.epoch for entry in history] == list(range(layout.epoch + 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*coroutine.*:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("change", ["split", "merge"])
+async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str) -> None:
+    finished = False
+    died_at = 0
+    outcomes: set[int] = set()
+    while not finished:
+        died_at += 1
+        world = World()
+        node = await Node(world).start()
+        await node.scalable.create(TOPIC, segments=2, properties={})
+        for segment_id in (0, 1):
+            await (await node.segment(segment_id)).create_subscription("s", EARLIEST)
+            await node.fill(segment_id, 2)
+        node.mortal.writes.clear()
+        node.mortal.dies_at = died_at
+        work = asyncio.ensure_future(
+            node.scalable.split(TOPIC, 0) if change == "split" else node.scalable.merge(TOPIC, 0, 1)
+        )
+        process, live = node.process, await node.scalable._topics.get(TOPIC)
+        await until(lambda: process.dead or (work.done() and not live.work))  # noqa: B023
+        finished = not process.dead
+        node = await node.kill()
+        await check_whole(node, world)
+        outcomes.add((await node.scalable.get(TOPIC)).layout.epoch)
+        assert await node.backlog(0) == 2
+        await node.scalable.split(TOPIC, max(await node.states()))
+        live = await node.scalable._topics.get(TOPIC)
+        await until(lambda: not live.work)  # noqa: B023
+        await check_whole(node, world)
+        await node.stop()
+    assert died_at > 8, "the change is more than a few writes"
+    assert outcomes == {0, 1}, "some crashes are undone, some finished"
+
+
+async def test_a_note_of_a_topic_that_is_gone_is_cleared(world: World, node: Node) -> None:
+    name = segment_name(parse_topic_name("segment://public/default/gone/0000-7fff-1"))
+    await node.managed_ledgers.open(name.ledger_path)
+    await node.scalable._store.begin(Step(name.parent, StepKind.SPLIT, 1, (), (name,)))
+    node = await node.kill()
+    assert await world.steps() == []
+    assert await world.stored_segments(name.parent) == []
+    await node.stop()

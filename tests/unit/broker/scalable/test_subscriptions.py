@@ -1,0 +1,138 @@
+"""Operators' work on subscriptions of a whole topic, and its statistics."""
+
+import json
+
+import pytest
+
+from broker.dispatch.errors import ConsumerBusy
+from broker.scalable.records import SubscriptionKind
+from broker.scalable.topic_store import ScalableTopicNotFound
+from broker.topic import SubscriptionNotFound
+from protocol import pulsar_pb2 as pb
+from protocol.ids import EARLIEST
+from protocol.names import parse_topic_name
+from tests.support.waiting import until
+from tests.unit.broker.scalable.node import TOPIC, Node
+
+
+@pytest.fixture
+async def topic(node: Node) -> Node:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    await node.fill(0, 3)
+    return node
+
+
+async def create(node: Node, name: str = "s", kind: str = "QUEUE") -> None:
+    await node.scalable.create_subscription(TOPIC, name, kind=kind, start=EARLIEST)
+
+
+async def test_creating_covers_every_active_segment(topic: Node) -> None:
+    await create(topic)
+    await create(topic)
+    assert (await topic.backlog(0), await topic.backlog(1)) == (3, 0)
+    assert await topic.kind_of("s") is SubscriptionKind.QUEUE
+    await create(topic, kind="STREAM")
+    assert await topic.kind_of("s") is SubscriptionKind.QUEUE, "fixed by the first"
+
+
+async def test_deleting_reaches_every_segment_and_record(topic: Node) -> None:
+    await create(topic)
+    await topic.scalable.split(TOPIC, 0)
+    await topic.peer().register("a")
+    await topic.scalable.delete_subscription(TOPIC, "s", force=False)
+    for segment_id in range(4):
+        assert not (await topic.segment(segment_id)).subscriptions
+    assert await topic.kind_of("s") is None
+    assert await topic.scalable._store.consumers(TOPIC, "s") == []
+    with pytest.raises(SubscriptionNotFound):
+        await topic.scalable.delete_subscription(TOPIC, "s", force=False)
+
+
+async def test_a_subscription_in_use_is_not_deleted_without_force(topic: Node) -> None:
+    await create(topic)
+    consumer = await topic.peer().attach(1, "a")
+    with pytest.raises(ConsumerBusy):
+        await topic.scalable.delete_subscription(TOPIC, "s", force=False)
+    assert await topic.backlog(0) == 3, "nothing is removed, on no segment"
+    await topic.scalable.delete_subscription(TOPIC, "s", force=True)
+    assert consumer.closed
+
+
+async def test_skipping_and_seeking(topic: Node) -> None:
+    await create(topic)
+    topic.clock.ms += 1000
+    since = topic.clock.now_ms()
+    await topic.fill(0, 2)
+    await topic.fill(1, 4)
+    await topic.scalable.skip_all(TOPIC, "s")
+    assert (await topic.backlog(0), await topic.backlog(1)) == (0, 0)
+    await topic.scalable.seek_subscription(TOPIC, "s", since)
+    assert (await topic.backlog(0), await topic.backlog(1)) == (2, 4)
+    await topic.scalable.seek_subscription(TOPIC, "s", 0)
+    assert (await topic.backlog(0), await topic.backlog(1)) == (5, 4)
+    for change in (
+        topic.scalable.skip_all(TOPIC, "none"),
+        topic.scalable.seek_subscription(TOPIC, "none", 0),
+    ):
+        with pytest.raises(SubscriptionNotFound):
+            await change
+
+
+async def test_seeking_past_a_sealed_segment_skips_it(topic: Node) -> None:
+    await create(topic)
+    await topic.scalable.split(TOPIC, 0)
+    parent = await topic.segment(0)
+    await until(lambda: parent.sealed)
+    topic.clock.ms += 1000
+    await topic.fill(2, 2)
+    await topic.scalable.seek_subscription(TOPIC, "s", topic.clock.now_ms())
+    assert (await topic.backlog(0), await topic.backlog(2)) == (0, 2)
+
+
+async def test_what_is_not_there_is_an_error(node: Node) -> None:
+    none = parse_topic_name("topic://public/default/none")
+    for change in (
+        node.scalable.create_subscription(none, "s", kind="QUEUE", start=EARLIEST),
+        node.scalable.delete_subscription(none, "s", force=True),
+        node.scalable.seek_subscription(none, "s", 0),
+        node.scalable.skip_all(none, "s"),
+    ):
+        with pytest.raises(ScalableTopicNotFound):
+            await change
+
+
+async def test_statistics(topic: Node) -> None:
+    await create(topic, "queue")
+    peer = topic.peer()
+    await peer.register("a", "stream")
+    await peer.attach(0, "a", "stream", start=EARLIEST)
+    await topic.peer().register("r", "group", kind=pb.CHECKPOINT)
+    producer = await peer.produce(1)
+    await topic.scalable.split(TOPIC, 0)
+    stats = json.loads(json.dumps(await topic.scalable.stats(TOPIC)))
+    assert (stats["epoch"], stats["totalSegments"]) == (1, 4)
+    assert (stats["activeSegments"], stats["sealedSegments"]) == (3, 1)
+    assert stats["segments"]["0"] == {
+        "name": "segment://public/default/t/0000-7fff-0",
+        "state": "SEALED",
+    }
+    node = stats["layout"]["segments"]["2"]
+    assert (node["parentIds"], node["state"], node["entryBuckets"]) == ([0], "ACTIVE", 1)
+    assert stats["producers"][0]["producerName"] == producer.name
+    assert stats["storageSize"] > 0
+    queue, stream, group = (stats["subscriptions"][n] for n in ("queue", "stream", "group"))
+    assert (queue["type"], queue["msgBacklog"], queue["consumerCount"]) == ("QUEUE", 3, 0)
+    assert queue["segments"]["0"] == {"msgBacklog": 3, "unackedMessages": 0, "consumerCount": 0}
+    assert (stream["type"], stream["consumerCount"]) == ("STREAM", 1)
+    assert stream["consumers"][0]["consumerName"] == "a"
+    assert stream["consumers"][0]["connected"] is True
+    assert stream["consumers"][0]["segmentIds"] == [0, 1]
+    assert (group["type"], group["consumerCount"]) == ("CHECKPOINT", 1)
+    await producer.close()
+
+
+async def test_statistics_of_a_topic_nobody_uses(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    stats = await node.scalable.stats(TOPIC)
+    assert stats["subscriptions"] == {}
+    assert stats["producers"] == []

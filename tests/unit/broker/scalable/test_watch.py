@@ -1,0 +1,224 @@
+"""DAG sessions: what each name is answered with, and what is pushed when."""
+
+import asyncio
+
+import pytest
+
+from broker.scalable import watch
+from protocol import pulsar_pb2 as pb
+from protocol.names import parse_topic_name
+from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
+
+REGULAR = parse_topic_name("persistent://public/default/r")
+
+
+def only(peer: Peer) -> pb.CommandScalableTopicUpdate:
+    (update,) = peer.layouts()
+    return update
+
+
+def ranges(dag: pb.ScalableTopicDAG) -> list[tuple[int, int]]:
+    return [(s.hash_start, s.hash_end) for s in dag.segments]
+
+
+@pytest.fixture
+async def topic(node: Node) -> Node:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    return node
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "topic://public/default/t",
+        "persistent://public/default/t",
+        "t",
+        "segment://public/default/t/0000-7fff-0",
+    ],
+)
+async def test_every_name_of_a_topic_gives_its_layout(topic: Node, name: str) -> None:
+    peer = topic.peer()
+    session_id = await peer.watch(name)
+    update = only(peer)
+    assert update.session_id == session_id
+    assert update.resolved_topic_name == str(TOPIC)
+    assert not update.HasField("error")
+    dag = update.dag
+    assert (dag.epoch, ranges(dag)) == (0, [(0, 0x7FFF), (0x8000, 0xFFFF)])
+    assert [s.created_at_ms for s in dag.segments] == [topic.clock.now_ms()] * 2
+    assert not any(s.HasField("sealed_at_epoch") for s in dag.segments)
+    assert [(b.segment_id, b.broker_url) for b in dag.segment_brokers] == [
+        (0, "pulsar://127.0.0.1:6650"),
+        (1, "pulsar://127.0.0.1:6650"),
+    ]
+    assert dag.controller_broker_url == "pulsar://127.0.0.1:6650"
+
+
+async def test_every_change_is_pushed_once_to_each_session(topic: Node) -> None:
+    peers = [topic.peer(), topic.peer()]
+    for peer in peers:
+        await peer.watch()
+        await peer.watch("t")
+    await topic.scalable.split(TOPIC, 0)
+    await topic.scalable.merge(TOPIC, 3, 1)
+    for peer in peers:
+        told = [(u.session_id, u.dag.epoch) for u in peer.layouts()]
+        assert len(told) == 6
+        for session in (1, 2):
+            assert [epoch for number, epoch in told if number == session] == [0, 1, 2]
+
+
+async def test_sealed_segments_are_told_with_their_links(topic: Node) -> None:
+    peer = topic.peer()
+    await peer.watch()
+    await topic.scalable.split(TOPIC, 0)
+    dag = peer.layouts()[-1].dag
+    parent, _, lower, upper = dag.segments
+    assert (parent.state, parent.sealed_at_epoch, list(parent.child_ids)) == (pb.SEALED, 1, [2, 3])
+    assert list(lower.parent_ids) == list(upper.parent_ids) == [0]
+    assert sorted(b.segment_id for b in dag.segment_brokers) == [1, 2, 3]
+
+
+async def test_a_closed_session_hears_nothing(topic: Node) -> None:
+    peer, gone = topic.peer(), topic.peer()
+    session_id = await peer.watch()
+    await gone.watch()
+    topic.scalable.sessions.close(peer.as_connection(), session_id)
+    topic.scalable.sessions.close(peer.as_connection(), 99)
+    gone.close()
+    peer.layouts()
+    assert topic.scalable.sessions.count(TOPIC) == 0
+    await topic.scalable.split(TOPIC, 0)
+    assert peer.layouts() == []
+
+
+async def test_a_regular_topic_is_shown_as_one_legacy_segment(node: Node) -> None:
+    peer = node.peer()
+    await peer.watch(REGULAR)
+    update = only(peer)
+    assert update.resolved_topic_name == "topic://public/default/r"
+    assert (update.dag.epoch, ranges(update.dag)) == (0, [(0, 0xFFFF)])
+    assert update.dag.segments[0].legacy_topic_name == str(REGULAR)
+    assert not update.dag.segment_brokers
+    assert update.dag.controller_broker_url
+    assert not await node.topics.exists(REGULAR), "asking makes nothing"
+
+
+async def test_a_partitioned_topic_is_shown_as_its_partitions(node: Node) -> None:
+    await node.topics.partitioned.create(REGULAR, 3)
+    peer = node.peer()
+    await peer.watch("r")
+    dag = only(peer).dag
+    assert ranges(dag) == [(0, 21844), (21845, 43689), (43690, 65535)]
+    assert [s.legacy_topic_name for s in dag.segments] == [
+        f"persistent://public/default/r-partition-{n}" for n in range(3)
+    ]
+    assert [s.segment_id for s in dag.segments] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("persistent://public/default/r-partition-1", pb.TopicNotFound),
+        ("segment://public/default/none/0000-ffff-0", pb.TopicNotFound),
+        ("topic://public/default/none", pb.TopicNotFound),
+        ("topic://public/nowhere/none", pb.TopicNotFound),
+        ("non-persistent://public/default/r", pb.NotAllowedError),
+        ("what://is/this/x", pb.InvalidTopicName),
+    ],
+)
+async def test_what_is_not_there_is_an_error(node: Node, name: str, code: pb.ServerError) -> None:
+    peer = node.peer()
+    session_id = await peer.watch(name, create=False)
+    update = only(peer)
+    assert (update.session_id, update.error) == (session_id, code)
+    assert update.message
+    assert not update.HasField("dag")
+
+
+async def test_a_missing_topic_is_made_with_one_segment(node: Node) -> None:
+    peer = node.peer()
+    await peer.watch("topic://public/default/new")
+    update = only(peer)
+    assert ranges(update.dag) == [(0, 0xFFFF)]
+    assert not update.dag.segments[0].HasField("legacy_topic_name")
+    await node.scalable.split(parse_topic_name("topic://public/default/new"), 0)
+    assert [u.dag.epoch for u in peer.layouts()] == [1]
+
+
+async def test_it_is_not_made_in_a_namespace_that_is_not_there(node: Node) -> None:
+    peer = node.peer()
+    await peer.watch("topic://public/nowhere/new")
+    assert only(peer).error == pb.TopicNotFound
+
+
+@pytest.mark.parametrize("off", ["scalable_topic_auto_create", "auto_topic_creation"])
+async def test_it_is_not_made_when_the_broker_is_set_so(world: World, off: str) -> None:
+    node = await Node(world, **{off: False}).start()
+    peer = node.peer()
+    await peer.watch("topic://public/default/new")
+    assert only(peer).error == pb.TopicNotFound
+    await node.stop()
+
+
+async def test_the_namespace_decides_before_the_broker(world: World) -> None:
+    node = await Node(world, auto_topic_creation=False).start()
+    name = TOPIC.namespace_name
+
+    def allow(record: dict[str, object]) -> None:
+        record["autoTopicCreationOverride"] = {"allowAutoTopicCreation": True}
+
+    await node.namespaces.change(name, allow)
+    peer = node.peer()
+    await peer.watch("topic://public/default/new")
+    assert only(peer).dag.segments
+    await node.stop()
+
+
+async def test_lookups_at_once_make_one_topic(node: Node) -> None:
+    peers = [node.peer() for _ in range(5)]
+    name = "topic://public/default/new"
+    await asyncio.gather(*(peer.watch(name) for peer in peers))
+    assert all(only(peer).dag.segments for peer in peers)
+    assert not any(peer.closing for peer in peers)
+
+
+async def test_a_deleted_topic_is_told_nobody_until_it_is_made_again(topic: Node) -> None:
+    peer = topic.peer()
+    await peer.watch()
+    peer.layouts()
+    await topic.scalable.delete(TOPIC, force=True)
+    assert peer.layouts() == []
+    assert not peer.closing
+    await topic.scalable.create(TOPIC, segments=1, properties={})
+    assert peer.closing, "it asks anew when it connects again"
+    assert peer.layouts() == []
+
+
+async def test_a_session_closed_while_it_is_answered_gets_no_answer(topic: Node) -> None:
+    peer = topic.peer()
+    asking = asyncio.ensure_future(peer.watch("persistent://public/default/other"))
+    await asyncio.sleep(0)
+    topic.scalable.sessions.close(peer.as_connection(), 1)
+    await asking
+    assert peer.layouts() == []
+
+
+async def test_sessions_of_one_connection_are_bounded(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SESSIONS_PER_CONNECTION", 2)
+    peer = topic.peer()
+    for _ in range(3):
+        await peer.watch()
+    updates = peer.layouts()
+    assert [u.HasField("dag") for u in updates] == [True, True, False]
+    assert updates[-1].error == pb.TooManyRequests
+
+
+async def test_names_that_topics_may_not_have(node: Node) -> None:
+    peer = node.peer()
+    await peer.watch("topic://public/default/ x")
+    assert only(peer).error == pb.InvalidTopicName
+    await peer.watch("topic://public/default/a/b")
+    assert only(peer).resolved_topic_name == "topic://public/default/a/b"

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,9 @@ READY: Final = "Magnetar is ready"
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that the kernel gives to outgoing connections: a client that tries again and
 again while the broker is down must not be given the broker's port, and so reach itself."""
+
+LOUD: Final = ("ERROR ", "CRITICAL ", "Traceback ", "Exception ignored")
+"""How lines begin that Python itself writes about a fault."""
 
 
 class BrokerFailed(AssertionError):
@@ -163,8 +166,7 @@ class BrokerProcess:
             try:
                 record = json.loads(line)
             except ValueError:
-                loud = ("ERROR ", "CRITICAL ", "Traceback ", "RuntimeWarning", "Exception ignored")
-                if line.startswith(loud):
+                if line.startswith(LOUD) or "was never" in line:
                     found.append(line)
                 continue
             if record.get("level") in ("error", "critical") or "exception" in record:
@@ -176,9 +178,13 @@ class BrokerProcess:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def open_files(self) -> int:
-        """File descriptors of the process."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+    def sockets(self) -> int:
+        """Sockets of the process, listening ones included."""
+        count = 0
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                count += os.readlink(link).startswith("socket:")
+        return count
 
     # Talking to it
 

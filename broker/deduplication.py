@@ -18,7 +18,7 @@ Rules:
 import json
 from typing import NamedTuple
 
-from protocol.ids import Position
+from protocol.ids import Position, from_wire
 from protocol.pulsar_pb2 import MessageMetadata
 
 SNAPSHOT_PROPERTY = "magnetar.producer-sequences"
@@ -41,6 +41,12 @@ def chunk_of(metadata: MessageMetadata) -> Chunk | None:
         return None
     last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
     return Chunk(metadata.uuid, metadata.chunk_id, last)
+
+
+def last_sequence(sequence_id: int, highest_sequence_id: int) -> int:
+    """The last sequence id of a message or batch, from the unsigned fields of the wire."""
+    first, highest = from_wire(sequence_id), from_wire(highest_sequence_id)
+    return highest if highest > max(first, 0) else first
 
 
 class ProducerSequence:
@@ -165,8 +171,8 @@ class Deduplication:
         if metadata.HasField("marker_type"):
             return
         sequence = self._sequences.pop(metadata.producer_name, None) or ProducerSequence()
-        highest = max(metadata.sequence_id, metadata.highest_sequence_id)
-        sequence.stored(highest, position, chunk_of(metadata))
+        last = last_sequence(metadata.sequence_id, metadata.highest_sequence_id)
+        sequence.stored(last, position, chunk_of(metadata))
         sequence.publish_time_ms = metadata.publish_time
         sequence.seen_ms = now_ms
         self._sequences[metadata.producer_name] = sequence
@@ -186,10 +192,9 @@ class Deduplication:
             if known.position == NO_POSITION:
                 continue
             row = json.dumps(_row(name, known, now_ms), separators=(",", ":"))
-            room -= len(row) + 1
-            if room < 0:
-                break
-            rows.append(row)
+            if len(row) < room:
+                room -= len(row) + 1
+                rows.append(row)
         where = f"[{position.ledger_id},{position.entry_id}]"
         return f'{{"position":{where},"producers":[{",".join(rows)}]}}'
 

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from broker.deduplication import Chunk, chunk_of
+from broker.deduplication import Chunk, chunk_of, last_sequence
 from config.bounds import MAX_MESSAGE_SIZE
 from protocol.frames import FrameError
 from protocol.hot_frames import encode_send_receipt
-from protocol.ids import Position
+from protocol.ids import LONG_MAX, Position
 from protocol.message import parse_metadata, payload_of
 from protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 from storage.ledger.store import LedgerAssertion
@@ -163,7 +163,7 @@ class Publishing:
             return None, None
         metadata = parse_metadata(entry)
         chunk = chunk_of(metadata) if send.is_chunk else None
-        sequence = max(send.sequence_id, send.highest_sequence_id)
+        sequence = last_sequence(send.sequence_id, send.highest_sequence_id)
         if producer.is_duplicate(sequence, chunk, metadata.publish_time):
             return chunk, DuplicateMessage("Stored before.")
         return chunk, None
@@ -210,14 +210,15 @@ class Publishing:
         if position is None:
             self._refused(producer, sequence_id, error)
         else:
-            producer.sequence.stored(
-                highest if highest > sequence_id else sequence_id, position, chunk
-            )
+            last = highest if highest > sequence_id else sequence_id
+            if last > LONG_MAX:
+                last = last_sequence(sequence_id, highest)
+            producer.sequence.stored(last, position, chunk)
             store = self._store
             store.durable = position
             store.unsaved_entries += 1
             store.unsaved_bytes += size
-            producer.messages_in += messages
+            producer.messages_in += messages if messages > 0 else 1
             producer.bytes_in += size
             if producer.attached:
                 producer.connection.put(

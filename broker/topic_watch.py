@@ -49,6 +49,7 @@ class TopicListWatch:
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._answered = False
         self._forget: list[Callable[[], None]] = []
 
     async def start(self, request: CommandWatchTopicList) -> None:
@@ -61,6 +62,7 @@ class TopicListWatch:
         self._names = (self._names | self._added) - self._removed
         self._added.clear()
         self._removed.clear()
+        self._answered = True
         known = topics_hash(self._names)
         answer = CommandWatchTopicListSuccess(
             request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=known
@@ -89,7 +91,7 @@ class TopicListWatch:
         arrived, gone = (self._added, self._removed) if exists else (self._removed, self._added)
         arrived.add(str(name))
         gone.discard(str(name))
-        if self._timer is None:
+        if self._answered and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._tell)
 

@@ -11,6 +11,7 @@ Rules:
 
 import asyncio
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakValueDictionary
@@ -56,6 +57,13 @@ class TopicNotAllowed(PeerError):
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
+class TopicExists(PeerError):
+    """The name is taken."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
 class TopicRegistry:
     """See the module's rules."""
 
@@ -84,6 +92,23 @@ class TopicRegistry:
                 "scalable_topics_enabled, or use a persistent:// name."
             )
 
+    async def create(self, name: TopicName) -> Topic:
+        """Make a persistent topic because an operator says so, whatever policies say.
+
+        Raises `TopicExists`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
+        """
+        self.require_served(name)
+        if await self.exists(name):
+            raise TopicExists(f"{name} exists already: use it, or delete it first.")
+        if await self.has_scalable_twin(name):
+            raise TopicExists(f"{name.in_domain(TopicDomain.TOPIC)} exists: use another name.")
+        require_creatable(name)
+        await self._broker.namespaces.require(name.namespace_name)
+        await self._broker.managed_ledgers.open(name.ledger_path, create=True)
+        topic = await self.get(name, create=False)
+        self._tell(name, exists=True)
+        return topic
+
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """The topic, loaded; made if it is missing, `create` is set and that is allowed.
 
@@ -102,12 +127,17 @@ class TopicRegistry:
                 load = asyncio.get_running_loop().create_task(self._load(name, create=create))
                 creates = create
                 self._loads[key] = (create, load)
-                load.add_done_callback(lambda _: self._loads.pop(key, None))
+                load.add_done_callback(lambda load: self._load_ended(key, load))
             try:
                 return await asyncio.shield(load)
             except TopicNotFound:
                 if creates or not create:
                     raise
+
+    def _load_ended(self, key: str, load: asyncio.Task[Topic]) -> None:
+        self._loads.pop(key, None)
+        if not load.cancelled():
+            load.exception()  # whoever asked may be gone
 
     async def exists(self, name: TopicName) -> bool:
         """Whether a topic of that name, partitioned or not, is stored."""

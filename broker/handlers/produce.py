@@ -19,7 +19,7 @@ from broker.producer import Producer, ProducerRequest, remember_closed
 from broker.producer_access import AccessMode
 from broker.publishing import MessageRefused
 from broker.schemas import definition_from_wire, version_bytes
-from protocol.ids import from_wire, to_wire
+from protocol.ids import EARLIEST, from_wire, to_wire
 from protocol.names import parse_topic_name
 from protocol.pulsar_pb2 import (
     BaseCommand,
@@ -27,7 +27,7 @@ from protocol.pulsar_pb2 import (
     CommandProducerSuccess,
     CommandSuccess,
 )
-from protocol.server_error import PeerError, ServerError
+from protocol.server_error import MagnetarError, PeerError, ServerError
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -73,23 +73,48 @@ async def _open(connection: "Connection", request: CommandProducer, opening: Ope
     if opening.cancelled() or task is None:
         return
     opening.add_done_callback(lambda future: future.cancelled() and task.cancel())
-    attached: Producer | None = None
     try:
         attached = await _attach(request, connection)
-        if attached.ready is not None:
-            _succeed(connection, request.request_id, attached, ready=False)
-            await attached.ready
-        connection.producers[request.producer_id] = attached
-        connection.closed_producers.pop(request.producer_id, None)
-        _succeed(connection, request.request_id, attached, ready=True)
     except asyncio.CancelledError:
-        if attached is not None:
-            attached.disconnected()
         if connection.closing or not opening.cancelled():
             raise
-    finally:
+        return
+    except BaseException:
         if connection.producers.get(request.producer_id) is opening:
             del connection.producers[request.producer_id]
+        raise
+    if attached.ready is None:
+        _opened(connection, request, attached)
+        return
+    _succeed(connection, request.request_id, attached, ready=False)
+    opening.add_done_callback(lambda _: attached.disconnected())
+    attached.ready.add_done_callback(
+        lambda ready: _waited(connection, request, opening, attached, ready.exception())
+    )
+
+
+def _waited(
+    connection: "Connection",
+    request: CommandProducer,
+    opening: Opening,
+    attached: Producer,
+    error: BaseException | None,
+) -> None:
+    """A producer that waited to be exclusive is so now, or will never be."""
+    if connection.producers.get(request.producer_id) is not opening:
+        return
+    if error is None:
+        _opened(connection, request, attached)
+        return
+    del connection.producers[request.producer_id]
+    if isinstance(error, MagnetarError):
+        connection.reply_error(request.request_id, error)
+
+
+def _opened(connection: "Connection", request: CommandProducer, attached: Producer) -> None:
+    connection.producers[request.producer_id] = attached
+    connection.closed_producers.pop(request.producer_id, None)
+    _succeed(connection, request.request_id, attached, ready=True)
 
 
 async def _attach(request: CommandProducer, connection: "Connection") -> Producer:
@@ -97,6 +122,8 @@ async def _attach(request: CommandProducer, connection: "Connection") -> Produce
     topic = await connection.broker.topics.get(name, create=True)
     topic.require_open()
     version = await _schema_version(topic, request)
+    if request.initial_subscription_name:
+        await topic.create_subscription(request.initial_subscription_name, EARLIEST)
     return await topic.add_producer(
         ProducerRequest(
             connection=connection,

@@ -11,8 +11,9 @@ from broker.deduplication import (
     ResendGuard,
     SequenceGuard,
     chunk_of,
+    last_sequence,
 )
-from protocol.ids import Position
+from protocol.ids import Position, to_wire
 from protocol.pulsar_pb2 import MessageMetadata
 
 
@@ -26,7 +27,7 @@ def metadata(name: str, sequence: int, **fields: object) -> MessageMetadata:
     return MessageMetadata(
         producer_name=name,
         sequence_id=sequence,
-        publish_time=100 + sequence,
+        publish_time=100 + min(sequence, 1000),
         **fields,  # type: ignore[arg-type]
     )
 
@@ -165,3 +166,15 @@ def test_a_snapshot_has_a_bound() -> None:
     newest = after.get(f"{2999:0200d}")
     assert newest is not None
     assert newest.position != NO_POSITION
+
+
+def test_sequence_ids_below_zero_travel_as_huge_numbers() -> None:
+    assert last_sequence(to_wire(-1), 0) == -1
+    assert last_sequence(to_wire(-5), 0) == -5
+    assert last_sequence(3, 0) == 3
+    assert last_sequence(3, 9) == 9
+    known = remembering()
+    known.replay(metadata("a", to_wire(-1)), Position(1, 0), 0)
+    found = known.get("a")
+    assert found is not None
+    assert not SequenceGuard(found).is_duplicate(0, None)

@@ -296,3 +296,29 @@ async def test_a_lost_connection_lets_its_producers_go(broker: Broker, connect: 
     await until(lambda: not topic.producers)
     assert broker.publish_limits.inflight_bytes == 0
     assert topic.messages_in_total == 200
+
+
+async def test_a_first_subscription_can_come_with_the_producer(
+    broker: Broker, connect: Connect
+) -> None:
+    options = pb.CommandProducer(initial_subscription_name="dead")
+    producer = await (await connect()).create_producer(TOPIC, options)
+    await producer.send(b"x")
+    assert broker.topics.loaded()[TOPIC].subscriptions["dead"].backlog == 1
+
+
+async def test_many_may_wait_and_the_connection_goes_on(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.connection.MAX_PENDING_REQUESTS", 5)
+    client = await connect()
+    holder = await client.create_producer(TOPIC)
+    waiting = [
+        await client.create_producer(TOPIC, pb.CommandProducer(producer_access_mode=WAIT))
+        for _ in range(10)
+    ]
+    await client.ping()
+    await holder.close()
+    ready = await client.wait(client.events.get())
+    assert ready.producer_success.producer_name == waiting[0].name
+    await waiting[0].send(b"x")

@@ -25,6 +25,7 @@ class Outbox:
         "_limit",
         "_loop",
         "_on_change",
+        "_room",
         "_transport",
         "_transport_full",
         "writable",
@@ -48,6 +49,7 @@ class Outbox:
         self._give_up = give_up
         self._buffers: list[bytes] = []
         self._bytes = 0
+        self._room = high_water
         self._transport_full = False
         self._callbacks: list[Callable[[], None]] = []
         self.writable = True
@@ -60,7 +62,7 @@ class Outbox:
             self._loop.call_soon(self.flush)
         self._buffers.append(buffer)
         self._bytes += len(buffer)
-        if self._bytes > self._high_water or not self.writable:
+        if self._bytes > self._room or not self.writable:
             self._check_bounds()
 
     def flush(self) -> None:
@@ -79,6 +81,7 @@ class Outbox:
         else:
             self._transport.writelines(buffers)
         self._update()
+        self._room = self._high_water - self._transport.get_write_buffer_size()
 
     @property
     def drained_bytes(self) -> int:
@@ -109,7 +112,8 @@ class Outbox:
             self._give_up()
 
     def _update(self) -> None:
-        writable = not self._transport_full and self._bytes <= self._high_water
+        queued = self._bytes + self._transport.get_write_buffer_size()
+        writable = not self._transport_full and queued <= self._high_water
         if writable is self.writable:
             return
         self.writable = writable

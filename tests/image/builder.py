@@ -188,6 +188,8 @@ class ImageContainer:
                 owner = entry.stat().st_uid
             except OSError:
                 continue
-            if owner == self.uid and b"standalone" in words:
+            # Not its parent of the same words, which only passes the exit status on.
+            broker = b"python" in words[0] and b"standalone" in words
+            if owner == self.uid and broker:
                 found.append(int(entry.name))
         return found

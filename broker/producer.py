@@ -80,6 +80,7 @@ class Producer:
     __slots__ = (
         "_forget_close",
         "_idle",
+        "_left",
         "attached",
         "bytes_in",
         "connected_ms",
@@ -120,6 +121,7 @@ class Producer:
         self.messages_in = 0
         self.bytes_in = 0
         self.ready: asyncio.Future[None] | None = None
+        self._left = False
         self._idle: asyncio.Future[None] | None = None
         self._forget_close: Callable[[], None] = self.connection.on_close(self.disconnected)
 
@@ -152,7 +154,7 @@ class Producer:
             self._idle.set_result(None)
             self._idle = None
         if self.state is ProducerState.CLOSED:
-            self.topic.producer_gone(self)
+            self._leave()
 
     # What its SENDs are held against
 
@@ -236,6 +238,12 @@ class Producer:
             )
             self.ready.exception()
         if not self.pending:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Closed, and nothing in flight: tell the topic, once."""
+        if not self._left:
+            self._left = True
             self.topic.producer_gone(self)
 
     def release_id(self) -> None:

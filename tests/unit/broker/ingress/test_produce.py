@@ -322,3 +322,17 @@ async def test_many_may_wait_and_the_connection_goes_on(
     ready = await client.wait(client.events.get())
     assert ready.producer_success.producer_name == waiting[0].name
     await waiting[0].send(b"x")
+
+
+async def test_a_name_held_by_a_dead_peer_is_given_away(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.connection.LIVENESS_CHECK_S", 0.1)
+    dead, other = await connect(), await connect()
+    await dead.create_producer(TOPIC, named("n"))
+    dead._transport.pause_reading()  # type: ignore[union-attr]
+    taken = await other.create_producer(TOPIC, named("n"))
+    await taken.send(b"x")
+    dead._transport.resume_reading()  # type: ignore[union-attr]
+    await dead.wait_closed()
+    assert list(broker.topics.loaded()[TOPIC].producers) == ["n"]

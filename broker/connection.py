@@ -17,6 +17,7 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import structlog
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._frame_error: FrameError | None = None
         self._paused: set[str] = set()
         self._reading = True
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._on_close: dict[object, Callable[[], None]] = {}
         self._liveness: list[asyncio.Future[None]] = []
         self._heard = True
@@ -343,24 +344,20 @@ class Connection(asyncio.Protocol):
                 self._start(command, result)
 
     def _start(self, command: BaseCommand, work: Awaitable[None]) -> None:
-        task = self._loop.create_task(self._run(command, work))
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, command))
         if len(self._tasks) >= MAX_PENDING_REQUESTS:
             self.pause_reading(_REQUESTS)
 
-    async def _run(self, command: BaseCommand, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
-            self._failed(command, error)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, command: BaseCommand, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if len(self._tasks) < MAX_PENDING_REQUESTS // 2:
             self.resume_reading(_REQUESTS)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(command, error)
 
-    def _failed(self, command: BaseCommand, error: Exception) -> None:
+    def _failed(self, command: BaseCommand, error: BaseException) -> None:
         """Answer what a handler raised."""
         name = BaseCommand.Type.Name(command.type)
         if isinstance(error, ProtocolViolation | FrameError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
+from broker.background import Background
 from broker.deduplication import Deduplication
 from broker.dispatch.errors import ConsumerBusy
 from broker.publishing import Publishing
@@ -110,6 +111,7 @@ class Topic:
             for cursor_name, cursor in ledger.cursors.items()
         }
         self._subscription_change = asyncio.Lock()
+        self._work = Background()
         self._sealing: asyncio.Task[Position] | None = None
         self._forget_appends = ledger.on_append(store.appended)
         self.publish = self._publishing.publish
@@ -206,7 +208,7 @@ class Topic:
         self._require_readable()
         subscription = self._subscriptions.get(request.subscription)
         if subscription is None:
-            subscription = await self._subscription_for(request)
+            subscription = await self._work.finish(self._subscription_for(request))
         if subscription.durable is not request.durable:
             kind = "durable" if subscription.durable else "not durable"
             raise SubscriptionRefused(
@@ -219,20 +221,27 @@ class Topic:
         self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
     ) -> Subscription:
         """The durable subscription `name`, made at `start` unless it exists (then untouched)."""
-        self._require_readable()
-        async with self._subscription_change:
-            self._require_readable()
-            existing = self._subscriptions.get(name)
-            if existing is not None and existing.durable:
-                return existing
-            cursor = await self.ledger.open_cursor(name, start, properties=properties or {})
-            return self._keep(Subscription(self, name, cursor))
+        return await self._work.finish(self._create_subscription(name, start, properties or {}))
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
         """Delete a subscription and its cursor.
 
         Raises `ConsumerBusy` while it has consumers unless `force`, `SubscriptionNotFound`.
         """
+        await self._work.finish(self._unsubscribe(name, force=force))
+
+    async def _create_subscription(
+        self, name: str, start: Position, properties: Mapping[str, str]
+    ) -> Subscription:
+        async with self._subscription_change:
+            self._require_readable()
+            existing = self._subscriptions.get(name)
+            if existing is not None and existing.durable:
+                return existing
+            cursor = await self.ledger.open_cursor(name, start, properties=properties)
+            return self._keep(Subscription(self, name, cursor))
+
+    async def _unsubscribe(self, name: str, *, force: bool) -> None:
         async with self._subscription_change:
             subscription = self._subscriptions.get(name)
             if subscription is None:
@@ -330,6 +339,7 @@ class Topic:
                     await subscription.close(disconnect=True)
                 except MagnetarError as error:
                     failures.append(error)
+        await self._work.wait()
         self._forget_appends()
         for close in (self.sequence_store.close, self.ledger.close):
             try:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from broker.background import Background
 from broker.dispatch.errors import ConsumerBusy
 from broker.namespaces import retention
 from broker.partitions import PartitionedTopics
@@ -72,7 +73,7 @@ class TopicRegistry:
         self._topics: dict[str, Topic] = {}
         self._loads: dict[str, tuple[bool, asyncio.Task[Topic]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = Background()
         self._listeners: dict[object, TopicListener] = {}
         self._closed = False
         self.partitioned = PartitionedTopics(broker.metadata)
@@ -280,9 +281,7 @@ class TopicRegistry:
 
     def give_up(self, topic: Topic) -> None:
         """The topic's ledger failed: close it, so that the next one who asks loads it anew."""
-        task = asyncio.get_running_loop().create_task(self._give_up(topic))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._work.start(self._give_up(topic))
 
     async def _give_up(self, topic: Topic) -> None:
         if self._topics.get(str(topic.name)) is topic:
@@ -290,8 +289,11 @@ class TopicRegistry:
 
     async def unload(self, name: TopicName) -> None:
         """Close the topic; clients connect again and load it anew."""
-        async with self._lock(str(name)):
-            await self._unload(str(name))
+        await self._work.finish(self._unload_alone(str(name)))
+
+    async def _unload_alone(self, key: str) -> None:
+        async with self._lock(key):
+            await self._unload(key)
 
     async def _unload(self, key: str) -> None:
         topic = self._topics.get(key)
@@ -310,6 +312,9 @@ class TopicRegistry:
 
         Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
         """
+        await self._work.finish(self._delete(name, force=force))
+
+    async def _delete(self, name: TopicName, *, force: bool) -> None:
         async with self._lock(str(name)):
             topic = self._topics.get(str(name))
             if topic is None and not await self._is_stored(name):
@@ -349,8 +354,7 @@ class TopicRegistry:
         for _, load in list(self._loads.values()):
             await asyncio.wait({load})
         await asyncio.gather(*(self._unload(key) for key in list(self._topics)))
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._work.wait()
 
     def _lock(self, key: str) -> asyncio.Lock:
         lock = self._locks.get(key)

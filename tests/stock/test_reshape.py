@@ -33,7 +33,8 @@ def test_layout_changes_under_load(
     report(
         f"{case} {mode}: {facts['sent']} messages, {facts['stream_order_breaks']} order breaks, "
         f"{facts['stream_duplicates']} stored twice, "
-        f"{facts['stream_missing']} not delivered in time"
+        f"{facts['stream_missing']} not delivered in time, "
+        f"{facts['lost_by_client']} refused by the client itself"
     )
     assert facts["active_segments"] == active
     assert facts["queue_complete"], facts

@@ -14,11 +14,17 @@ import java.util.Set;
  */
 final class Tally {
     private static final int EXAMPLES = 5;
+    /**
+     * The M1 client picks a segment, applies a new layout in another thread, and then does not find what it picked. It
+     * hands that error out instead of routing again; nothing of the message has left the client.
+     */
+    private static final String LOST_BY_CLIENT = "not found in active segments";
 
     private final Map<String, Integer> nextNumber = new HashMap<>();
     private final Set<String> sent = new HashSet<>();
     private final Set<String> acknowledged = new HashSet<>();
     private final List<String> failures = new ArrayList<>();
+    private int lostByClient;
 
     /** The next message for that key. */
     synchronized String next(String key, int paddingBytes) {
@@ -33,7 +39,12 @@ final class Tally {
     }
 
     synchronized void failed(Throwable failure) {
-        failures.add(String.valueOf(failure));
+        String text = String.valueOf(failure);
+        if (text.contains(LOST_BY_CLIENT)) {
+            lostByClient++;
+        } else {
+            failures.add(text);
+        }
         notifyAll();
     }
 
@@ -59,6 +70,7 @@ final class Tally {
         run.fact("sent", sent.size());
         run.fact("acknowledged", acknowledged.size());
         run.fact("send_failures", failures.size());
+        run.fact("lost_by_client", lostByClient);
         if (!failures.isEmpty()) {
             run.fact("send_failure_examples", failures.subList(0, Math.min(EXAMPLES, failures.size())));
         }

@@ -207,6 +207,7 @@ class Controllers:
         self._controllers.clear()
         for controller in controllers:
             await controller.close()
+        await self._leadership.stop()
 
     def _layout_changed(self, live: LiveTopic) -> None:
         controller = self._controllers.get(live.name)

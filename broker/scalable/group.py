@@ -10,7 +10,7 @@ Rules:
 - A consumer that closes a segment it still owns, and is attached at none of its segments then,
   has closed down: the stock client tells the controller nothing else.  Closing a segment that was
   taken away is obedience, not leaving; closing a sealed one may mean that it was read to its end,
-  so a consumer that has no other is only idle then.
+  so a STREAM consumer that has no other is only idle then, and a CHECKPOINT one not even that.
 - Every change returns the complete new assignments of the consumers whose set has changed.
 """
 
@@ -144,7 +144,7 @@ class ConsumerGroup:
         if session is not None and by_command and segment_id in self.holdings.of(name):
             if segment is not None and segment.active:
                 session.closed.add(segment_id)
-            else:
+            elif self.ordered:
                 session.taken_up.discard(segment_id)
         return self._deal()
 

@@ -18,13 +18,14 @@ import google_crc32c
 import structlog
 
 from broker.scalable.answers import topics_diff, topics_error, topics_snapshot
+from broker.scalable.layout import CorruptLayout
 from broker.scalable.records import decode_topic, namespace_path, topic_at
 from broker.scalable.topic_store import TopicStore, matches
 from broker.scalable.watch import TooManySessions
 from config.bounds import NAMESPACE_WATCH_COALESCE_S, SESSIONS_PER_CONNECTION
 from protocol.names import NamespaceName, parse_namespace_name
 from protocol.server_error import MagnetarError
-from storage.metadata.store import Event, EventKind, MetadataStore
+from storage.metadata.store import Event, EventKind, MetadataStore, Record
 
 if TYPE_CHECKING:
     from broker.connection import Connection
@@ -146,12 +147,18 @@ class _Watch:
         name = topic_at(event.key)
         if name is None:
             return
-        record = event.record
-        if record is not None and matches(decode_topic(record.value).properties, self.filters):
+        if event.record is not None and self._passes(event.record):
             self._now.add(str(name))
         else:
             self._now.discard(str(name))
         self._flush_soon()
+
+    def _passes(self, record: Record) -> bool:
+        try:
+            return matches(decode_topic(record.value).properties, self.filters)
+        except CorruptLayout as error:
+            log.warning("topic_record_ignored", key=record.key, error=str(error))
+            return False
 
     def replace(self, names: set[str]) -> None:
         self._now = names

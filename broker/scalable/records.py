@@ -25,7 +25,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from broker.scalable.layout import CorruptLayout, Layout, Segment, SegmentState, verify
-from protocol.names import NamespaceName, SegmentName, TopicDomain, TopicName, decode_name
+from protocol.names import (
+    InvalidNamespaceName,
+    InvalidTopicName,
+    NamespaceName,
+    SegmentName,
+    TopicDomain,
+    TopicName,
+    decode_name,
+)
 from protocol.names import encode_name as url_encode
 from storage.metadata.store import IndexEntry
 
@@ -87,7 +95,10 @@ def topic_at(path: str) -> TopicName | None:
     parts = path.removeprefix(f"{TOPICS_ROOT}/").split("/")
     if len(parts) != 3 or not path.startswith(f"{TOPICS_ROOT}/"):
         return None
-    return topic_in(NamespaceName(decode_name(parts[0]), decode_name(parts[1])), parts[2])
+    try:
+        return topic_in(NamespaceName(decode_name(parts[0]), decode_name(parts[1])), parts[2])
+    except (InvalidTopicName, InvalidNamespaceName):
+        return None
 
 
 def controller_path(name: TopicName) -> str:

@@ -17,6 +17,7 @@ import structlog
 
 from broker.scalable import history, steps
 from broker.scalable.history import HistoryEntry
+from broker.scalable.layout import CorruptLayout
 from broker.scalable.records import (
     SEALED,
     ScalableTopicRecord,
@@ -43,7 +44,14 @@ from config.bounds import METADATA_BATCH_OPERATIONS
 from protocol.names import InvalidTopicName, NamespaceName, TopicName
 from protocol.server_error import PeerError, ServerError
 from storage.metadata.keys import children_range, exact_range
-from storage.metadata.store import ABSENT, MetadataError, MetadataStore, Version, VersionConflict
+from storage.metadata.store import (
+    ABSENT,
+    MetadataError,
+    MetadataStore,
+    Record,
+    Version,
+    VersionConflict,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -153,8 +161,8 @@ class TopicStore:
             try:
                 if matches(decode_topic(value).properties, filters):
                     names.append(topic_in(namespace, part))
-            except InvalidTopicName:
-                log.warning("topic_record_ignored", namespace=str(namespace), part=part)
+            except (InvalidTopicName, CorruptLayout) as error:
+                log.warning("topic_record_ignored", part=part, error=str(error))
         return sorted(names)
 
     async def with_sealed_segments(self) -> list[TopicName]:
@@ -281,13 +289,21 @@ class TopicStore:
 
     async def begun_for(self, name: TopicName) -> list[Step]:
         """The steps of one topic that were begun and not ended."""
-        records = await self._metadata.scan(*steps.range_of(name), fresh=True)
-        return [steps.decode(record.value) for record in records]
+        return _steps(await self._metadata.scan(*steps.range_of(name), fresh=True))
 
     async def begun(self) -> list[Step]:
         """All steps that were begun and not ended."""
-        records = await self._metadata.scan(*children_range(steps.STEPS_ROOT), fresh=True)
-        return [steps.decode(record.value) for record in records]
+        return _steps(await self._metadata.scan(*children_range(steps.STEPS_ROOT), fresh=True))
+
+
+def _steps(records: Sequence[Record]) -> list[Step]:
+    found: list[Step] = []
+    for record in records:
+        try:
+            found.append(steps.decode(record.value))
+        except (ValueError, KeyError, TypeError, PeerError) as error:
+            log.error("step_ignored", key=record.key, error=repr(error))
+    return found
 
 
 def matches(properties: Mapping[str, str], filters: Sequence[tuple[str, str]]) -> bool:

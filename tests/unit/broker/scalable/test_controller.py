@@ -371,6 +371,16 @@ async def test_the_controller_record_is_an_ephemeral_of_ours(topic: Node) -> Non
     assert await topic.metadata.get("/topics/public/default/t/controller") is None
 
 
+async def test_a_lost_session_is_replaced(topic: Node) -> None:
+    await topic.peer().register("a")
+    await topic.session.close()
+    _, answer = await topic.peer().register("b")
+    assert not answer.HasField("error")
+    assert await topic.metadata.get("/topics/public/default/t/controller") is not None
+    await topic.scalable.stop()
+    assert await topic.metadata.get("/topics/public/default/t/controller") is None
+
+
 async def test_another_brokers_topic_is_not_ours_to_assign(topic: Node) -> None:
     await topic.metadata.put("/topics/public/default/t/controller", b'"elsewhere:8080"')
     _, answer = await topic.peer().register("a")

@@ -188,6 +188,17 @@ def test_a_consumer_that_closed_its_only_sealed_segment_is_idle() -> None:
     assert group.is_idle("a")
 
 
+def test_a_checkpoint_reader_done_with_a_sealed_segment_is_not_idle() -> None:
+    layout = initial(1, now_ms=1)
+    group = ConsumerGroup(layout, ordered=False)
+    group.connect("a")
+    attach_all(group)
+    group.set_layout(split(layout, 0, now_ms=2).layout)
+    group.detached(0, "a", by_command=True)
+    assert not group.has_closed_down("a")
+    assert not group.is_idle("a")
+
+
 @given(st.integers(1, 8), st.integers(1, 5))
 def test_shares_are_even_for_any_number_of_consumers(segments: int, consumers: int) -> None:
     group = group_of(segments, *(f"c{n}" for n in range(consumers)))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker.scalable.layout import IllegalSegmentCount
+from broker.scalable.layout import CorruptLayout, IllegalSegmentCount
 from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
@@ -92,6 +92,18 @@ async def test_listing_by_properties(node: Node) -> None:
     assert await found(**{"k/v": "slash"}) == ["c/d"]
     assert await found(team="z") == []
     assert await node.scalable.list(parse_namespace_name("public/other"), {}) == []
+
+
+async def test_damaged_records_do_not_hide_the_others(world: World, node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await world.metadata.put("/topics/public/default/damaged", b"{}")
+    await world.metadata.put("/scalable-topic-steps/damaged", b"{}")
+    assert await node.scalable.list(NAMESPACE, {}) == [str(TOPIC)]
+    with pytest.raises(CorruptLayout):
+        await node.scalable.get(parse_topic_name("topic://public/default/damaged"))
+    node = await node.kill()
+    assert await node.scalable.list(NAMESPACE, {}) == [str(TOPIC)]
+    await node.stop()
 
 
 async def test_deletion_removes_everything(node: Node) -> None:

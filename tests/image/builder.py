@@ -100,7 +100,7 @@ def build_image() -> None:
 class ImageContainer:
     """A container of the image, run as its own configuration says."""
 
-    def __init__(self, data: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._name = buildah("from", IMAGE).strip()
         inspected = json.loads(buildah("inspect", "--type", "container", self._name))
         self.config: dict[str, object] = inspected["Docker"]["config"]
@@ -119,9 +119,6 @@ class ImageContainer:
             ).strip()
         )
         self.uid = uid
-        data.mkdir(parents=True, exist_ok=True)
-        os.chown(data, uid, uid)
-        self._data = data
         self._process: subprocess.Popen[bytes] | None = None
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
@@ -134,8 +131,6 @@ class ImageContainer:
             "--isolation",
             "chroot",
             *variables,
-            "--volume",
-            f"{self._data}:/data",
             self._name,
             "--",
             *arguments,

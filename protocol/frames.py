@@ -118,12 +118,17 @@ class FrameDecoder:
             data = bytes(self._buffer)
             self._buffer = bytearray()
         frames: list[Frame] = []
+        failure: FrameError | None = None
         try:
             self._cut(data, frames)
         except FrameError as error:
-            self._error = type(error)(*error.args)
-            error.frames_before = tuple(frames)
-            raise
+            # Raised anew: the traceback, which callers may keep, would keep all that was parsed.
+            failure = type(error)(*error.args)
+        if failure is not None:
+            self._error = type(failure)(*failure.args)
+            failure.frames_before = tuple(frames)
+            del data
+            raise failure
         return frames
 
     def _cut(self, data: bytes, frames: list[Frame]) -> None:

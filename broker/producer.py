@@ -182,6 +182,10 @@ class Producer:
         self.hole = sequence_id
         self._set_examined()
 
+    def stop_taking(self) -> None:
+        """Drop every SEND from now on; what was taken before is answered."""
+        self.leave_hole(-1)
+
     def behind_hole(self, sequence_id: int) -> bool:
         """Whether a SEND must be dropped because one before it is missing."""
         if self.hole is None:
@@ -214,7 +218,7 @@ class Producer:
 
     def disconnect(self) -> None:
         """Put it out: the client is told to reconnect."""
-        if self.attached:
+        if self.state is ProducerState.OPEN:
             self.connection.send(
                 BaseCommand(
                     type=BaseCommand.CLOSE_PRODUCER,

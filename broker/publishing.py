@@ -117,22 +117,25 @@ class Publishing:
 
     def refuse(self, producer: "Producer", send: "CommandSend", error: MagnetarError) -> None:
         """Answer a SEND with SEND_ERROR, in its turn."""
-        self._enqueue(producer, send, 0, None, error)
+        if not producer.behind_hole(send.sequence_id):
+            self._enqueue(producer, send, 0, None, error)
 
     def damaged(self, producer: "Producer", send: "CommandSend") -> None:
         """Answer a SEND whose checksum is wrong; the client sends it again, and what followed it.
 
         Chunks have one sequence id, so nobody could tell which is missing: they start anew.
         """
+        if producer.behind_hole(send.sequence_id):
+            return
         error: MagnetarError = DamagedMessage(
             f"The message with sequence id {send.sequence_id} was damaged: send it again."
         )
         if send.is_chunk:
-            producer.release_id()
+            producer.stop_taking()
             error = InternalError("A chunk was damaged on its way: open the producer again.")
         else:
             producer.leave_hole(send.sequence_id)
-        self.refuse(producer, send, error)
+        self._enqueue(producer, send, 0, None, error)
 
     def _examine(self, producer: "Producer", send: "CommandSend", entry: bytes) -> None:
         """`publish` for what needs a closer look."""
@@ -197,7 +200,7 @@ class Publishing:
         sent = self._in_flight.pop()
         self._in_flight.append((*sent[:6], error))
         producer = sent[0]
-        producer.release_id()
+        producer.stop_taking()
         if len(self._in_flight) == 1:
             self._settle()
 

@@ -10,7 +10,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -99,14 +99,10 @@ class TopicProducers:
             self._fail_waiting(self._producers[name], error)
 
     async def disconnect_all(self) -> None:
-        """Put everybody out and return when nothing is in flight."""
+        """Put everybody out, after the receipts of what was sent before."""
         for task in self._promotions:
             task.cancel()
-        everybody = list(self._producers.values())
-        for producer in everybody:
-            producer.disconnect()
-        for producer in everybody:
-            await producer.idle()
+        await _dismiss(list(self._producers.values()))
 
     # Names
 
@@ -172,11 +168,7 @@ class TopicProducers:
                 "producer to compete again."
             )
         )
-        others = [other for other in self._producers.values() if other is not producer]
-        for other in others:
-            other.disconnect()
-        for other in others:
-            await other.idle()
+        await _dismiss([other for other in self._producers.values() if other is not producer])
 
     async def _open(self, producer: Producer) -> None:
         """The admitted producer begins to count its sequence ids."""
@@ -225,3 +217,12 @@ class TopicProducers:
             producer.ready.set_exception(error)
             producer.ready.exception()
         producer.disconnected()
+
+
+async def _dismiss(producers: Sequence[Producer]) -> None:
+    """Take nothing more from them, answer what is in flight, then send CLOSE_PRODUCER."""
+    for producer in producers:
+        producer.stop_taking()
+    for producer in producers:
+        await producer.idle()
+        producer.disconnect()

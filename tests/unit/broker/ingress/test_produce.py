@@ -258,6 +258,39 @@ async def test_sealing_waits_for_producers_and_refuses_new_ones(
     assert await code_of(client.create_producer(TOPIC)) == "TopicTerminatedError"
 
 
+async def test_sends_behind_the_close_of_a_sealing_segment_are_taken(
+    broker: Broker, connect: Connect
+) -> None:
+    """The stock client's close overtakes what it has queued; order holds only if that counts."""
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"before")
+    topic = broker.topics.loaded()[TOPIC]
+    sealing = asyncio.create_task(topic.seal())
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    receipts: list[object] = []
+    for payload in (b"queued 1", b"queued 2"):
+        producer.send_frame(*producer.frame(payload), receipts.append)
+    await client.wait(closing)
+    assert [type(receipt) for receipt in receipts] == [pb.CommandSendReceipt] * 2
+    await client.wait(sealing)
+    assert await stored(broker) == 3
+
+
+async def test_a_close_of_a_sealing_segment_does_not_wait_for_ever_for_an_answer(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.connection.ECHO_WAIT_S", 0.05)
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    monkeypatch.setattr(client, "send_pong", lambda: None)
+    broker.topics.loaded()[TOPIC].begin_seal()
+    await producer.close()
+    await broker.topics.loaded()[TOPIC].seal()
+    assert broker.topics.loaded()[TOPIC].sealed
+
+
 async def test_sealing_does_not_wait_for_ever(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

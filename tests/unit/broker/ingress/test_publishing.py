@@ -249,3 +249,16 @@ def test_counters(size: int) -> None:
     bench.ledger.succeed()
     assert (producer.messages_in, producer.bytes_in) == (size, len(ENTRY))
     assert (bench.store.unsaved_entries, bench.store.unsaved_bytes) == (1, len(ENTRY))
+
+
+def test_a_producer_that_stops_taking_answers_what_it_took() -> None:
+    bench = Bench()
+    peer, producer = bench.producer()
+    bench.send(producer, 0)
+    producer.stop_taking()
+    bench.send(producer, 1)
+    bench.send(producer, 0)
+    assert peer.producers == {1: producer}
+    bench.ledger.succeed()
+    assert peer.answers == [("receipt", 0)]
+    assert bench.publishing.in_flight == 0

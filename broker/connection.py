@@ -27,6 +27,7 @@ from config.bounds import (
     CLOSE_FLUSH_S,
     CONNECTION_WRITE_HIGH_WATER,
     CONNECTION_WRITE_LIMIT,
+    ECHO_WAIT_S,
     HANDSHAKE_TIMEOUT_S,
     KEEP_ALIVE_S,
     LIVENESS_CHECK_S,
@@ -119,6 +120,8 @@ class Connection(asyncio.Protocol):
         self._tasks: set[asyncio.Future[None]] = set()
         self._on_close: dict[object, Callable[[], None]] = {}
         self._liveness: list[asyncio.Future[None]] = []
+        self._pings: deque[asyncio.Future[None] | None] = deque()
+        """PINGs without their PONG, oldest first, and who waits for it."""
         self._heard = True
         self._ping_sent = False
         self._output_seen = 0
@@ -268,9 +271,26 @@ class Connection(asyncio.Protocol):
             return True
         heard: asyncio.Future[None] = self._loop.create_future()
         self._liveness.append(heard)
-        self.send_encoded(_PING_FRAME)
+        self._ping()
         await asyncio.wait((heard,), timeout=LIVENESS_CHECK_S)
         return heard.done() and not self.closing
+
+    async def echo(self) -> None:
+        """Return when the peer has answered a PING of now: what it wrote before has been served.
+
+        Returns after ECHO_WAIT_S in any case, and when the connection ends.
+        """
+        if self.closing:
+            return
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._ping(answered)
+        await asyncio.wait((answered,), timeout=ECHO_WAIT_S)
+
+    def pong(self) -> None:
+        """PONG came: the answer to the oldest PING."""
+        answered = self._pings.popleft() if self._pings else None
+        if answered is not None and not answered.done():
+            answered.set_result(None)
 
     async def requests_done(self) -> None:
         """Return when no request is in progress."""
@@ -412,6 +432,8 @@ class Connection(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         self._answer_liveness()
+        while self._pings:
+            self.pong()
         callbacks = list(self._on_close.values())
         self._on_close.clear()
         for callback in callbacks:
@@ -419,6 +441,10 @@ class Connection(asyncio.Protocol):
                 callback()
             except Exception:
                 log.exception("close_callback_failed", remote=self.remote)
+
+    def _ping(self, answered: asyncio.Future[None] | None = None) -> None:
+        self._pings.append(answered)
+        self.send_encoded(_PING_FRAME)
 
     def _answer_liveness(self) -> None:
         waiting, self._liveness = self._liveness, []
@@ -442,7 +468,7 @@ class Connection(asyncio.Protocol):
             self.abort("the peer reads nothing" if stuck else "the peer does not answer PING")
         else:
             self._ping_sent = True
-            self.send_encoded(_PING_FRAME)
+            self._ping()
 
     def _writable_changed(self, writable: bool) -> None:
         if writable:

@@ -16,6 +16,8 @@ CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
 HANDSHAKE_TIMEOUT_S = 10
 KEEP_ALIVE_S = 30
+ECHO_WAIT_S = 2
+"""How long a closing producer of a sealing segment has to answer a PING."""
 CONNECTION_WRITE_LIMIT = 64 * 1024 * 1024
 """Bytes queued towards one peer at which it is given up: it reads nothing and gets too much."""
 BROKER_INFLIGHT_BYTES = 256 * 1024 * 1024

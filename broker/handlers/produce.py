@@ -8,6 +8,9 @@ Rules:
 - SENDs for a producer closed a while ago are dropped quietly: they were on their way.  For an id
   that never was a producer, or is not one yet, they end the connection.
 - CLOSE_PRODUCER is answered when all earlier SENDs are durable and have their receipts.
+- The stock client writes CLOSE_PRODUCER ahead of SENDs that it has queued already, and routes those
+  anew, out of order, when they get no receipt.  While a segment is being sealed its producers may
+  send on until they answer a PING, and only then is the close taken.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ from broker.producer import Producer, ProducerRequest, remember_closed
 from broker.producer_access import AccessMode
 from broker.publishing import MessageRefused
 from broker.schemas import definition_from_wire, version_bytes
+from broker.topic import TopicState
 from protocol.ids import EARLIEST, from_wire, to_wire
 from protocol.names import parse_topic_name
 from protocol.pulsar_pb2 import (
@@ -205,12 +209,18 @@ def close_producer(
 
 
 def _close(connection: "Connection", request_id: int, attached: Producer) -> Awaitable[None]:
-    """Stop taking SENDs in this turn of the loop already."""
-    attached.release_id()
-    return _finish(connection, request_id, attached)
+    """Stop taking SENDs: in this turn of the loop already, unless the segment is being sealed."""
+    sealing = attached.topic.state is TopicState.SEALING
+    if not sealing:
+        attached.release_id()
+    return _finish(connection, request_id, attached, sealing=sealing)
 
 
-async def _finish(connection: "Connection", request_id: int, attached: Producer) -> None:
+async def _finish(
+    connection: "Connection", request_id: int, attached: Producer, *, sealing: bool
+) -> None:
+    if sealing:
+        await connection.echo()
     await attached.close()
     _closed(connection, request_id)
 

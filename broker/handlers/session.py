@@ -71,7 +71,8 @@ def ping(connection: "Connection", command: BaseCommand, entry: bytes | None) ->
 
 
 def pong(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
-    """PONG: that it came is all there is to know."""
+    """PONG: whoever waits for it goes on."""
+    connection.pong()
 
 
 HANDLERS: "Mapping[int, Handler]" = {

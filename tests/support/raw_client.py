@@ -120,6 +120,10 @@ class RawClient(asyncio.Protocol):
         finally:
             self._answers.pop(request_id, None)
 
+    def send_pong(self) -> None:
+        """Answer a PING."""
+        self.send(Kind.PONG, pb.CommandPong())
+
     async def ping(self) -> None:
         """PING, answered."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -301,7 +305,7 @@ class RawClient(asyncio.Protocol):
             error = BrokerError(refusal.error, refusal.message)
             self._receipt(refusal.producer_id, refusal.sequence_id, error)
         elif kind == Kind.PING:
-            self.send(Kind.PONG, pb.CommandPong())
+            self.send_pong()
         elif kind == Kind.PONG and self._pongs:
             self._pongs.popleft().set_result(None)
         elif not (self._answer(command) or self._push(command)):

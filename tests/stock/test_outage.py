@@ -26,9 +26,12 @@ def assert_nothing_lost(facts: Facts, prefix: str) -> None:
 
 
 @pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
-@pytest.mark.parametrize("deduplicate", [False, True], ids=["plain", "deduplicated"])
 @pytest.mark.parametrize("mode", ["AWAITED", "ASYNC_UNBATCHED", "ASYNC_BATCHED"])
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize(
+    ("end", "deduplicate"),
+    [("stop", False), ("kill", False), ("kill", True)],
+    ids=["stop", "kill", "kill_deduplicated"],
+)
 def test_delivery_goes_on_after_an_outage(
     restartable: BrokerUnderTest,
     start_case: StartCase,

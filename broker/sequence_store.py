@@ -5,7 +5,7 @@ Rules:
 - A snapshot is one property of the managed ledger.  It is taken after SEQUENCE_SNAPSHOT_ENTRIES
   entries, SEQUENCE_SNAPSHOT_BYTES bytes or SEQUENCE_SNAPSHOT_S, and at close.
 - A load takes the snapshot and replays what follows it.  A reader cursor at the snapshot keeps that
-  from being trimmed; until it stands, nothing is.
+  from being trimmed; until it stands, nothing is.  A sealed stream needs neither.
 """
 
 import asyncio
@@ -53,23 +53,34 @@ class SequenceStore:
         self._clock = clock
         self._policy = policy
         self._ledger: ManagedLedger | None = None
+        self._loaded = False
         self._reader: Cursor | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
 
     def retention(self) -> Retention | None:
         """The namespace's retention, or everything until the sequence ids are loaded."""
-        return KEEP_ALL if self._reader is None else self._policy()
+        return self._policy() if self._loaded else KEEP_ALL
 
     async def load(self, ledger: "ManagedLedger") -> None:
         """Take what is stored and replay the entries after it."""
-        snapshot = ledger.properties.get(SNAPSHOT_PROPERTY)
-        position = self.sequences.load(snapshot) if snapshot is not None else NO_POSITION
-        self.durable = position
         self._ledger = ledger
-        self._reader = ledger.open_reader_cursor(READER_NAME, position)
         if ledger.state is not ManagedLedgerState.TERMINATED:
-            await self._replay(ledger, position)
+            self.durable = self._take_snapshot(ledger)
+            self._reader = ledger.open_reader_cursor(READER_NAME, self.durable)
+            await self._replay(ledger, self.durable)
+        self._loaded = True
+
+    def _take_snapshot(self, ledger: "ManagedLedger") -> Position:
+        """Where to go on from; a snapshot that cannot be read is as good as none."""
+        snapshot = ledger.properties.get(SNAPSHOT_PROPERTY)
+        if snapshot is None:
+            return NO_POSITION
+        try:
+            return self.sequences.load(snapshot)
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("sequence_snapshot_unreadable", name=ledger.name, error=str(error))
+            return NO_POSITION
 
     async def _replay(self, ledger: "ManagedLedger", position: Position) -> None:
         now_ms = self._clock.now_ms()
@@ -113,14 +124,25 @@ class SequenceStore:
         self.unsaved_bytes -= size_bytes
         self._reader.acknowledge_up_to(position)
 
+    async def end(self) -> None:
+        """The stream is sealed: nobody will ever ask for a sequence id again."""
+        await self._quiet()
+        if self._ledger is not None and self._reader is not None:
+            self._reader = None
+            await self._ledger.delete_cursor(READER_NAME)
+
     async def close(self) -> None:
-        """Save what is not saved; the snapshot being taken is waited for."""
+        """Save what is not saved."""
+        await self._quiet()
+        if self.unsaved_entries:
+            await self.save()
+
+    async def _quiet(self) -> None:
+        """No more snapshots by themselves; the one being taken is waited for."""
         if self._timer is not None:
             self._timer.cancel()
         if self._saving is not None:
             await asyncio.wait({self._saving})
-        if self.unsaved_entries:
-            await self.save()
 
     async def publish_time_of(self, sequence: "ProducerSequence") -> None:
         """Find out when the last message of a producer was published, if its entry is there."""

@@ -317,6 +317,7 @@ class Topic:
             await self._producers.disconnect_all()
             for subscription in list(self._subscriptions.values()):
                 subscription.topic_sealed()
+            await self.sequence_store.end()
         return last
 
     # The end of this instance

@@ -203,3 +203,37 @@ async def test_a_topic_that_lives_long_takes_snapshots(
     topic = broker.topics.loaded()[TOPIC]
     await until(lambda: topic.sequence_store.unsaved_entries < 100)
     assert producer.name in topic.ledger.properties["magnetar.producer-sequences"]
+
+
+async def reader_names(broker: Broker) -> set[str]:
+    topic = await broker.topics.get(parse_topic_name(TOPIC), create=False)
+    return set(topic.ledger._cursors.readers)
+
+
+async def test_entries_wait_for_a_snapshot_until_the_topic_is_sealed(
+    broker: Broker, connect: Connect
+) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    await send(producer, 0)
+    await producer.close()
+    assert len(await reader_names(broker)) == 1
+    await broker.topics.loaded()[TOPIC].seal()
+    assert not await reader_names(broker)
+    await broker.topics.unload(parse_topic_name(TOPIC))
+    assert not await reader_names(broker)
+
+
+async def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_replay(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    for number in range(3):
+        await send(producer, number)
+    await producer.close()
+    topic = broker.topics.loaded()[TOPIC]
+    topic.sequence_store.unsaved_entries = 0
+    await topic.ledger.set_properties({"magnetar.producer-sequences": '{"position":'})
+    await broker.topics.unload(topic.name)
+    again = await client.create_producer(TOPIC, back(producer.name))
+    assert [await send(again, number) for number in (2, 3)] == [False, True]

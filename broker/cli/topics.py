@@ -120,7 +120,8 @@ def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
     answer = ask(admin_url, "GET", f"{topic_path(topic)}/history")
     for entry in answer if isinstance(answer, list) else []:
         event = _mapping(entry)
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(int(str(event.get("time", 0))) / 1000))
+        time_s = int(str(event.get("timeMs", 0))) / 1000
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
         typer.echo(
             f"{at}Z  epoch {event.get('epoch'):>4}  {event.get('kind'):<7}"
             f"  {_ids(event.get('parents'))} -> {_ids(event.get('children'))}"

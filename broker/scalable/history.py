@@ -39,7 +39,7 @@ class HistoryEntry:
     def to_json(self) -> dict[str, object]:
         """The entry as it is stored and as REST shows it."""
         return {
-            "time": self.time_ms,
+            "timeMs": self.time_ms,
             "kind": self.kind.value,
             "epoch": self.epoch,
             "parents": list(self.parents),
@@ -56,7 +56,7 @@ def decode(value: bytes) -> HistoryEntry:
     """The entry in a stored record.  Raises ValueError, KeyError."""
     members = json.loads(value)
     return HistoryEntry(
-        int(members["time"]),
+        int(members["timeMs"]),
         ChangeKind(members["kind"]),
         int(members["epoch"]),
         tuple(members["parents"]),

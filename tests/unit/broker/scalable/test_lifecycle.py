@@ -35,7 +35,7 @@ async def test_a_topic_is_what_was_asked_for(node: Node) -> None:
     assert await node.scalable.get(twin) == record
     assert [e.to_json() for e in await node.scalable.history(TOPIC)] == [
         {
-            "time": node.clock.now_ms(),
+            "timeMs": node.clock.now_ms(),
             "kind": "create",
             "epoch": 0,
             "parents": [],

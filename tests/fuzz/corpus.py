@@ -81,19 +81,16 @@ def opening() -> list[pb.BaseCommand]:
 
 def requests() -> list[pb.BaseCommand]:
     """One command of every type, and several of those that have many faces."""
-    written = [*opening(), *_written_out()]
+    written = [*opening(), *_for_consumers(), *_for_others(), *_about_names()]
     there = {command.type for command in written}
     return [*written, *(filled(kind) for kind in FIELD_OF_TYPE if kind not in there)]
 
 
-def _written_out() -> Iterable[pb.BaseCommand]:
+def _for_consumers() -> Iterable[pb.BaseCommand]:
     place = pb.MessageIdData(ledger_id=3, entry_id=5, batch_index=1, batch_size=4, ack_set=[13])
     plain = pb.MessageIdData(ledger_id=3, entry_id=6)
     ack, flow = pb.CommandAck, pb.CommandFlow
     commands: list[tuple[pb.BaseCommand.Type, Message]] = [
-        (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=1)),
-        (Kind.SEND, pb.CommandSend(producer_id=2, sequence_id=2, num_messages=3)),
-        (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=3, is_chunk=True)),
         (Kind.ACK, ack(consumer_id=3, ack_type=ack.Individual, message_id=[place, plain])),
         (Kind.ACK, ack(consumer_id=4, ack_type=ack.Individual, message_id=[plain], request_id=9)),
         (Kind.ACK, ack(consumer_id=5, ack_type=ack.Cumulative, message_id=[place])),
@@ -108,8 +105,17 @@ def _written_out() -> Iterable[pb.BaseCommand]:
         (Kind.GET_LAST_MESSAGE_ID, pb.CommandGetLastMessageId(consumer_id=3, request_id=12)),
         (Kind.CONSUMER_STATS, pb.CommandConsumerStats(consumer_id=3, request_id=13)),
         (Kind.UNSUBSCRIBE, pb.CommandUnsubscribe(consumer_id=5, request_id=14)),
-        (Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=2, request_id=15)),
         (Kind.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=4, request_id=16)),
+    ]
+    return [basecommand(kind, command) for kind, command in commands]
+
+
+def _for_others() -> Iterable[pb.BaseCommand]:
+    commands: list[tuple[pb.BaseCommand.Type, Message]] = [
+        (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=1)),
+        (Kind.SEND, pb.CommandSend(producer_id=2, sequence_id=2, num_messages=3)),
+        (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=3, is_chunk=True)),
+        (Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=2, request_id=15)),
         (Kind.SCALABLE_TOPIC_CLOSE, pb.CommandScalableTopicClose(session_id=SESSION)),
         (
             Kind.SCALABLE_TOPIC_SUBSCRIBE,
@@ -149,6 +155,11 @@ def _written_out() -> Iterable[pb.BaseCommand]:
             ),
         ),
     ]
+    return [basecommand(kind, command) for kind, command in commands]
+
+
+def _about_names() -> Iterable[pb.BaseCommand]:
+    commands: list[tuple[pb.BaseCommand.Type, Message]] = []
     for number, name in enumerate(NAMES, 30):
         commands += [
             (Kind.LOOKUP, pb.CommandLookupTopic(topic=name, request_id=number)),

@@ -99,8 +99,8 @@ class PeerProcess:
         return self._run_dir / "broker.log"
 
     def wipe(self) -> None:
-        """Drop all data; only while it does not run."""
-        shutil.rmtree(self._run_dir / "data", ignore_errors=True)
+        """Drop its data and log; only while it does not run."""
+        shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def spawn(self) -> None:
         """Start the process and return at once."""

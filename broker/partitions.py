@@ -5,6 +5,7 @@ JSON; the number only ever grows.  Partitions themselves are ordinary topics, ma
 """
 
 import json
+from http import HTTPStatus
 from typing import ClassVar
 
 from config.bounds import MAX_PARTITIONS
@@ -19,12 +20,14 @@ class PartitionedTopicExists(PeerError):
     """There is a partitioned topic of that name already."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
 
 
 class PartitionCountRefused(PeerError):
     """That number of partitions cannot be had."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_ACCEPTABLE
 
 
 class PartitionedTopicNotFound(PeerError):

@@ -90,17 +90,7 @@ async def list_partitioned(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     """PUT: an unpartitioned topic; 409 if it exists."""
-    broker = request.app[BROKER]
-    name = persistent_name(request)
-    require_creatable(name)
-    await broker.namespaces.require(namespace_of(request))
-    if await broker.topics.exists(name):
-        raise conflict(f"The topic {name} exists already.")
-    if await broker.topics.has_scalable_twin(name):
-        raise conflict(
-            f"A scalable topic of that name exists: use topic://{name.tenant}/{name.namespace}/{name.local_name}."
-        )
-    await broker.topics.get(name, create=True)
+    await request.app[BROKER].topics.create(persistent_name(request))
     return no_content()
 
 

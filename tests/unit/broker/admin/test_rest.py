@@ -1,0 +1,219 @@
+"""The REST interface on a whole broker: what tools rely on, and errors that name the fix."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from broker.admin.app import AdminServer
+from tests.support.raw_client import RawClient
+from tests.unit.broker.ingress.conftest import running
+
+SCALABLE = "/admin/v2/scalable/public/default"
+PERSISTENT = "/admin/v2/persistent/public/default"
+NAMESPACES = "/admin/v2/namespaces"
+
+
+class Rest:
+    """Calls one broker; answers are (status, decoded body)."""
+
+    def __init__(self, session: aiohttp.ClientSession, port: int, binary_port: int) -> None:
+        self._session = session
+        self._base = f"http://127.0.0.1:{port}"
+        self.binary_port = binary_port
+
+    async def call(self, method: str, path: str, body: object = None) -> tuple[int, object]:
+        json = {} if body is None else {"json": body}
+        async with self._session.request(method, self._base + path, **json) as answer:  # type: ignore[arg-type]
+            text = await answer.text()
+            if "json" in answer.headers.get("Content-Type", ""):
+                return answer.status, await answer.json()
+            return answer.status, text
+
+    async def get(self, path: str) -> object:
+        status, body = await self.call("GET", path)
+        assert status == 200, (path, body)
+        return body
+
+    async def done(self, method: str, path: str, body: object = None) -> None:
+        status, answer = await self.call(method, path, body)
+        assert status == 204, (method, path, answer)
+
+    async def refused(self, status: int, method: str, path: str, body: object = None) -> str:
+        """The reason of a refusal with the expected status."""
+        got, answer = await self.call(method, path, body)
+        assert got == status, (method, path, answer)
+        assert isinstance(answer, dict)
+        assert list(answer) == ["reason"]
+        return str(answer["reason"])
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with running(tmp_path, auto_topic_creation=False) as broker:
+        admin = AdminServer(broker)
+        await admin.start()
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield Rest(session, admin.port, broker.port)
+        finally:
+            await admin.stop()
+
+
+async def test_a_scalable_topic_from_creation_to_deletion(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=4", {"team": "a"})
+    assert "exists" in await rest.refused(409, "PUT", f"{SCALABLE}/x")
+    layout = await rest.get(f"{SCALABLE}/x")
+    assert isinstance(layout, dict)
+    assert (layout["epoch"], layout["nextSegmentId"]) == (0, 4)
+    assert layout["segments"]["1"]["hashRange"] == {"start": 0x4000, "end": 0x7FFF}
+    await rest.done("POST", f"{SCALABLE}/x/split/1")
+    await rest.done("POST", f"{SCALABLE}/x/merge/4/5")
+    layout = await rest.get(f"{SCALABLE}/x")
+    assert isinstance(layout, dict)
+    assert layout["segments"]["1"]["state"] == "SEALED"
+    assert layout["segments"]["6"]["parentIds"] == [4, 5]
+    history = await rest.get(f"{SCALABLE}/x/history")
+    assert isinstance(history, list)
+    assert [entry["kind"] for entry in history] == ["create", "split", "merge"]
+    assert await rest.get(SCALABLE) == ["topic://public/default/x"]
+    assert await rest.get(f"{SCALABLE}?property=team=a") == ["topic://public/default/x"]
+    assert await rest.get(f"{SCALABLE}?property=team=b") == []
+    await rest.done("DELETE", f"{SCALABLE}/x")
+    assert await rest.get(SCALABLE) == []
+
+
+async def test_what_cannot_be_done_says_why(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=4")
+    assert "no segment 9" in await rest.refused(404, "POST", f"{SCALABLE}/x/split/9")
+    assert "not neighbours" in await rest.refused(412, "POST", f"{SCALABLE}/x/merge/0/2")
+    await rest.refused(412, "POST", f"{SCALABLE}/x/split/one")
+    await rest.refused(412, "PUT", f"{SCALABLE}/y?numInitialSegments=0")
+    await rest.refused(412, "GET", f"{SCALABLE}?property=team")
+    for path in ("", "/stats", "/history", "/autoScalePolicy"):
+        await rest.refused(404, "GET", f"{SCALABLE}/none{path}")
+    await rest.refused(404, "DELETE", f"{SCALABLE}/none")
+    await rest.refused(404, "PUT", "/admin/v2/scalable/public/none/x")
+    await rest.refused(404, "GET", "/admin/v2/nothing")
+    await rest.refused(400, "PUT", f"{SCALABLE}/z", ["not", "properties"])
+
+
+async def test_subscriptions_of_a_scalable_topic(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=2")
+    for _ in range(2):
+        await rest.done("PUT", f"{SCALABLE}/x/subscriptions/s?type=QUEUE")
+    assert await rest.get(f"{SCALABLE}/x/subscriptions") == ["s"]
+    await rest.done("POST", f"{SCALABLE}/x/subscriptions/s/skip-all")
+    await rest.done("POST", f"{SCALABLE}/x/subscriptions/s/seek?timestamp=0")
+    await rest.refused(412, "PUT", f"{SCALABLE}/x/subscriptions/s?type=OTHER")
+    await rest.done("DELETE", f"{SCALABLE}/x/subscriptions/s")
+    assert await rest.get(f"{SCALABLE}/x/subscriptions") == []
+
+
+async def test_persistent_topics(rest: Rest) -> None:
+    await rest.done("PUT", f"{PERSISTENT}/x")
+    await rest.refused(409, "PUT", f"{PERSISTENT}/x")
+    assert await rest.get(PERSISTENT) == ["persistent://public/default/x"]
+    await rest.done("PUT", f"{PERSISTENT}/x/subscription/s", {"ledgerId": -1, "entryId": -1})
+    assert await rest.get(f"{PERSISTENT}/x/subscriptions") == ["s"]
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    producer = await client.create_producer("persistent://public/default/x")
+    for _ in range(3):
+        await producer.send(b"x")
+    stats = await rest.get(f"{PERSISTENT}/x/stats")
+    assert isinstance(stats, dict)
+    assert stats["msgInCounter"] == 3
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 3
+    assert stats["publishers"][0]["accessMode"] == "Shared"
+    await rest.refused(412, "DELETE", f"{PERSISTENT}/x")
+    await rest.done("POST", f"{PERSISTENT}/x/subscription/s/skip_all")
+    internal = await rest.get(f"{PERSISTENT}/x/internalStats")
+    assert isinstance(internal, dict)
+    assert internal["numberOfEntries"] == 3
+    last = await rest.get(f"{PERSISTENT}/x/lastMessageId")
+    assert isinstance(last, dict)
+    assert last["entryId"] == 2
+    await client.close()
+    await rest.done("DELETE", f"{PERSISTENT}/x?force=true")
+    assert await rest.get(PERSISTENT) == []
+    await rest.refused(404, "GET", f"{PERSISTENT}/x/stats")
+
+
+async def test_partitioned_topics(rest: Rest) -> None:
+    await rest.done("PUT", f"{PERSISTENT}/p/partitions", 2)
+    await rest.refused(409, "PUT", f"{PERSISTENT}/p/partitions", 2)
+    await rest.refused(409, "PUT", f"{PERSISTENT}/p")
+    assert await rest.get(f"{PERSISTENT}/partitioned") == ["persistent://public/default/p"]
+    await rest.done("POST", f"{PERSISTENT}/p/partitions", 3)
+    partitions = await rest.get(f"{PERSISTENT}/p/partitions")
+    assert isinstance(partitions, dict)
+    assert partitions["partitions"] == 3
+    each = await rest.get(f"{PERSISTENT}/p/partitioned-stats")
+    assert isinstance(each, dict)
+    assert len(each["partitions"]) == 3
+    assert "partitioned" in await rest.refused(404, "GET", f"{PERSISTENT}/p/stats")
+    await rest.refused(406, "PUT", f"{PERSISTENT}/q/partitions", "two")
+    await rest.refused(406, "PUT", f"{PERSISTENT}/q/partitions", 0)
+    await rest.refused(406, "POST", f"{PERSISTENT}/p/partitions", 2)
+    await rest.done("DELETE", f"{PERSISTENT}/p/partitions")
+    assert await rest.get(PERSISTENT) == []
+
+
+async def test_tenants_namespaces_and_policies(rest: Rest) -> None:
+    await rest.done("PUT", "/admin/v2/tenants/acme", {"adminRoles": [], "allowedClusters": []})
+    await rest.refused(409, "PUT", "/admin/v2/tenants/acme")
+    await rest.done("PUT", f"{NAMESPACES}/acme/orders")
+    await rest.refused(409, "PUT", f"{NAMESPACES}/acme/orders")
+    await rest.refused(404, "PUT", f"{NAMESPACES}/nobody/orders")
+    assert await rest.get(f"{NAMESPACES}/acme") == ["acme/orders"]
+    retention = f"{NAMESPACES}/acme/orders/retention"
+    assert (await rest.call("GET", retention))[0] == 204
+    value = {"retentionTimeInMinutes": 5, "retentionSizeInMB": -1}
+    await rest.done("POST", retention, value)
+    assert await rest.get(retention) == value
+    await rest.refused(412, "POST", retention, {"retentionTimeInMinutes": -2})
+    await rest.done("DELETE", retention)
+    assert (await rest.call("GET", retention))[0] == 204
+    await rest.done("PUT", "/admin/v2/scalable/acme/orders/x")
+    await rest.refused(409, "DELETE", f"{NAMESPACES}/acme/orders")
+    await rest.done("DELETE", "/admin/v2/scalable/acme/orders/x")
+    await rest.done("DELETE", f"{NAMESPACES}/acme/orders")
+    await rest.done("DELETE", "/admin/v2/tenants/acme")
+
+
+async def test_schemas(rest: Rest) -> None:
+    path = "/admin/v2/schemas/public/default/x"
+    await rest.refused(404, "GET", f"{path}/schema")
+    string = {"type": "STRING", "schema": "", "properties": {}}
+    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 0})
+    newest = await rest.get(f"{path}/schema")
+    assert isinstance(newest, dict)
+    assert (newest["version"], newest["type"]) == (0, "STRING")
+    await rest.refused(409, "POST", f"{path}/schema", {"type": "INT32", "schema": ""})
+    await rest.refused(422, "POST", f"{path}/schema", {"type": "NO_SUCH"})
+    compatible = await rest.call("POST", f"{path}/compatibility", {"type": "INT32", "schema": ""})
+    assert compatible[1] == {
+        "isCompatibility": False,
+        "schemaCompatibilityStrategy": "FULL",
+    }
+
+
+async def test_brokers_clusters_lookup_and_metrics(rest: Rest) -> None:
+    assert await rest.get("/admin/v2/brokers/health") == "ok"
+    assert await rest.get("/admin/v2/clusters") == ["standalone"]
+    await rest.refused(404, "GET", "/admin/v2/clusters/other")
+    found = await rest.get("/lookup/v2/topic/topic/public/default/x")
+    assert isinstance(found, dict)
+    assert found["brokerUrl"] == f"pulsar://127.0.0.1:{rest.binary_port}"
+    await rest.done("PUT", f"{SCALABLE}/m?numInitialSegments=1")
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    segment = "segment://public/default/m/0000-ffff-0"
+    producer = await client.create_producer(segment)
+    await producer.send(b"x" * 100)
+    text = str(await rest.get("/metrics"))
+    labels = f'cluster="standalone",namespace="public/default",topic="{segment}"'
+    assert f"pulsar_in_messages_total{{{labels}}} 1.0" in text
+    assert f"pulsar_producers_count{{{labels}}} 1.0" in text
+    assert 'pulsar_active_connections{cluster="standalone"} 1.0' in text
+    await client.close()

@@ -264,6 +264,8 @@ class ManagedLedger:
     async def _close(self) -> None:
         core = self._core
         async with self._terminating:
+            if core.state is ManagedLedgerState.CLOSED:
+                return
             await self._trimmer.stop()
             try:
                 await self._writer.finish()

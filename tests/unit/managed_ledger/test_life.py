@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.ids import EARLIEST, LATEST, Position
 from storage import managed_ledger_pb2 as pb
@@ -492,7 +493,9 @@ async def test_delete_removes_everything(loaded: bool) -> None:
     await publish(ledger, 25)
     if not loaded:
         await world.factory.unload(NAME)
-    await world.factory.delete(NAME)
+    with capture_logs() as logs:
+        await world.factory.delete(NAME)
+    assert [line for line in logs if line["log_level"] != "debug"] == []
     assert world.ledgers.ledgers == {}
     assert not await world.factory.exists(NAME)
     assert await world.metadata.children(ledger_key(NAME)) == []

@@ -17,6 +17,7 @@ import structlog
 
 from broker.connection import Connection
 from broker.handlers.table import handler_table
+from broker.health import HealthCheck
 from broker.log_limit import LogLimit
 from broker.namespaces import Namespaces
 from broker.placement import Placement
@@ -37,13 +38,11 @@ from config.bounds import (
 from config.settings import Settings
 from protocol.server_error import MagnetarError
 from storage.clock import Clock
-from storage.ledger.store import LedgerError, WritableLedger
 from storage.managed_ledger_factory import ManagedLedgerFactory
 from storage.metadata.store import MetadataStore, Session
 
 log = structlog.get_logger(__name__)
 
-HEALTH_KEY = "/magnetar/health"
 DRAINING = "draining"
 
 
@@ -58,6 +57,7 @@ class Broker:
     topics: TopicRegistry
     scalable: ScalableTopics
     producer_names: ProducerNames
+    _health: HealthCheck
 
     def __init__(
         self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores | None = None
@@ -76,7 +76,6 @@ class Broker:
         self.serving = False
         self._stores = stores
         self._server = BinaryServer(self, handler_table())
-        self._health_ledger: WritableLedger | None = None
         self._exit = AsyncExitStack()
 
     @property
@@ -97,9 +96,11 @@ class Broker:
         self._exit.callback(stores.release)
         at_stop("metadata", stores.metadata.close)
         at_stop("ledgers", stores.ledgers.close)
+        self._health = HealthCheck(stores.metadata, stores.ledgers, self.clock)
+        at_stop("health", self._health.close)
         self.metadata = stores.metadata
-        self._server.bind(settings.bind_host, settings.port)
         at_stop("server", self._server.stop)
+        self._server.bind(settings.bind_host, settings.port)
         self.placement.listening(port=self._server.port, http_port=settings.http_port)
         self.managed_ledgers = ManagedLedgerFactory(
             stores.metadata, stores.ledgers, self.clock, limits_of(settings)
@@ -161,19 +162,4 @@ class Broker:
 
     async def check_health(self) -> None:
         """Write to both stores.  Raises `MetadataError` or `LedgerError`."""
-        await self.metadata.put(HEALTH_KEY, str(self.clock.now_ms()).encode())
-        if self._health_ledger is None:
-            assert self._stores is not None
-            self._health_ledger = await self._stores.ledgers.create(custom={})
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(entry_id: int, error: LedgerError | None) -> None:
-            if not written.done():
-                written.set_result(None) if error is None else written.set_exception(error)
-
-        try:
-            self._health_ledger.append(b"health", done)
-            await written
-        except LedgerError:
-            self._health_ledger = None
-            raise
+        await self._health.run()

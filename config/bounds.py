@@ -34,6 +34,8 @@ SESSION_TIMEOUT_MS = 30_000
 """After this long without a sign of life a broker's ephemeral records go."""
 VIOLATIONS_LOGGED_PER_S = 10
 """Lines about connections that broke the protocol; the others are counted."""
+HEALTH_LEDGER_ENTRIES = 1000
+"""Health checks whose entries are in one ledger; then it is deleted for the next one."""
 
 # Topics
 RECENTLY_CLOSED_PRODUCERS = 1000

@@ -8,7 +8,6 @@ from broker.admin.keys import BROKER
 from broker.admin.rest import RestError
 
 BASE = "/admin/v2/brokers"
-HEALTH_KEY = "/magnetar/health"
 
 
 def routes() -> list[web.RouteDef]:

@@ -11,10 +11,13 @@ from broker.background import Background
 from broker.service import Broker
 from broker.topic import TopicUnavailable
 from protocol import pulsar_pb2 as pb
+from protocol.ids import LedgerId
 from protocol.names import parse_topic_name
 from protocol.server_error import PeerError
 from storage.data_directory import DataDirectory, DataDirectoryInUse
-from storage.ledger.store import LedgerError
+from storage.ledger.local.local_ledger import LocalWritableLedger
+from storage.ledger.local.local_store import LocalLedgerStore
+from storage.ledger.store import AppendCallback, LedgerError
 from tests.support.raw_client import RawClient
 from tests.unit.broker.ingress.conftest import running
 
@@ -78,17 +81,44 @@ async def test_health_is_a_write_to_both_stores(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.check_health()
-    await broker.check_health()
-    ledger = broker._health_ledger
 
-    def fails(entry: bytes, done: object) -> int:
+    def fails(_ledger: object, entry: bytes, done: object) -> int:
         raise LedgerError("The disk is gone: mend it.")
 
-    monkeypatch.setattr(type(ledger), "append", lambda _, entry, done: fails(entry, done))
+    monkeypatch.setattr(LocalWritableLedger, "append", fails)
     with pytest.raises(LedgerError):
         await broker.check_health()
     monkeypatch.undo()
     await broker.check_health()
+
+
+async def test_health_checks_keep_one_ledger_that_does_not_grow_and_ends_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.health.HEALTH_LEDGER_ENTRIES", 2)
+    written: list[int] = []
+    append = LocalWritableLedger.append
+
+    def counted(ledger: LocalWritableLedger, entry: bytes, done: AppendCallback) -> int:
+        written.append(ledger.ledger_id)
+        return append(ledger, entry, done)
+
+    monkeypatch.setattr(LocalWritableLedger, "append", counted)
+    ledgers: list[LedgerId] = []
+    delete = LocalLedgerStore.delete
+
+    async def deleted(store: LocalLedgerStore, ledger_id: LedgerId) -> None:
+        await delete(store, ledger_id)
+        ledgers.extend(await store.list_ledgers())
+
+    monkeypatch.setattr(LocalLedgerStore, "delete", deleted)
+    async with running(tmp_path) as broker:
+        for _ in range(5):
+            await broker.check_health()
+        await asyncio.gather(*(broker.check_health() for _ in range(10)))
+        assert len(written) == 6
+        assert [written.count(each) for each in dict.fromkeys(written)] == [2, 2, 2]
+    assert ledgers == []
 
 
 async def test_names_differ_between_starts(tmp_path: Path) -> None:

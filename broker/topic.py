@@ -5,8 +5,8 @@ Rules:
 - States move only as `_MOVES` says.  SEALING takes no new producers and lets attached ones
   finish; SEALED is a terminated ledger, for ever; CLOSING answers nothing new.
 - Receipts leave in SEND order of a producer, one each, and never for a producer that is closed.
-- A ledger that failed so that its end is not known is given up: the topic closes, and the next
-  one who asks for it loads it anew.
+- A ledger that failed so that its end is not known, or that was FENCED, is given up: the topic
+  closes, and the next one who asks for it loads it anew.
 """
 
 import asyncio
@@ -114,6 +114,7 @@ class Topic:
         self._work = Background()
         self._sealing: asyncio.Task[Position] | None = None
         self._forget_appends = ledger.on_append(store.appended)
+        ledger.on_stop(self._ledger_failed)
         self.publish = self._publishing.publish
         self.refuse = self._publishing.refuse
         self.damaged = self._publishing.damaged

@@ -284,8 +284,10 @@ class TopicRegistry:
         self._work.start(self._give_up(topic))
 
     async def _give_up(self, topic: Topic) -> None:
-        if self._topics.get(str(topic.name)) is topic:
-            await self.unload(topic.name)
+        key = str(topic.name)
+        async with self._lock(key):
+            if self._topics.get(key) is topic:
+                await self._unload(key)
 
     async def unload(self, name: TopicName) -> None:
         """Close the topic; clients connect again and load it anew."""

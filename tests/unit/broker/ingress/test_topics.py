@@ -13,7 +13,8 @@ from broker.topic import TopicNotFound, TopicState
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST
 from protocol.names import NamespaceName, TopicDomain, TopicName, parse_topic_name
-from storage.managed_ledger_types import AppendOutcomeUnknown
+from storage.managed_ledger_records import ledger_key
+from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerFenced
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
 from tests.unit.broker.ingress.conftest import running
@@ -226,6 +227,26 @@ async def test_a_ledger_that_does_not_know_its_end_is_opened_anew(
     again = await client.create_producer(TOPIC, options)
     await again.send(b"y", sequence_id=1)
     assert broker.topics.loaded()[TOPIC].ledger.entry_count == 2
+
+
+async def test_a_topic_whose_ledger_was_taken_over_lets_its_consumers_go(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    consumer = await client.subscribe(TOPIC, "s")
+    topic = broker.topics.loaded()[TOPIC]
+    key = ledger_key(topic.ledger.name)
+    record = await broker.metadata.get(key)
+    assert record is not None
+    await broker.metadata.put(key, record.value)
+    with pytest.raises(ManagedLedgerFenced):
+        await topic.ledger.set_properties({"a": "b"})
+    await until(lambda: topic.state is TopicState.CLOSED)
+    told = await client.wait(consumer.events.get())
+    assert told.type == Kind.CLOSE_CONSUMER
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"x")
+    assert broker.topics.loaded()[TOPIC] is not topic
 
 
 async def test_lists_say_whether_anything_changed(broker: Broker, connect: Connect) -> None:

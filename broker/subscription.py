@@ -241,20 +241,28 @@ class Subscription:
 
         With `ack_set` only those messages of a batch of `batch_size` at `position` are delivered.
         """
-        async with self._change:
-            self._require_open()
-            if not self.durable:
-                self._expect_back()
-            self.disconnect_consumers()
-            self._drop_dispatcher()
-            await self.cursor.reset(position)
-            if ack_set and batch_size:
-                self.cursor.acknowledge_batch(position, ack_set, batch_size)
-            self._counts.forget_all()
-            self.drained = False
-            self.topic.broker.scalable.subscription_rewound(self.topic, self.name)
-            self.look_at_end()
-        self._changed()
+        try:
+            async with self._change:
+                self._require_open()
+                if not self.durable:
+                    self._expect_back()
+                self.disconnect_consumers()
+                self._drop_dispatcher()
+                try:
+                    await self.cursor.reset(position)
+                finally:
+                    # The cursor has moved, even if that is not durable yet or the caller is gone.
+                    self._moved(position, ack_set, batch_size)
+        finally:
+            self._changed()
+
+    def _moved(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
+        if ack_set and batch_size:
+            self.cursor.acknowledge_batch(position, ack_set, batch_size)
+        self._counts.forget_all()
+        self.drained = False
+        self.topic.broker.scalable.subscription_rewound(self.topic, self.name)
+        self.look_at_end()
 
     def topic_sealed(self) -> None:
         """The ledger was terminated just now, or was so when the topic was loaded."""

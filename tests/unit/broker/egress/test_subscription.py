@@ -8,6 +8,7 @@ from broker.consumer import KeySharedPolicy, SubscriptionType
 from broker.dispatch.errors import ConsumerBusy, SubscriptionUnavailable
 from protocol.ids import Position
 from protocol.pulsar_pb2 import BaseCommand
+from storage.metadata.store import MetadataError
 from tests.unit.broker.egress.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
@@ -137,6 +138,37 @@ async def test_drained_and_end_of_topic_once_everything_is_acknowledged() -> Non
     subscription.acknowledge(again, [(Position(1, 0), (), 0), (Position(1, 1), (), 0)])
     assert topic.scalable.events.count(("drained", "s")) == 2
     assert len(peer.commands(BaseCommand.REACHED_END_OF_TOPIC)) == 1
+
+
+async def test_a_seek_that_is_not_durable_yet_counts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = FakeTopic(SEGMENT)
+    topic.ledger.put(entry_bytes(0))
+    subscription = topic.subscription()
+    consumer, _ = await attach(subscription, EXCLUSIVE)
+    topic.seal()
+    subscription.acknowledge(consumer, [(Position(1, 0), (), 0)])
+    assert subscription.drained
+    waiting = asyncio.create_task(attach(subscription, EXCLUSIVE, "b"))
+    await settle()
+    reset = subscription.cursor.reset
+
+    async def not_durable(position: Position) -> None:
+        await reset(position)
+        raise MetadataError("The disk is full: make room.")
+
+    monkeypatch.setattr(subscription.cursor, "reset", not_durable)
+    with pytest.raises(MetadataError):
+        await subscription.seek(Position(1, 0))
+    assert not subscription.drained
+    assert topic.scalable.events.count(("rewound", "s")) == 1
+    await settle()
+    assert waiting.done()
+    again, peer = await waiting
+    again.flow(10)
+    await settle()
+    assert peer.got() == [0]
 
 
 async def test_a_drained_subscription_is_reported_when_sealed_or_loaded() -> None:

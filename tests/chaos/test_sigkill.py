@@ -5,6 +5,8 @@ import random
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from protocol.ids import Position
 from tests.chaos import audit
 from tests.chaos.acking_consumer import AckingConsumer, consume, is_kept
@@ -37,6 +39,7 @@ def make_producers() -> list[SteadyProducer]:
     ]
 
 
+@pytest.mark.timeout(300)
 async def test_sigkill_under_load(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -28,6 +28,7 @@ PATH: Final = f"/scalable/public/default/{LOCAL_NAME}"
 Segment = Mapping[str, object]
 
 
+@pytest.mark.timeout(300)
 async def test_sigkill_in_splits_and_merges(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -100,7 +100,7 @@ class Attack:
         self.sessions: deque[tuple[int, list[Mutated]]] = deque(maxlen=2000)
         self._broker = broker
         self._rng = random.Random(seed)
-        self._fuzzer = Fuzzer(self._rng, breaking=16)
+        self._fuzzer = Fuzzer(self._rng, breaking=24)
         self._target = target
         self._made = 0
         self._whole: list[Mutated] = []

@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from protocol import pulsar_pb2 as pb
 from tests.fuzz import corpus
 from tests.fuzz.attack import Attack
@@ -44,6 +46,7 @@ class Innocent:
             self.round_trips += 1
 
 
+@pytest.mark.timeout(300)
 async def test_mutated_frames(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -43,7 +43,8 @@ def test_layout_changes_under_load(
         # after newer messages and sometimes twice; some runs leave the stream consumer stuck:
         # docs/differences.md, seal
         return
-    assert facts["epoch"] == changes
+    # Each change raises the epoch; so does pruning what they sealed, if it is due by then.
+    assert facts["epoch"] >= changes
     assert facts["stream_complete"], facts
     assert_every_message_once(facts, "stream_")
     assert_every_message_once(facts, "queue_")

@@ -279,21 +279,17 @@ class Subscription:
             for consumer in self.dispatcher.consumers:
                 consumer.send_end_of_topic()
 
-    async def close(self, *, disconnect: bool) -> None:
-        """Let everybody go (with CLOSE_CONSUMER if `disconnect`) and make the cursor durable."""
+    async def close(self, *, persist: bool) -> None:
+        """Let everybody go, with CLOSE_CONSUMER, and if `persist` make the cursor durable."""
         self.closed = True
         if self._reattach is not None:
             self._reattach.cancel()
             self._reattach = None
-        if disconnect:
-            self.disconnect_consumers()
-        else:
-            for consumer in self.consumers:
-                self._detach(consumer, by_command=False)
+        self.disconnect_consumers()
         self._drop_dispatcher()
         self._changed()
         async with self._change:
-            if self.durable:
+            if persist and self.durable:
                 await self.cursor.persist()
 
     # Within

@@ -25,7 +25,9 @@ from broker.topic_producers import TopicProducers
 from config.bounds import SEAL_WAIT_S
 from protocol.ids import Position
 from protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.ledger.store import LedgerError
 from storage.managed_ledger_types import ManagedLedgerState
+from storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
     from broker.consumer import Consumer, SubscribeRequest
@@ -254,8 +256,12 @@ class Topic:
                     f"Subscription {name!r} on {self.name} has consumers: close them, or force."
                 )
             del self._subscriptions[name]
-            await subscription.close(disconnect=True)
-            await self.ledger.delete_cursor(name)
+            await subscription.close(persist=False)
+            try:
+                await self.ledger.delete_cursor(name)
+            except (MetadataError, LedgerError):
+                self._keep(Subscription(self, name, subscription.cursor))
+                raise
 
     async def _subscription_for(self, request: "SubscribeRequest") -> Subscription:
         name = request.subscription
@@ -338,7 +344,7 @@ class Topic:
         async with self._subscription_change:
             for subscription in list(self._subscriptions.values()):
                 try:
-                    await subscription.close(disconnect=True)
+                    await subscription.close(persist=True)
                 except MagnetarError as error:
                     failures.append(error)
         await self._work.wait()

@@ -86,7 +86,7 @@ async def test_closing_tells_those_who_wait() -> None:
     _, peer = await attach(subscription, EXCLUSIVE, "a")
     waiting = asyncio.create_task(attach(subscription, EXCLUSIVE, "b"))
     await settle()
-    await subscription.close(disconnect=True)
+    await subscription.close(persist=True)
     with pytest.raises(SubscriptionUnavailable):
         await waiting
     assert len(peer.commands(BaseCommand.CLOSE_CONSUMER)) == 1

@@ -9,12 +9,13 @@ import pytest
 from broker.dispatch.errors import ConsumerBusy
 from broker.producer_access import ProducerBusy
 from broker.service import Broker
-from broker.topic import TopicNotFound, TopicState
+from broker.topic import SubscriptionNotFound, TopicNotFound, TopicState
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST
 from protocol.names import NamespaceName, TopicDomain, TopicName, parse_topic_name
 from storage.managed_ledger_records import ledger_key
 from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerFenced
+from storage.metadata.store import MetadataError
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
 from tests.unit.broker.ingress.conftest import running
@@ -247,6 +248,32 @@ async def test_a_topic_whose_ledger_was_taken_over_lets_its_consumers_go(
     producer = await client.create_producer(TOPIC)
     await producer.send(b"x")
     assert broker.topics.loaded()[TOPIC] is not topic
+
+
+async def test_a_subscription_that_could_not_be_deleted_is_still_there(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    topic = broker.topics.loaded()[TOPIC]
+    await topic.create_subscription("s", EARLIEST)
+    await producer.send(b"x")
+
+    async def fails(*_: object, **__: object) -> None:
+        raise MetadataError("The disk is full: make room.")
+
+    monkeypatch.setattr(broker.metadata, "delete", fails)
+    with pytest.raises(MetadataError):
+        await topic.unsubscribe("s", force=False)
+    monkeypatch.undo()
+    assert topic.subscriptions["s"].backlog == 1
+    client = await connect()
+    consumer = await client.subscribe(TOPIC, "s", permits=1)
+    assert (await consumer.receive()).payload == b"x"
+    await consumer.close()
+    await topic.unsubscribe("s", force=False)
+    assert not topic.ledger.cursors
+    with pytest.raises(SubscriptionNotFound):
+        await topic.unsubscribe("s", force=False)
 
 
 async def test_lists_say_whether_anything_changed(broker: Broker, connect: Connect) -> None:

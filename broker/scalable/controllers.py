@@ -96,17 +96,25 @@ class Controllers:
         self, connection: "Connection", request: CommandScalableTopicSubscribe
     ) -> None:
         """SCALABLE_TOPIC_SUBSCRIBE: answered in its own response, whatever happens."""
-        task = asyncio.create_task(self._subscribe(connection, request))
+        registration = Registration(request.subscription, request.consumer_name)
+        try:
+            # Before anything is awaited: an UNSUBSCRIBE right behind must find it.
+            self._enter(connection, request.consumer_id, registration)
+        except TooManySessions as error:
+            connection.send(subscribe_error(request.request_id, error))
+            return
+        task = asyncio.create_task(self._subscribe(connection, request, registration))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         await asyncio.shield(task)
 
     async def _subscribe(
-        self, connection: "Connection", request: CommandScalableTopicSubscribe
+        self,
+        connection: "Connection",
+        request: CommandScalableTopicSubscribe,
+        registration: Registration,
     ) -> None:
-        registration = Registration(request.subscription, request.consumer_name)
         try:
-            self._enter(connection, request.consumer_id, registration)
             assignment = await self._register(connection, request, registration)
         except MagnetarError as error:
             log.debug("ordered_consumer_refused", topic=request.topic, error=str(error))

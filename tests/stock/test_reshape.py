@@ -1,9 +1,10 @@
 """Splits and merges under the stock client's load: every message once, each key in order.
 
-Order is asked of the stream subscription. With sends in flight it holds when batching is off; with
-batching on, the client closes the old segment's producer with a batch still unsent and sends that
-batch to the new segment later, after newer messages: those breaks are counted and reported, for no
-broker can prevent them.
+Order is asked of the stream subscription. Two breaks of it happen inside the client, where no
+broker can prevent them. With batching on, it closes the old segment's producer with a batch still
+unsent, and sends that batch to the new segment later, after newer messages: counted and reported.
+With batching off and sends in flight, the one send that is between picking its producer and using
+it when that producer closes is tried again 100 ms later: at most one for each layout change.
 """
 
 import pytest
@@ -48,8 +49,10 @@ def test_layout_changes_under_load(
     assert facts["stream_complete"], facts
     assert_every_message_once(facts, "stream_")
     assert_every_message_once(facts, "queue_")
-    if mode != "ASYNC_BATCHED":
+    if mode == "AWAITED":
         assert_key_order(facts, "stream_")
+    elif mode == "ASYNC_UNBATCHED":
+        assert facts["stream_order_breaks"] <= changes, facts["stream_order_break_examples"]
 
 
 def test_subscriptions_without_consumers_lose_nothing_over_a_split(run_case: RunCase) -> None:

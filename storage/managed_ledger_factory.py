@@ -26,6 +26,7 @@ from storage.managed_ledger_records import (
     NAMES_INDEX,
     decode_cursor,
     decode_stream,
+    is_ledger_key,
     ledger_key,
 )
 from storage.managed_ledger_types import (
@@ -175,7 +176,8 @@ class ManagedLedgerFactory:
         """Every ledger that the record of a stream or of a cursor names."""
         metadata = self._stores.metadata
         named: set[int] = set()
-        streams = [hit.record for hit in await metadata.scan_index(NAMES_INDEX, "", LAST)]
+        hits = await metadata.scan_index(NAMES_INDEX, "", LAST)
+        streams = [hit.record for hit in hits if is_ledger_key(hit.record.key)]
         for record in streams:
             found = decode_stream(record.key, record.value)
             named.update(info.ledger_id for info in found.ledgers)

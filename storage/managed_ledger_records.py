@@ -41,6 +41,11 @@ def ledger_key(name: str) -> str:
     return f"{ROOT}/{name}"
 
 
+def is_ledger_key(key: str) -> bool:
+    """Whether a record found in the index of streams is one: other records may use its name."""
+    return key.startswith(f"{ROOT}/")
+
+
 def cursor_key(name: str, cursor: str) -> str:
     """The record key of a durable cursor."""
     part = encode_name(cursor)

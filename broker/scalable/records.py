@@ -12,8 +12,8 @@ Rules:
 - Names in paths are URL-encoded as Pulsar does; `.` and `..`, which no path may hold, are written
   with `%2E`.
 - A topic's record has one index entry for each property (index = its name, key = its value), as far
-  as indexes can hold it; lookups by property check the record itself too.  One entry more, of our
-  own, finds the topics that have sealed segments.
+  as indexes can hold it and the index is not one of our own; lookups by property check the record
+  itself too.  One entry more, of our own, finds the topics that have sealed segments.
 - Decoding verifies: a record that is not whole is `CorruptLayout`, never half a topic.
 """
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from broker.scalable.layout import CorruptLayout, Layout, Segment, SegmentState, verify
+from config.bounds import METADATA_KEY_BYTES
 from protocol.names import (
     InvalidNamespaceName,
     InvalidTopicName,
@@ -35,12 +36,14 @@ from protocol.names import (
     decode_name,
 )
 from protocol.names import encode_name as url_encode
+from storage.managed_ledger_records import NAMES_INDEX
 from storage.metadata.store import IndexEntry
 
 TOPICS_ROOT = "/topics"
 SEALED = IndexEntry("magnetar:scalable-topics", "with-sealed-segments")
 """In whose index place the topics are that have something to prune."""
 
+_OWN_INDEXES = frozenset({NAMES_INDEX, SEALED.index})
 _NOT_IN_INDEX_NAMES = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 _NOT_IN_INDEX_KEYS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 
@@ -169,6 +172,9 @@ def is_indexed(key: str, value: str) -> bool:
     return bool(
         key
         and value
+        and key not in _OWN_INDEXES
+        and len(key.encode(errors="surrogatepass")) <= METADATA_KEY_BYTES
+        and len(value.encode(errors="surrogatepass")) <= METADATA_KEY_BYTES
         and not _NOT_IN_INDEX_NAMES.search(key)
         and not _NOT_IN_INDEX_KEYS.search(value)
     )

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.background import Background
+from broker.scalable.records import topic_path
 from broker.service import Broker
 from broker.topic import TopicUnavailable
 from protocol import pulsar_pb2 as pb
@@ -18,6 +19,8 @@ from storage.data_directory import DataDirectory, DataDirectoryInUse
 from storage.ledger.local.local_ledger import LocalWritableLedger
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.store import AppendCallback, LedgerError
+from storage.managed_ledger_records import NAMES_INDEX
+from storage.metadata.store import IndexEntry
 from tests.support.raw_client import RawClient
 from tests.unit.broker.ingress.conftest import running
 
@@ -119,6 +122,24 @@ async def test_health_checks_keep_one_ledger_that_does_not_grow_and_ends_with_th
         assert len(written) == 6
         assert [written.count(each) for each in dict.fromkeys(written)] == [2, 2, 2]
     assert ledgers == []
+
+
+async def test_no_property_of_a_topic_keeps_a_broker_from_starting(tmp_path: Path) -> None:
+    name = parse_topic_name("topic://public/default/t")
+    properties = {NAMES_INDEX: "x", "magnetar:scalable-topics": "with-sealed-segments", "k": "v"}
+    async with running(tmp_path) as broker:
+        await broker.scalable.create(name, segments=1, properties=properties)
+        # As earlier versions stored them.
+        key = topic_path(name)
+        record = await broker.metadata.get(key)
+        assert record is not None
+        entries = [IndexEntry(key, value) for key, value in properties.items()]
+        await broker.metadata.put(key, record.value, indexes=entries)
+    async with running(tmp_path) as broker:
+        assert (await broker.scalable.get(name)).properties == properties
+        for item in properties.items():
+            found = await broker.scalable.list(name.namespace_name, dict([item]))
+            assert found == [str(name)]
 
 
 async def test_names_differ_between_starts(tmp_path: Path) -> None:

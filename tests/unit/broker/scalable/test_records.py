@@ -11,7 +11,9 @@ from broker.scalable.history import ChangeKind, HistoryEntry
 from broker.scalable.layout import CorruptLayout, Layout, initial, split
 from broker.scalable.records import ScalableTopicRecord, decode_topic, encode_topic
 from broker.scalable.steps import Step, StepKind
+from config.bounds import METADATA_KEY_BYTES
 from protocol.names import parse_namespace_name, parse_topic_name
+from storage.managed_ledger_records import NAMES_INDEX
 from storage.metadata.operations import check_key
 from tests.unit.broker.scalable.test_layout import histories
 
@@ -102,6 +104,10 @@ def test_index_entries() -> None:
         initial(1, now_ms=1), {"a": "1", "b/c": "2", "d": "", "e": "x\x01"}
     )
     assert [(e.index, e.key) for e in records.indexes_of(record)] == [("a", "1")]
+    long = "ä" * (METADATA_KEY_BYTES // 2)
+    assert all(records.is_indexed(*pair) for pair in ((long, "k"), ("k", long)))
+    unfit = {NAMES_INDEX: "x", records.SEALED.index: "x", f"{long}.": "k", "k": f"{long}."}
+    assert records.indexes_of(ScalableTopicRecord(record.layout, unfit)) == ()
     reshaped = ScalableTopicRecord(split(record.layout, 0, now_ms=2).layout)
     assert records.indexes_of(reshaped) == (records.SEALED,)
 

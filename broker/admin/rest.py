@@ -13,6 +13,7 @@ from aiohttp import web
 
 from protocol.names import NamespaceName, TopicName, parse_topic_name
 from protocol.server_error import MagnetarError, ServerError
+from storage.metadata.store import RecordTooLarge
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +65,8 @@ def status_of(error: MagnetarError) -> HTTPStatus:
     own = getattr(error, "http_status", None)
     if isinstance(own, HTTPStatus):
         return own
+    if isinstance(error, RecordTooLarge):
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 

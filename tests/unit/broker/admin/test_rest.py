@@ -217,3 +217,13 @@ async def test_brokers_clusters_lookup_and_metrics(rest: Rest) -> None:
     assert f"pulsar_producers_count{{{labels}}} 1.0" in text
     assert 'pulsar_active_connections{cluster="standalone"} 1.0' in text
     await client.close()
+
+
+async def test_what_is_too_large_to_be_stored_is_the_callers_fault(rest: Rest) -> None:
+    many = {str(number): "x" for number in range(1001)}
+    assert "index entries" in await rest.refused(413, "PUT", f"{SCALABLE}/x", many)
+    await rest.done("PUT", f"{SCALABLE}/x", {"long": "v" * 5000, "": "", "a\0/b": "\x01"})
+    path = f"{SCALABLE}/x/subscriptions/{'s' * 4090}"
+    assert "shorter" in await rest.refused(413, "PUT", path)
+    for query in (f"long={'v' * 5000}", "a%00/b=%01"):
+        assert await rest.get(f"{SCALABLE}?property={query}") == ["topic://public/default/x"]

@@ -7,20 +7,24 @@ a start is said in one sentence and exits 1.
 
 import asyncio
 import gc
+import importlib
 import os
 import random
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
-from broker.admin.app import AdminServer
 from broker.service import Broker
 from config.settings import Settings
 from protocol.server_error import MagnetarError
 from storage.clock import SystemClock
+
+if TYPE_CHECKING:
+    from broker.admin.app import AdminServer
 
 log = structlog.get_logger(__name__)
 
@@ -52,9 +56,10 @@ async def _serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     broker = Broker(settings, clock=SystemClock(), rng=random.Random())
-    admin = AdminServer(broker)
+    admin: AdminServer | None = None
     try:
         await broker.start()
+        admin = await _admin_server(broker)
         await admin.start()
         gc.freeze()
         print(banner(settings, broker.port, admin.port, time.monotonic() - started), flush=True)
@@ -66,10 +71,18 @@ async def _serve(settings: Settings) -> int:
         except TimeoutError:
             log.warning("drain_timed_out", timeout_s=settings.drain_timeout_s)
     finally:
-        await admin.stop()
+        if admin is not None:
+            await admin.stop()
         await broker.stop()
     log.info("stopped")
     return 0
+
+
+async def _admin_server(broker: Broker) -> "AdminServer":
+    """Clients are served while the REST server, a third of what is to be imported, is loaded."""
+    module = await asyncio.to_thread(importlib.import_module, "broker.admin.app")
+    server: AdminServer = module.AdminServer(broker)
+    return server
 
 
 def _on_signals(stop: asyncio.Event) -> None:

@@ -45,6 +45,7 @@ def routes() -> list[web.RouteDef]:
         web.post(SUBSCRIPTION + "/skip-all", skip_all),
         web.get(TOPIC + "/autoScalePolicy", auto_scale_policy),
         web.post(TOPIC + "/autoScalePolicy", refuse_auto_scale),
+        web.delete(TOPIC + "/autoScalePolicy", delete_auto_scale_policy),
     ]
 
 
@@ -172,3 +173,9 @@ async def refuse_auto_scale(request: web.Request) -> web.Response:
     if policy.get("enabled") is False:
         return no_content()
     raise refused("Segments split and merge by hand only: use split/{id} and merge/{a}/{b}.")
+
+
+async def delete_auto_scale_policy(request: web.Request) -> web.Response:
+    """DELETE: there is never an override to remove."""
+    await request.app[BROKER].scalable.get(_name(request))
+    return no_content()

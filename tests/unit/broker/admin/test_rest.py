@@ -99,6 +99,18 @@ async def test_what_cannot_be_done_says_why(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{SCALABLE}/z", ["not", "properties"])
 
 
+async def test_automatic_scaling_reports_itself_as_off(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x")
+    policy = f"{SCALABLE}/x/autoScalePolicy"
+    assert await rest.get(policy) == {"enabled": False}
+    await rest.done("POST", policy, {"enabled": False})
+    assert "by hand" in await rest.refused(412, "POST", policy, {"enabled": True})
+    await rest.done("DELETE", policy)
+    assert await rest.get(f"{NAMESPACES}/public/default/scalableTopicAutoScalePolicy") == {
+        "enabled": False
+    }
+
+
 async def test_subscriptions_of_a_scalable_topic(rest: Rest) -> None:
     await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=2")
     for _ in range(2):

@@ -243,7 +243,13 @@ async def unsubscribe(connection: "Connection", command: BaseCommand, entry: byt
         )
     consumer.close()
     if subscription.durable:
-        await subscription.topic.unsubscribe(subscription.name, force=request.force)
+        try:
+            await subscription.topic.unsubscribe(subscription.name, force=request.force)
+        except MagnetarError as error:
+            # Its client takes the consumer for attached again: it must come back, after the answer.
+            connection.reply_error(request.request_id, error)
+            consumer.disconnect()
+            return
     _succeed(connection, request.request_id)
 
 

@@ -15,6 +15,7 @@ from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST, LATEST, Position, to_wire
 from protocol.pulsar_pb2 import BaseCommand
 from protocol.server_error import MagnetarError, ServerError
+from storage.metadata.store import MetadataError
 from tests.unit.broker.egress.fakes import FakeConnection, FakeTopic, entry_bytes, settle
 
 Field = BaseCommand.Type
@@ -63,6 +64,9 @@ class Peer(FakeConnection):
         if work is not None:
             await work
         return self.frames[seen:][-1].command
+
+    def reply_error(self, request_id: int, error: MagnetarError) -> None:
+        Connection.reply_error(cast("Connection", self), request_id, error)
 
     async def subscribe(self, **fields: object) -> BaseCommand:
         given = {"topic": str(self.topic.name), "subscription": "s", "consumer_id": 1} | fields
@@ -233,6 +237,22 @@ async def test_unsubscribe(topic: HandlerTopic, peer: Peer) -> None:
     assert topic.unsubscribed == ["s"]
     with pytest.raises(ConsumerNotFound):
         await peer.ask(BaseCommand.UNSUBSCRIBE, pb.CommandUnsubscribe(consumer_id=1, request_id=3))
+
+
+async def test_an_unsubscribe_that_fails_lets_the_client_come_back(
+    topic: HandlerTopic, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await peer.subscribe()
+
+    async def fails(name: str, *, force: bool) -> None:
+        raise MetadataError("The disk is full: make room.")
+
+    monkeypatch.setattr(topic, "unsubscribe", fails)
+    command = pb.CommandUnsubscribe(consumer_id=1, request_id=3)
+    answer = await peer.ask(BaseCommand.UNSUBSCRIBE, command)
+    assert answer.close_consumer.consumer_id == 1
+    refusal = peer.frames[-2].command.error
+    assert (refusal.request_id, refusal.error) == (3, pb.MetadataError)
 
 
 async def test_closing_what_is_not_there_succeeds(peer: Peer) -> None:

@@ -99,8 +99,8 @@ class BrokerCollector(Collector):
             subscriptions.add(labels, len(held))
             in_messages.add(labels, topic.messages_in_total)
             in_bytes.add(labels, topic.bytes_in_total)
-            out_messages.add(labels, sum(one.messages_out_total for one in held))
-            out_bytes.add(labels, sum(one.bytes_out_total for one in held))
+            out_messages.add(labels, topic.messages_out_total)
+            out_bytes.add(labels, topic.bytes_out_total)
             backlog.add(labels, sum(one.backlog for one in held if one.durable))
             size.add(labels, topic.ledger.total_size_bytes)
         for filled in (producers, consumers, subscriptions, backlog, size):

@@ -112,6 +112,8 @@ class Topic:
             cursor_name: Subscription(self, cursor_name, cursor)
             for cursor_name, cursor in ledger.cursors.items()
         }
+        self._past_messages_out = 0
+        self._past_bytes_out = 0
         self._subscription_change = asyncio.Lock()
         self._work = Background()
         self._sealing: asyncio.Task[Position] | None = None
@@ -169,6 +171,18 @@ class Topic:
         """Bytes of entries published since the topic was loaded."""
         now = sum(producer.bytes_in for producer in self.producers.values())
         return self._producers.past_bytes_in + now
+
+    @property
+    def messages_out_total(self) -> int:
+        """Messages sent to consumers since the topic was loaded, also of subscriptions now gone."""
+        now = sum(each.messages_out_total for each in self._subscriptions.values())
+        return self._past_messages_out + now
+
+    @property
+    def bytes_out_total(self) -> int:
+        """Bytes of entries sent to consumers since the topic was loaded."""
+        now = sum(each.bytes_out_total for each in self._subscriptions.values())
+        return self._past_bytes_out + now
 
     def max_read_position(self) -> Position:
         """Up to where consumers may read."""
@@ -257,6 +271,8 @@ class Topic:
                 )
             del self._subscriptions[name]
             await subscription.close(persist=False)
+            self._past_messages_out += subscription.messages_out_total
+            self._past_bytes_out += subscription.bytes_out_total
             try:
                 await self.ledger.delete_cursor(name)
             except (MetadataError, LedgerError):

@@ -17,8 +17,8 @@ def topic_stats(topic: "Topic") -> dict[str, object]:
     return {
         "msgInCounter": topic.messages_in_total,
         "bytesInCounter": topic.bytes_in_total,
-        "msgOutCounter": sum(one.messages_out_total for one in held.values()),
-        "bytesOutCounter": sum(one.bytes_out_total for one in held.values()),
+        "msgOutCounter": topic.messages_out_total,
+        "bytesOutCounter": topic.bytes_out_total,
         "storageSize": topic.ledger.total_size_bytes,
         "publishers": [_publisher(producer) for producer in topic.producers.values()],
         "subscriptions": {name: _subscription(one) for name, one in held.items()},

@@ -276,6 +276,22 @@ async def test_a_subscription_that_could_not_be_deleted_is_still_there(
         await topic.unsubscribe("s", force=False)
 
 
+async def test_what_went_out_is_counted_for_the_topic_when_its_reader_is_gone(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    await (await client.create_producer(TOPIC)).send(b"x")
+    options = pb.CommandSubscribe(durable=False, initial_position=pb.CommandSubscribe.Earliest)
+    reader = await client.subscribe(TOPIC, "r", options, permits=1)
+    await reader.receive()
+    topic = broker.topics.loaded()[TOPIC]
+    sent = topic.bytes_out_total
+    assert (topic.messages_out_total, sent > 0) == (1, True)
+    await reader.close()
+    await until(lambda: not topic.subscriptions)
+    assert (topic.messages_out_total, topic.bytes_out_total) == (1, sent)
+
+
 async def test_lists_say_whether_anything_changed(broker: Broker, connect: Connect) -> None:
     client = await connect()
     await client.create_producer(TOPIC)

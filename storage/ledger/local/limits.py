@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from config import bounds
+from storage.ledger.local.codec import MAX_LOG_BYTES
 from storage.ledger.store import LedgerError
 
 
@@ -21,7 +22,7 @@ class LedgerLimits:
 
     def __post_init__(self) -> None:
         """Refuse sizes whose offsets would not fit into a log file's 32 bits."""
-        if self.file_bytes + self.group_bytes + 2 * bounds.LEDGER_ENTRY_BYTES >= 2**32:
+        if self.file_bytes + self.group_bytes + 2 * bounds.LEDGER_ENTRY_BYTES > MAX_LOG_BYTES:
             raise LedgerError(
                 f"A ledger log file of {self.file_bytes} bytes with groups of {self.group_bytes} "
                 "does not fit into 32-bit offsets: set a smaller file size."

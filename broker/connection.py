@@ -443,8 +443,10 @@ class Connection(asyncio.Protocol):
                 log.exception("close_callback_failed", remote=self.remote)
 
     def _ping(self, answered: asyncio.Future[None] | None = None) -> None:
-        self._pings.append(answered)
-        self.send_encoded(_PING_FRAME)
+        """One without a waiter is enough for all: any sign of life will do for them."""
+        if answered is not None or not self._pings:
+            self._pings.append(answered)
+            self.send_encoded(_PING_FRAME)
 
     def _answer_liveness(self) -> None:
         waiting, self._liveness = self._liveness, []

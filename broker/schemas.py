@@ -42,11 +42,18 @@ class SchemaNotFound(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """One entry of a history; `definition` is None for a tombstone."""
+    """One version of a topic's schema."""
 
     version: int
-    definition: SchemaDefinition | None
+    definition: SchemaDefinition
     timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """The end of all versions before it."""
+
+    version: int
 
 
 def version_bytes(version: int) -> bytes:
@@ -85,7 +92,7 @@ class SchemaRegistry:
 
     async def history(self, schema_id: str) -> list[SchemaVersion]:
         """Every version since the last deletion, oldest first."""
-        return [entry for entry, _ in _alive(await self._all(schema_id))]
+        return _alive(await self._all(schema_id))
 
     async def get(self, schema_id: str, version: int | None = None) -> SchemaVersion:
         """One version, the newest by default.  Raises `SchemaNotFound`."""
@@ -107,10 +114,10 @@ class SchemaRegistry:
         for _ in range(RECORD_CHANGE_TRIES):
             entries = await self._all(schema_id)
             alive = _alive(entries)
-            for entry, known in alive:
-                if known.same_as(definition):
-                    return entry.version
-            check_successor(definition, [known for _, known in alive], strategy)
+            for known in alive:
+                if known.definition.same_as(definition):
+                    return known.version
+            check_successor(definition, [known.definition for known in alive], strategy)
             if len(entries) >= MAX_SCHEMA_VERSIONS:
                 raise IncompatibleSchema(
                     f"The topic {schema_id} has {len(entries)} schema versions, the most there may "
@@ -130,9 +137,9 @@ class SchemaRegistry:
         """
         if definition.kind in UNTYPED:
             return
-        alive = _alive(await self._all(schema_id))
+        alive = await self.history(schema_id)
         if alive:
-            check_reader(definition, [known for _, known in alive], strategy)
+            check_reader(definition, [known.definition for known in alive], strategy)
         else:
             await self.add(schema_id, definition, strategy)
 
@@ -150,7 +157,7 @@ class SchemaRegistry:
         for entry in await self._all(schema_id):
             await self._metadata.delete(_key(schema_id, entry.version))
 
-    async def _all(self, schema_id: str) -> list[SchemaVersion]:
+    async def _all(self, schema_id: str) -> list[SchemaVersion | Tombstone]:
         lo, hi = children_range(f"{ROOT}/{schema_id}")
         return [_decode(record) for record in await self._metadata.scan(lo, hi)]
 
@@ -165,13 +172,13 @@ class SchemaRegistry:
         return True
 
 
-def _alive(entries: list[SchemaVersion]) -> list[tuple[SchemaVersion, SchemaDefinition]]:
-    alive: list[tuple[SchemaVersion, SchemaDefinition]] = []
+def _alive(entries: list[SchemaVersion | Tombstone]) -> list[SchemaVersion]:
+    alive: list[SchemaVersion] = []
     for entry in entries:
-        if entry.definition is None:
+        if isinstance(entry, Tombstone):
             alive.clear()
         else:
-            alive.append((entry, entry.definition))
+            alive.append(entry)
     return alive
 
 
@@ -189,14 +196,15 @@ def _encode(definition: SchemaDefinition | None, timestamp_ms: int) -> bytes:
     return json.dumps(value).encode()
 
 
-def _decode(record: Record) -> SchemaVersion:
+def _decode(record: Record) -> SchemaVersion | Tombstone:
     value = json.loads(record.value)
-    definition = None
-    if not value["deleted"]:
-        definition = SchemaDefinition(
-            SchemaType[value["type"]],
-            base64.b64decode(value["data"]),
-            value["name"],
-            value["properties"],
-        )
-    return SchemaVersion(int(name_of(record.key)), definition, value["timestamp"])
+    version = int(name_of(record.key))
+    if value["deleted"]:
+        return Tombstone(version)
+    definition = SchemaDefinition(
+        SchemaType[value["type"]],
+        base64.b64decode(value["data"]),
+        value["name"],
+        value["properties"],
+    )
+    return SchemaVersion(version, definition, value["timestamp"])

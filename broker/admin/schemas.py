@@ -37,7 +37,6 @@ def _topic(request: web.Request) -> TopicName:
 
 def _to_json(entry: SchemaVersion) -> dict[str, object]:
     definition = entry.definition
-    assert definition is not None
     return {
         "version": entry.version,
         "type": definition.kind.name,
@@ -108,7 +107,7 @@ async def compatibility(request: web.Request) -> web.Response:
     topic = _topic(request)
     strategy = (await broker.namespaces.require(topic.namespace_name)).schema_compatibility
     history = await broker.schemas.history(topic.schema_id)
-    known = [entry.definition for entry in history if entry.definition is not None]
+    known = [entry.definition for entry in history]
     try:
         check_successor(await _definition(request), known, strategy)
     except IncompatibleSchema:
@@ -125,6 +124,6 @@ async def version_of(request: web.Request) -> web.Response:
     wanted = await _definition(request)
     history = await request.app[BROKER].schemas.history(_topic(request).schema_id)
     for entry in history:
-        if entry.definition is not None and entry.definition.same_as(wanted):
+        if entry.definition.same_as(wanted):
             return web.json_response({"version": entry.version})
     raise RestError(HTTPStatus.NOT_FOUND, "The topic has no such schema: POST it to /schema.")

@@ -32,7 +32,6 @@ async def get_schema(connection: "Connection", command: BaseCommand, entry: byte
         name = parse_topic_name(request.topic)
         version = int.from_bytes(wanted, "big") if len(wanted) == VERSION_BYTES else None
         found = await connection.broker.schemas.get(name.schema_id, version)
-        assert found.definition is not None
         response.schema.CopyFrom(definition_to_wire(found.definition))
         response.schema_version = version_bytes(found.version)
     except MagnetarError as error:

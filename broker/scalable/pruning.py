@@ -55,9 +55,7 @@ class Pruner:
             if self._topics.known(live.name) is not live:
                 return []
             gone = await self._choose(live, retention)
-            if gone:
-                await self._prune(live, gone)
-            return gone
+            return gone if gone and await self._prune(live, gone, retention) else []
 
     async def finish_leftovers(self) -> None:
         """Try again what could not be finished."""
@@ -104,7 +102,8 @@ class Pruner:
             kept_ms = -1 if kept_ms < 0 else max(kept_ms, self._unsubscribed_retention_ms)
         return kept_ms >= 0 and self._clock.now_ms() - segment.sealed_at_ms >= kept_ms
 
-    async def _prune(self, live: LiveTopic, gone: list[int]) -> None:
+    async def _prune(self, live: LiveTopic, gone: list[int], retention: Retention) -> bool:
+        """Take them out of the layout, then delete them.  False if they have to stay after all."""
         before = live.stored.record
         after = layout.prune(before.layout, gone)
         names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
@@ -113,7 +112,12 @@ class Pruner:
         self._unfinished[step.key] = leftover or step
         if leftover is not None:
             log.info("prune_put_off", topic=str(live.name), because=leftover.key)
-            return
+            return False
+        # While the step was being noted somebody may have subscribed, or gone back by a seek.
+        if await self._choose(live, retention) != gone:
+            await self._store.end(step)
+            del self._unfinished[step.key]
+            return False
         record = ScalableTopicRecord(after, before.properties, before.auto_scale_policy)
         stored = await self._store.change(live.stored, record)
         self._topics.publish(live, stored)
@@ -124,3 +128,4 @@ class Pruner:
         await self._store.end(step)
         del self._unfinished[step.key]
         log.info("segments_pruned", topic=str(live.name), segments=gone, epoch=after.epoch)
+        return True

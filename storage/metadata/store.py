@@ -70,9 +70,12 @@ class InvalidMetadataRequest(InternalError):
 
 
 class RecordTooLarge(PeerError):
-    """A value, key or index list is above its bound.  Nothing was stored; store less of it."""
+    """A value, key or index list is above its bound.  Nothing was stored; store less of it.
 
-    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+    Not a MetadataError on the wire: clients would try again what can never be stored.
+    """
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,3 +359,12 @@ async def test_transaction_commands_are_refused_in_their_form(connect: Connect) 
     assert (update.watch_id, pb.ServerError.Name(update.error)) == (4, "NotAllowedError")
     client.send(Kind.WATCH_TC_ASSIGNMENTS_CLOSE, pb.CommandWatchTcAssignmentsClose(watch_id=4))
     await client.ping()
+
+
+async def test_a_name_too_long_to_be_stored_is_refused_for_good(
+    connect: Callable[[], Awaitable[RawClient]],
+) -> None:
+    """With a code that the stock client does not try again."""
+    client = await connect()
+    assert await code_of(client.subscribe(TOPIC, "s" * 5000)) == "NotAllowedError"
+    await client.subscribe(TOPIC, "s" * 500)

@@ -4,8 +4,8 @@ Rules: nothing heavy is imported until its command runs; a failure is one senten
 error and a status other than 0.
 """
 
+import http.client
 import json
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Annotated
@@ -76,7 +76,9 @@ def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     try:
         with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT_S) as answer:
             typer.echo(answer.read().decode())
-    except (urllib.error.URLError, OSError) as error:
+    except http.client.HTTPException as error:
+        raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
+    except (OSError, ValueError) as error:
         raise fail(f"{url} does not answer well ({error}).") from error
 
 

@@ -1,5 +1,6 @@
 """The command line's view of the REST interface: one request, one answer, errors as sentences."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -17,6 +18,8 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
 
     Raises `RestFailure` with the broker's own reason.
     """
+    if not base_url.startswith(("http://", "https://")):
+        raise RestFailure(f"{base_url} is no REST address: write it as http://host:port.")
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         base_url.rstrip("/") + path,
@@ -37,6 +40,11 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
         raise RestFailure(
             f"No broker answers at {base_url} ({reason}): start one with `magnetar standalone`, "
             "or name another with --admin-url."
+        ) from error
+    except http.client.HTTPException as error:
+        raise RestFailure(
+            f"What answers at {base_url} is no REST interface: name the broker's REST port "
+            "(8080 unless set otherwise), not its binary port."
         ) from error
 
 

@@ -57,7 +57,10 @@ def list_topics(
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """List the scalable topics of a namespace."""
-    answer = ask(admin_url, "GET", f"/admin/v2/scalable/{namespace}")
+    parts = namespace.split("/")
+    if len(parts) != 2 or not all(parts):
+        raise typer.BadParameter(f"{namespace!r} is not a namespace: write tenant/namespace.")
+    answer = ask(admin_url, "GET", f"/admin/v2/scalable/{quote(namespace)}")
     for name in answer if isinstance(answer, list) else []:
         typer.echo(name)
 

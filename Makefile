@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml
+	@echo "Installing into $(VENV); this takes a minute or two ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from broker.service import Broker
 
 SHUTDOWN_TIMEOUT_S = 2
+INDEX = "/admin/v2"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,9 +44,19 @@ def build_app(broker: "Broker") -> web.Application:
         tenants,
     ):
         app.add_routes(resource.routes())
+    app.router.add_get(INDEX, index)
     for path in ("/metrics", "/metrics/"):
         app.router.add_get(path, metrics)
     return app
+
+
+async def index(request: web.Request) -> web.Response:
+    """GET: every path there is, with its methods."""
+    methods: dict[str, list[str]] = {}
+    for route in request.app.router.routes():
+        if route.resource is not None and route.method != "HEAD":
+            methods.setdefault(route.resource.canonical, []).append(route.method)
+    return web.json_response({path: sorted(methods[path]) for path in sorted(methods)})
 
 
 async def metrics(request: web.Request) -> web.Response:

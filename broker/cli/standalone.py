@@ -43,9 +43,9 @@ def run_standalone(settings: Settings) -> int:
         return 1
     except OSError as error:
         print(
-            f"magnetar: cannot listen on {settings.bind_host}:{settings.port} or "
-            f":{settings.http_port} ({error.strerror or error}): stop what uses the port, or give "
-            "another with --port and --http-port.",
+            f"magnetar: cannot listen on {settings.bind_host}, port {settings.port} for clients "
+            f"and port {settings.http_port} for REST ({os.strerror(error.errno or 0)}): stop what uses "
+            "one of them, or give others with --port and --http-port.",
             file=sys.stderr,
         )
         return 1
@@ -100,6 +100,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
     """What a person wants to know first: where data lives, where to connect, what to type."""
     host = settings.advertised_host
+    command = sys.argv[0] if sys.argv[0].endswith("magnetar") else "magnetar"
     return "\n".join(
         [
             "",
@@ -109,8 +110,8 @@ def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
             f"  clients   pulsar://{host}:{port}",
             f"  REST      http://{host}:{http_port}/admin/v2   metrics at /metrics",
             "",
-            "  next      magnetar topics create my-topic --segments 4",
-            "            magnetar topics get my-topic",
+            f"  next      {command} topics create my-topic --segments 4",
+            f"            {command} topics get my-topic",
             "            point a Pulsar v5 client at the address above",
             "",
             "  Ctrl-C or SIGTERM stops it cleanly.",

@@ -95,7 +95,10 @@ async def test_what_cannot_be_done_says_why(rest: Rest) -> None:
         await rest.refused(404, "GET", f"{SCALABLE}/none{path}")
     await rest.refused(404, "DELETE", f"{SCALABLE}/none")
     await rest.refused(404, "PUT", "/admin/v2/scalable/public/none/x")
-    await rest.refused(404, "GET", "/admin/v2/nothing")
+    assert "/admin/v2" in await rest.refused(404, "GET", "/admin/v2/nothing")
+    index = await rest.get("/admin/v2")
+    assert isinstance(index, dict)
+    assert index["/admin/v2/scalable/{tenant}/{namespace}/{topic}/split/{segment}"] == ["POST"]
     await rest.refused(400, "PUT", f"{SCALABLE}/z", ["not", "properties"])
 
 

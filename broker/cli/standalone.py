@@ -44,8 +44,8 @@ def run_standalone(settings: Settings) -> int:
     except OSError as error:
         print(
             f"magnetar: cannot listen on {settings.bind_host}, port {settings.port} for clients "
-            f"and port {settings.http_port} for REST ({os.strerror(error.errno or 0)}): stop what uses "
-            "one of them, or give others with --port and --http-port.",
+            f"and port {settings.http_port} for REST ({os.strerror(error.errno or 0)}): stop what "
+            "uses one of them, or give others with --port and --http-port.",
             file=sys.stderr,
         )
         return 1

@@ -66,6 +66,10 @@ TOPIC_LIST_PAUSE_S = 0.05
 """Changes of a topic list within this time are told together."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
+IDLE_LOOK_S = 30
+"""Longest time between two looks for topics that nobody uses."""
+IDLE_TOPICS_TO_TRIM = 100_000
+"""Unloaded topics that are loaded again when retention ends; others wait for their next user."""
 
 # Dispatch
 READ_BATCH_ENTRIES = 200
@@ -172,3 +176,17 @@ RELEASE_WAIT_S = 5
 """How long a segment waits for a former owner that was told of it and never seen there."""
 TAKE_UP_WAIT_S = 30
 """How long a consumer may leave all its segments unread before others get them."""
+
+# Transactions
+TXN_LATENCY_SAMPLES = 1000
+"""Ended transactions whose durations are kept for metrics."""
+TXN_ID_BLOCK = 1000
+"""Transaction numbers that a coordinator reserves with one write."""
+TXN_ENDED_KEPT = 10_000
+"""Ended transactions that a segment remembers, to refuse late writes without a read."""
+TXN_PAGE = 1000
+"""Records that one page of an index scan brings."""
+TXN_ACKS_OF_RECORD = 10_000
+"""Positions in one acknowledgement record; a longer ACK command makes several."""
+TXN_CLEANING_RETRY_MAX_S = 10
+"""Longest pause between attempts to clean up after a transaction when the store fails."""

@@ -1,1 +1,1 @@
-"""Transactions whose state lives in the metadata store."""
+"""Transactions: headers, claims, acknowledgement records, and what readers may see of them."""

@@ -1,0 +1,66 @@
+"""What transactions count, for metrics: plain numbers that the owner of the process reads.
+
+Rule: counting never fails and never waits.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from config.bounds import TXN_LATENCY_SAMPLES
+
+INDEX_QUERY_BUCKETS_S: Sequence[float] = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
+END_BUCKETS_S: Sequence[float] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
+
+
+class Histogram:
+    """Counts of durations in seconds, for each upper bound and above all."""
+
+    __slots__ = ("_bounds", "counts", "total_s")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total_s = 0.0
+
+    def observe(self, duration_s: float) -> None:
+        """Count one duration."""
+        self.total_s += duration_s
+        for place, bound in enumerate(self._bounds):
+            if duration_s <= bound:
+                self.counts[place] += 1
+                return
+        self.counts[-1] += 1
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds as Prometheus writes them, each with the count up to it."""
+        found, so_far = [], 0
+        names = [*(str(bound) for bound in self._bounds), "+Inf"]
+        for name, count in zip(names, self.counts, strict=True):
+            so_far += count
+            found.append((name, float(so_far)))
+        return found
+
+
+@dataclass(slots=True)
+class TransactionCounters:
+    """One for each process; names are those of the metrics, without `pulsar_txn_`."""
+
+    op_writes: int = 0
+    """Claims and acknowledgement records put."""
+    op_deletes: int = 0
+    header_cas_ok: int = 0
+    header_cas_conflict: int = 0
+    header_cas_reject: int = 0
+    """Ends refused because the transaction had ended otherwise, or was not there."""
+    created: int = 0
+    committed: int = 0
+    aborted: int = 0
+    timed_out: int = 0
+    appended: int = 0
+    """Entries appended in transactions."""
+    index_query: Histogram = field(default_factory=lambda: Histogram(INDEX_QUERY_BUCKETS_S))
+    end: Histogram = field(default_factory=lambda: Histogram(END_BUCKETS_S))
+    """From END_TXN to its answer."""
+    open_ms: deque[int] = field(default_factory=lambda: deque(maxlen=TXN_LATENCY_SAMPLES))
+    """How long the newest ended transactions were open."""

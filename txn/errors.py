@@ -1,0 +1,68 @@
+"""What can be wrong with a transactional request, with the code that clients map (PIP-471).
+
+Rules: `InvalidTxnStatus` and `TransactionNotFound` end a transaction for its client;
+`TransactionConflict` refuses one acknowledgement, after which the transaction can only abort;
+`TransactionEnded` is what a SEND gets, because for a SEND a client gives up on NotAllowedError only
+and sends again and again after anything else.
+"""
+
+from http import HTTPStatus
+from typing import ClassVar
+
+from protocol.server_error import InternalError, OperatorError, PeerError, ServerError
+
+
+class TransactionNotFound(PeerError):
+    """There is no such transaction, or it belongs to somebody else: begin another one."""
+
+    code: ClassVar[ServerError] = ServerError.TRANSACTION_NOT_FOUND
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
+
+
+class InvalidTxnStatus(PeerError):
+    """The transaction ended, and otherwise than asked for."""
+
+    code: ClassVar[ServerError] = ServerError.INVALID_TXN_STATUS
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+class TransactionEnded(PeerError):
+    """A write came after the end of its transaction."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class TransactionConflict(PeerError):
+    """What is to be acknowledged is acknowledged, or held by another transaction."""
+
+    code: ClassVar[ServerError] = ServerError.TRANSACTION_CONFLICT
+
+
+class CoordinatorNotFound(PeerError):
+    """This broker does not lead that coordinator: follow the assignments."""
+
+    code: ClassVar[ServerError] = ServerError.TRANSACTION_COORDINATOR_NOT_FOUND
+
+
+class TooManyTransactions(OperatorError):
+    """The coordinator has as many open transactions as it may have."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+class CorruptTransactionRecord(OperatorError):
+    """A record of a transaction cannot be read: repair or restore the metadata store."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+
+
+class SegmentOwnershipLost(InternalError):
+    """Another owner took the segment: this one stops, and the client finds the new one."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class TransactionAssertion(InternalError):
+    """A rule of the protocol does not hold: report it as a defect."""
+
+    code: ClassVar[ServerError] = ServerError.UNKNOWN_ERROR

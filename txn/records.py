@@ -1,0 +1,401 @@
+"""What is stored of transactions: paths, JSON and indexes (PIP-471; claims and epochs are ours).
+
+    /txn/id/<txn>                                     header: state, deadline, owner
+    /txn/op/<txn>/w:<seg>:<epoch>                     claim: one writer's entries on one segment
+    /txn/op/<txn>/a:<seg>:<sub>:<epoch>:<number>      acknowledgements of one ACK command
+    /txn/segment-state/aborted/<seg>:<txn>            aborted record: its entries up to a position
+    /txn/segment-state/owner/<seg>                    epoch of the segment's owner
+    /txn/segment-state/nudge/<seg>                    the collector asks the owner to look again
+    /txn/tc-seq/<tc>                                  first transaction number not reserved
+    /txn/tc/leader/<tc>                               who leads a coordinator (ephemeral)
+    /txn/tc/parallelism                               number of coordinators
+
+Rules:
+
+- `<seg>` and `<sub>` are URL-encoded as Pulsar does, so a colon only ever separates; numbers are 20
+  digits.
+- Everything of a transaction lives in the partition `<txn>`: a read of the header after a put of a
+  claim is not older than that put (W2), and one range holds all records of a transaction (W10).
+- Everything of a segment lives in the partition `<seg>`.
+- Decoding verifies: a record that is not whole is `CorruptTransactionRecord`.
+"""
+
+import enum
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar, cast
+
+from protocol.ids import Position
+from protocol.names import decode_name, encode_name
+from storage.metadata.keys import number
+from storage.metadata.store import IndexEntry
+from txn.errors import CorruptTransactionRecord
+from txn.txn_id import CoordinatorId, TxnId, parse_txn_id
+
+HEADERS = "/txn/id/"
+OPERATIONS = "/txn/op/"
+LEADERS = "/txn/tc/leader"
+PARALLELISM = "/txn/tc/parallelism"
+NUDGES = "/txn/segment-state/nudge"
+
+DEADLINE_INDEX = "idx:txn-by-deadline"
+FINAL_STATE_INDEX = "idx:txn-by-final-state"
+WRITES_INDEX = "idx:writes-by-segment"
+ACKS_INDEX = "idx:acks-by-segment-subscription"
+ABORTED_INDEX = "idx:txn-aborted-by-position"
+
+_T = TypeVar("_T")
+
+
+class TxnState(enum.Enum):
+    """What a header says."""
+
+    OPEN = "OPEN"
+    COMMITTED = "COMMITTED"
+    ABORTED = "ABORTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A transaction as its header has it.  `owner` is the principal that began it, if any."""
+
+    state: TxnState
+    timeout_ms: int
+    created_ms: int
+    finalized_ms: int | None = None
+    owner: str | None = None
+
+    @property
+    def deadline_ms(self) -> int:
+        """When it is aborted if it is still open."""
+        return self.created_ms + self.timeout_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One owner's promise about its entries of a transaction: none is at or before `floor`."""
+
+    txn: TxnId
+    segment: str
+    epoch: int
+    floor: Position
+
+
+@dataclass(frozen=True, slots=True)
+class AckedPosition:
+    """An entry, or the messages of a batch: `ack_set` words have a set bit for what remains."""
+
+    position: Position
+    ack_set: tuple[int, ...] = ()
+    batch_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AckRecord:
+    """The acknowledgements of one ACK command, waiting for the end of their transaction."""
+
+    txn: TxnId
+    segment: str
+    subscription: str
+    epoch: int
+    number: int
+    cumulative: bool
+    acks: tuple[AckedPosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRecord:
+    """Who owns a segment; the epoch rises with every owner."""
+
+    epoch: int
+    broker: str
+
+
+# Paths
+
+
+def header_key(txn: TxnId) -> str:
+    """Where the header is; its partition is `str(txn)`."""
+    return f"{HEADERS}{txn}"
+
+
+def txn_of_header(key: str) -> TxnId:
+    """Whose header lies there.  Raises `CorruptTransactionRecord`."""
+    return _checked(key, lambda: parse_txn_id(key.removeprefix(HEADERS)))
+
+
+def operations_range(txn: TxnId) -> tuple[str, str]:
+    """Scan bounds of all claims and acknowledgement records of a transaction."""
+    return f"{OPERATIONS}{txn}/", f"{OPERATIONS}{txn}//"
+
+
+def claim_key(txn: TxnId, segment: str, epoch: int) -> str:
+    """Where an owner's claim is: the epoch in it makes it that owner's own (W3, W6)."""
+    return f"{OPERATIONS}{txn}/w:{encode_name(segment)}:{number(epoch)}"
+
+
+def ack_key(record: AckRecord) -> str:
+    """Where the acknowledgements of one command are (A1)."""
+    names = f"{encode_name(record.segment)}:{encode_name(record.subscription)}"
+    return f"{OPERATIONS}{record.txn}/a:{names}:{number(record.epoch)}:{number(record.number)}"
+
+
+def aborted_key(segment: str, txn: TxnId) -> str:
+    """Where an aborted transaction is remembered for a segment."""
+    return f"/txn/segment-state/aborted/{encode_name(segment)}:{txn}"
+
+
+def owner_key(segment: str) -> str:
+    """Where the owner's epoch is."""
+    return f"/txn/segment-state/owner/{encode_name(segment)}"
+
+
+def nudge_key(segment: str) -> str:
+    """What the collector writes to make the owner look again; no partition key."""
+    return f"{NUDGES}/{encode_name(segment)}"
+
+
+def segment_of_nudge(key: str) -> str:
+    """Whose owner is asked at `key`.  Raises `InvalidTopicName`."""
+    return decode_name(key.removeprefix(f"{NUDGES}/"))
+
+
+def sequence_key(coordinator: CoordinatorId) -> str:
+    """Where a coordinator's first unreserved number is."""
+    return f"/txn/tc-seq/{coordinator}"
+
+
+def leader_key(coordinator: CoordinatorId) -> str:
+    """Where the leader of a coordinator stands."""
+    return f"{LEADERS}/{coordinator}"
+
+
+# Indexes
+
+
+def header_indexes(header: Header) -> tuple[IndexEntry, ...]:
+    """By deadline while open, by state and time of its end afterwards."""
+    if header.state is TxnState.OPEN:
+        return (IndexEntry(DEADLINE_INDEX, number(header.deadline_ms)),)
+    ended = number(header.finalized_ms or 0)
+    return (IndexEntry(FINAL_STATE_INDEX, f"{header.state.value}:{ended}"),)
+
+
+def claim_indexes(segment: str) -> tuple[IndexEntry, ...]:
+    """By segment."""
+    return (IndexEntry(WRITES_INDEX, encode_name(segment)),)
+
+
+def ack_indexes(segment: str, subscription: str) -> tuple[IndexEntry, ...]:
+    """By segment and subscription."""
+    return (IndexEntry(ACKS_INDEX, acks_index_key(segment, subscription)),)
+
+
+def acks_index_key(segment: str, subscription: str) -> str:
+    """The secondary key of all acknowledgement records of one subscription."""
+    return f"{encode_name(segment)}:{encode_name(subscription)}"
+
+
+def aborted_indexes(segment: str, up_to: Position) -> tuple[IndexEntry, ...]:
+    """By segment and position: what went with dropped ledgers is found as a range."""
+    return (IndexEntry(ABORTED_INDEX, f"{encode_name(segment)}:{_index_position(up_to)}"),)
+
+
+def _index_position(position: Position) -> str:
+    return f"{number(max(position.ledger_id, 0))}:{number(max(position.entry_id, 0))}"
+
+
+# Values
+
+
+def encode_header(header: Header) -> bytes:
+    """As Pulsar writes it: times are decimal seconds with nine digits, None is left out."""
+    members = [
+        f'"state":"{header.state.value}"',
+        f'"timeout":{_seconds(header.timeout_ms)}',
+        f'"createdAt":{_seconds(header.created_ms)}',
+    ]
+    if header.finalized_ms is not None:
+        members.append(f'"finalizedAt":{_seconds(header.finalized_ms)}')
+    if header.owner is not None:
+        members.append(f'"owner":{json.dumps(header.owner)}')
+    return ("{" + ",".join(members) + "}").encode()
+
+
+def decode_header(key: str, value: bytes) -> Header:
+    """The header stored at `key`.  Raises `CorruptTransactionRecord`."""
+
+    def decode() -> Header:
+        members = _members(value)
+        finalized = members.get("finalizedAt")
+        owner = members.get("owner")
+        if owner is not None and not isinstance(owner, str):
+            raise ValueError("the owner is no text")
+        return Header(
+            TxnState(members["state"]),
+            _milliseconds(members["timeout"]),
+            _milliseconds(members["createdAt"]),
+            None if finalized is None else _milliseconds(finalized),
+            owner,
+        )
+
+    return _checked(key, decode)
+
+
+def encode_claim(claim: Claim) -> bytes:
+    """PIP-471's write record; its position is the floor (W13)."""
+    return _json(
+        {
+            "kind": "WRITE",
+            "segment": claim.segment,
+            "ledgerId": claim.floor.ledger_id,
+            "entryId": claim.floor.entry_id,
+            "epoch": claim.epoch,
+        }
+    )
+
+
+def encode_ack(record: AckRecord) -> bytes:
+    """PIP-471's ack record, with all positions of one command."""
+    return _json(
+        {
+            "kind": "ACK",
+            "segment": record.segment,
+            "subscription": record.subscription,
+            "cumulative": record.cumulative,
+            "epoch": record.epoch,
+            "number": record.number,
+            "positions": [
+                [*ack.position, ack.batch_size, *ack.ack_set] if ack.ack_set else [*ack.position]
+                for ack in record.acks
+            ],
+        }
+    )
+
+
+def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
+    """The claim or acknowledgement record stored at `key`.  Raises `CorruptTransactionRecord`."""
+
+    def decode() -> Claim | AckRecord:
+        txn = parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0])
+        members = _members(value)
+        segment, epoch = _text(members["segment"]), _integer(members["epoch"])
+        if members["kind"] == "WRITE":
+            floor = Position(_integer(members["ledgerId"]), _integer(members["entryId"]))
+            return Claim(txn, segment, epoch, floor)
+        if members["kind"] != "ACK":
+            raise ValueError(f"its kind is {members['kind']!r}")
+        return AckRecord(
+            txn,
+            segment,
+            _text(members["subscription"]),
+            epoch,
+            _integer(members["number"]),
+            bool(members["cumulative"]),
+            tuple(_acked(item) for item in cast("Sequence[Sequence[int]]", members["positions"])),
+        )
+
+    decoded = _checked(key, decode)
+    named = (
+        claim_key(decoded.txn, decoded.segment, decoded.epoch)
+        if isinstance(decoded, Claim)
+        else ack_key(decoded)
+    )
+    if named != key:
+        raise CorruptTransactionRecord(
+            f"The record {key} holds what belongs at {named}: restore the metadata store."
+        )
+    return decoded
+
+
+def encode_aborted(up_to: Position) -> bytes:
+    """The position up to which the aborted entries of a transaction are."""
+    return _json({"maxLedgerId": up_to.ledger_id, "maxEntryId": up_to.entry_id})
+
+
+def decode_aborted(key: str, value: bytes) -> tuple[TxnId, Position]:
+    """Whose aborted record lies at `key`, and up to where.  Raises `CorruptTransactionRecord`."""
+
+    def decode() -> tuple[TxnId, Position]:
+        members = _members(value)
+        at = Position(_integer(members["maxLedgerId"]), _integer(members["maxEntryId"]))
+        return parse_txn_id(key.rpartition(":")[2]), at
+
+    return _checked(key, decode)
+
+
+def encode_owner(owner: OwnerRecord) -> bytes:
+    """The epoch and the broker's id."""
+    return _json({"epoch": owner.epoch, "broker": owner.broker})
+
+
+def decode_owner(key: str, value: bytes) -> OwnerRecord:
+    """The owner stored at `key`.  Raises `CorruptTransactionRecord`."""
+
+    def decode() -> OwnerRecord:
+        members = _members(value)
+        return OwnerRecord(_integer(members["epoch"]), _text(members["broker"]))
+
+    return _checked(key, decode)
+
+
+def encode_next(first_unreserved: int) -> bytes:
+    """A coordinator's sequence."""
+    return _json({"next": first_unreserved})
+
+
+def decode_next(key: str, value: bytes) -> int:
+    """The first number that nobody reserved.  Raises `CorruptTransactionRecord`."""
+    return _checked(key, lambda: _integer(_members(value)["next"]))
+
+
+def _json(members: Mapping[str, object]) -> bytes:
+    return json.dumps(members, separators=(",", ":")).encode()
+
+
+def _members(value: bytes) -> Mapping[str, object]:
+    members = json.loads(value, parse_float=Decimal)
+    if not isinstance(members, dict):
+        raise ValueError("it is no JSON object")
+    return members
+
+
+def _checked(key: str, decode: Callable[[], _T]) -> _T:
+    try:
+        return decode()
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptTransactionRecord(
+            f"The record {key} cannot be read ({error}): restore the metadata store."
+        ) from error
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _acked(item: Sequence[int]) -> AckedPosition:
+    ledger_id, entry_id, *batch = (_integer(part) for part in item)
+    if not batch:
+        return AckedPosition(Position(ledger_id, entry_id))
+    return AckedPosition(Position(ledger_id, entry_id), tuple(batch[1:]), batch[0])
+
+
+def _seconds(milliseconds: int) -> str:
+    whole, rest = divmod(milliseconds, 1000)
+    return f"{whole}.{rest:03d}000000"
+
+
+def _milliseconds(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueError(f"{value!r} is no time in seconds")
+    return int(value * 1000)

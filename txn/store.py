@@ -1,0 +1,278 @@
+"""Every access of transactions to the metadata store, with keys, partitions and counting.
+
+Rules:
+
+- A header is made once, by a create-only put, and ended once, by a put on the version read (T1,
+  T2).
+- A claim or acknowledgement record is deleted by its exact key only (W6).
+- An aborted record only ever rises (W5): a conditional write, tried again on a conflict.
+- Scans that decide what may be delivered or collected are fresh (W7, W10, A3).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from config.bounds import TXN_PAGE
+from protocol.ids import Position
+from protocol.names import encode_name
+from storage.metadata.keys import exact_range, number, prefix_range
+from storage.metadata.store import (
+    ABSENT,
+    IndexHit,
+    MetadataStore,
+    Record,
+    Version,
+    VersionConflict,
+)
+from txn import records
+from txn.counters import TransactionCounters
+from txn.records import AckRecord, Claim, Header, OwnerRecord, TxnState
+from txn.txn_id import CoordinatorId, TxnId
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHeader:
+    """A header and the version that a conditional write names."""
+
+    txn: TxnId
+    header: Header
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOwner:
+    """An owner record and the version that proves ownership."""
+
+    owner: OwnerRecord
+    version: Version
+
+
+class TransactionStore:
+    """See the module's rules.  All methods raise `MetadataError` when the store fails."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        counters: TransactionCounters,
+        *,
+        elapsed_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.metadata = metadata
+        self.counters = counters
+        self._elapsed_s = elapsed_s
+
+    # Headers
+
+    async def create_header(self, txn: TxnId, header: Header) -> Version:
+        """Begin.  Raises `VersionConflict` if there is one."""
+        return await self._put_header(txn, header, ABSENT)
+
+    async def read_header(self, txn: TxnId) -> StoredHeader | None:
+        """The header now; None if there is none (any more)."""
+        record = await self.metadata.get(records.header_key(txn), partition=str(txn))
+        return None if record is None else stored_header(record)
+
+    async def end_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
+        """Write the end of a transaction on the version read.  Raises `VersionConflict`."""
+        return await self._put_header(txn, header, expect)
+
+    async def delete_header(self, stored: StoredHeader) -> bool:
+        """Collect it.  Raises `VersionConflict`."""
+        key = records.header_key(stored.txn)
+        return await self.metadata.delete(key, partition=str(stored.txn), expect=stored.version)
+
+    async def _put_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
+        result = await self.metadata.put(
+            records.header_key(txn),
+            records.encode_header(header),
+            partition=str(txn),
+            expect=expect,
+            indexes=records.header_indexes(header),
+        )
+        return result.version
+
+    async def headers_by_deadline(self, up_to_ms: int, limit: int | None) -> list[StoredHeader]:
+        """Open transactions with a deadline at or before, the earliest first."""
+        hits = await self._index(
+            records.DEADLINE_INDEX, number(0), number(up_to_ms + 1), limit=limit
+        )
+        return [stored_header(hit.record) for hit in hits]
+
+    async def headers_ended(
+        self, state: TxnState, up_to_ms: int, limit: int = TXN_PAGE
+    ) -> list[StoredHeader]:
+        """Headers in that final state since that time or longer, the oldest first."""
+        lo, hi = f"{state.value}:{number(0)}", f"{state.value}:{number(up_to_ms + 1)}"
+        hits = await self._index(records.FINAL_STATE_INDEX, lo, hi, limit=limit)
+        return [stored_header(hit.record) for hit in hits]
+
+    # Claims and acknowledgement records
+
+    async def put_claim(self, claim: Claim) -> None:
+        """Make the claim durable (W1)."""
+        self.counters.op_writes += 1
+        await self.metadata.put(
+            records.claim_key(claim.txn, claim.segment, claim.epoch),
+            records.encode_claim(claim),
+            partition=str(claim.txn),
+            indexes=records.claim_indexes(claim.segment),
+        )
+
+    async def put_ack(self, record: AckRecord) -> None:
+        """Make the acknowledgements of one command durable (A1)."""
+        self.counters.op_writes += 1
+        await self.metadata.put(
+            records.ack_key(record),
+            records.encode_ack(record),
+            partition=str(record.txn),
+            indexes=records.ack_indexes(record.segment, record.subscription),
+        )
+
+    async def delete_operation(self, txn: TxnId, key: str) -> None:
+        """Delete one claim or acknowledgement record, if it is there."""
+        if await self.metadata.delete(key, partition=str(txn)):
+            self.counters.op_deletes += 1
+
+    async def operations_of(self, txn: TxnId) -> list[Claim | AckRecord]:
+        """Every claim and acknowledgement record of a transaction: a fresh listing (W10)."""
+        lo, hi = records.operations_range(txn)
+        found = await self.metadata.scan(lo, hi, partition=str(txn), fresh=True)
+        return [records.decode_operation(record.key, record.value) for record in found]
+
+    async def claims_on(self, segment: str) -> list[Claim]:
+        """Every claim on a segment: a fresh scan (W7)."""
+        hits = await self._index(
+            records.WRITES_INDEX, *exact_range(encode_name(segment)), fresh=True
+        )
+        return [each for each in _operations(hits) if isinstance(each, Claim)]
+
+    async def acks_on(self, segment: str, subscription: str) -> list[AckRecord]:
+        """Every acknowledgement record of a subscription: a fresh scan (A3)."""
+        key = records.acks_index_key(segment, subscription)
+        hits = await self._index(records.ACKS_INDEX, *exact_range(key), fresh=True)
+        return [each for each in _operations(hits) if isinstance(each, AckRecord)]
+
+    async def acks_on_segment(self, segment: str) -> list[AckRecord]:
+        """Those of all subscriptions of a segment: a fresh scan."""
+        prefix = f"{encode_name(segment)}:"
+        hits = await self._index(records.ACKS_INDEX, *prefix_range(prefix), fresh=True)
+        return [each for each in _operations(hits) if isinstance(each, AckRecord)]
+
+    # Segments
+
+    async def read_owner(self, segment: str) -> StoredOwner | None:
+        """Who owns the segment; None if nobody ever needed an epoch there."""
+        key = records.owner_key(segment)
+        record = await self.metadata.get(key, partition=encode_name(segment))
+        if record is None:
+            return None
+        return StoredOwner(records.decode_owner(record.key, record.value), record.version)
+
+    async def put_owner(self, segment: str, owner: OwnerRecord, expect: Version) -> Version:
+        """Take an epoch, or prove that one still has it.  Raises `VersionConflict`."""
+        result = await self.metadata.put(
+            records.owner_key(segment),
+            records.encode_owner(owner),
+            partition=encode_name(segment),
+            expect=expect,
+        )
+        return result.version
+
+    async def aborted_on(self, segment: str) -> dict[TxnId, Position]:
+        """The aborted set of a segment: up to where the entries of each are (W8)."""
+        prefix = f"{encode_name(segment)}:"
+        hits = await self._index(records.ABORTED_INDEX, *prefix_range(prefix), fresh=True)
+        found = (records.decode_aborted(hit.record.key, hit.record.value) for hit in hits)
+        return dict(found)
+
+    async def read_aborted(self, segment: str, txn: TxnId) -> Position | None:
+        """The aborted record of one transaction (W9)."""
+        record = await self._aborted(segment, txn)
+        return None if record is None else records.decode_aborted(record.key, record.value)[1]
+
+    async def record_aborted(self, segment: str, txn: TxnId, up_to: Position) -> Position:
+        """Remember an aborted transaction up to a position at least; what then stands there."""
+        key, partition = records.aborted_key(segment, txn), encode_name(segment)
+        while True:
+            record = await self._aborted(segment, txn)
+            if record is not None:
+                _, stands = records.decode_aborted(key, record.value)
+                if stands >= up_to:
+                    return stands
+            try:
+                await self.metadata.put(
+                    key,
+                    records.encode_aborted(up_to),
+                    partition=partition,
+                    expect=ABSENT if record is None else record.version,
+                    indexes=records.aborted_indexes(segment, up_to),
+                )
+            except VersionConflict:
+                continue
+            return up_to
+
+    async def forget_aborted(self, segment: str, txn: TxnId) -> None:
+        """The ledgers that it speaks of are gone."""
+        key = records.aborted_key(segment, txn)
+        await self.metadata.delete(key, partition=encode_name(segment))
+
+    async def delete_owner(self, segment: str) -> None:
+        """The segment is deleted."""
+        key = records.owner_key(segment)
+        await self.metadata.delete(key, partition=encode_name(segment))
+
+    async def _aborted(self, segment: str, txn: TxnId) -> Record | None:
+        key = records.aborted_key(segment, txn)
+        return await self.metadata.get(key, partition=encode_name(segment))
+
+    # Nudges
+
+    async def nudge(self, segment: str, at_ms: int) -> None:
+        """Ask the owner of a segment to look for records of ended transactions (W11)."""
+        await self.metadata.put(records.nudge_key(segment), str(at_ms).encode())
+
+    async def answer_nudge(self, segment: str, seen: Version) -> None:
+        """The owner has looked; a newer request stays."""
+        try:
+            await self.metadata.delete(records.nudge_key(segment), expect=seen)
+        except VersionConflict:
+            return
+
+    # Coordinators
+
+    async def reserve_numbers(self, coordinator: CoordinatorId, count: int) -> range:
+        """Numbers that nobody else gets, ever (T1).  What is not used of them is lost."""
+        key = records.sequence_key(coordinator)
+        while True:
+            record = await self.metadata.get(key)
+            first = 0 if record is None else records.decode_next(key, record.value)
+            try:
+                await self.metadata.put(
+                    key,
+                    records.encode_next(first + count),
+                    expect=ABSENT if record is None else record.version,
+                )
+            except VersionConflict:
+                continue
+            return range(first, first + count)
+
+    # Within
+
+    async def _index(
+        self, index: str, lo: str, hi: str, *, fresh: bool = False, limit: int | None = None
+    ) -> Sequence[IndexHit]:
+        began_s = self._elapsed_s()
+        hits = await self.metadata.scan_index(index, lo, hi, fresh=fresh, limit=limit)
+        self.counters.index_query.observe(self._elapsed_s() - began_s)
+        return hits
+
+
+def stored_header(record: Record) -> StoredHeader:
+    """A header record, decoded.  Raises `CorruptTransactionRecord`."""
+    txn = records.txn_of_header(record.key)
+    return StoredHeader(txn, records.decode_header(record.key, record.value), record.version)
+
+
+def _operations(hits: Iterable[IndexHit]) -> Iterable[Claim | AckRecord]:
+    return (records.decode_operation(hit.record.key, hit.record.value) for hit in hits)

@@ -33,6 +33,11 @@ class Background:
         """Its result; if the caller is cancelled, the work goes on."""
         return await asyncio.shield(self.start(work))
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is running."""
+        return bool(self._tasks)
+
     async def wait(self) -> None:
         """Return when nothing is running."""
         while self._tasks:

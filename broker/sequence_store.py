@@ -70,6 +70,8 @@ class SequenceStore:
             self._reader = ledger.open_reader_cursor(READER_NAME, self.durable)
             await self._replay(ledger, self.durable)
         self._loaded = True
+        # Until here all was kept: let go of what may go, and be told when time lets more go.
+        ledger.use_retention(self.retention)
 
     def _take_snapshot(self, ledger: "ManagedLedger") -> Position:
         """Where to go on from; a snapshot that cannot be read is as good as none."""

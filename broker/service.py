@@ -18,6 +18,7 @@ import structlog
 from broker.connection import Connection
 from broker.handlers.table import handler_table
 from broker.health import HealthCheck
+from broker.idle_topics import IdleTopics
 from broker.log_limit import LogLimit
 from broker.namespaces import Namespaces
 from broker.placement import Placement
@@ -57,6 +58,7 @@ class Broker:
     topics: TopicRegistry
     scalable: ScalableTopics
     producer_names: ProducerNames
+    idle_topics: IdleTopics
     _health: HealthCheck
 
     def __init__(
@@ -121,6 +123,9 @@ class Broker:
         self.scalable = ScalableTopics(self)
         at_stop("scalable", self.scalable.stop)
         await self.scalable.start()
+        self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
+        at_stop("idle_topics", self.idle_topics.stop)
+        self.idle_topics.start()
         await self._server.start()
         self.serving = True
 
@@ -131,6 +136,7 @@ class Broker:
         connections = list(self.connections)
         for connection in connections:
             connection.pause_reading(DRAINING)
+        await self.idle_topics.stop()
         await self.scalable.stop()
         await self.topics.close()
         if connections:

@@ -101,6 +101,17 @@ class Subscription:
         return self.dispatcher.reader.next_position > self.topic.ledger.last_confirmed
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody uses it and all that is known of it is durable."""
+        return (
+            self.durable
+            and not self.consumers
+            and not self._waiting
+            and not self._change.locked()
+            and not self.cursor.dirty
+        )
+
+    @property
     def messages_out_total(self) -> int:
         """Messages sent, by all consumers that ever were."""
         return self._past.messages_out + sum(each.messages_out_total for each in self.consumers)

@@ -105,6 +105,8 @@ class Topic:
         self.name = name
         self.ledger = ledger
         self.state = TopicState.LOADING
+        self.uses = 0
+        """How often it was asked for since it was loaded; see `broker.idle_topics`."""
         self.sequence_store = store
         self._producers = TopicProducers(self)
         self._publishing = Publishing(ledger, broker.publish_limits, store, self._ledger_failed)
@@ -138,6 +140,20 @@ class Topic:
     def sealed(self) -> bool:
         """True once the ledger is terminated: nothing will ever be appended."""
         return self.state is TopicState.SEALED
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is attached and nothing is under way: closing it now disturbs nobody."""
+        return (
+            self.state in (TopicState.OPEN, TopicState.SEALED)
+            and self.ledger.state in (ManagedLedgerState.OPEN, ManagedLedgerState.TERMINATED)
+            and not self.producers
+            and not self._publishing.in_flight
+            and not self._work.busy
+            and not self._subscription_change.locked()
+            and (self._sealing is None or self._sealing.done())
+            and all(subscription.idle for subscription in self._subscriptions.values())
+        )
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:

@@ -119,6 +119,7 @@ class TopicRegistry:
         while True:
             topic = self._topics.get(key)
             if topic is not None and topic.state not in (TopicState.CLOSING, TopicState.CLOSED):
+                topic.uses += 1
                 return topic
             if self._closed:
                 raise TopicUnavailable(f"{name} is not served here any more: connect again.")
@@ -130,10 +131,13 @@ class TopicRegistry:
                 self._loads[key] = (create, load)
                 load.add_done_callback(lambda load: self._load_ended(key, load))
             try:
-                return await asyncio.shield(load)
+                topic = await asyncio.shield(load)
             except TopicNotFound:
                 if creates or not create:
                     raise
+            else:
+                topic.uses += 1
+                return topic
 
     def _load_ended(self, key: str, load: asyncio.Task[Topic]) -> None:
         self._loads.pop(key, None)
@@ -292,6 +296,18 @@ class TopicRegistry:
     async def unload(self, name: TopicName) -> None:
         """Close the topic; clients connect again and load it anew."""
         await self._work.finish(self._unload_alone(str(name)))
+
+    async def unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
+        """Close the topic if `still()` is true in the turn in which that begins; whether it was."""
+        return await self._work.finish(self._unload_if(topic, still))
+
+    async def _unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
+        key = str(topic.name)
+        async with self._lock(key):
+            if self._topics.get(key) is not topic or not still():
+                return False
+            await self._unload(key)
+            return True
 
     async def _unload_alone(self, key: str) -> None:
         async with self._lock(key):

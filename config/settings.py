@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     deduplication: bool = Field(
         False, description="Enforce producer sequence ids for all sends (namespaces may override)"
     )
+    idle_topic_unload_s: NotNegative = Field(
+        300, description="Unload topics and segments that nobody uses after this time; 0: never"
+    )
     scalable_consumer_grace_period_s: NotNegative = Field(
         60, description="How long a disconnected ordered consumer keeps its segments"
     )

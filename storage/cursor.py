@@ -64,6 +64,11 @@ class Cursor:
         """Entries not (wholly) acknowledged."""
         return self._core.ledgers.total - self._mark_rank - self._acked.count
 
+    @property
+    def dirty(self) -> bool:
+        """True while something is acknowledged that is not known to be durable."""
+        return self._flusher is not None and self._flusher.dirty
+
     def is_acknowledged(self, position: Position) -> bool:
         """True if all of the entry is acknowledged."""
         return position <= self.mark_delete or position in self._acked

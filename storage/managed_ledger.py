@@ -240,10 +240,18 @@ class ManagedLedger:
     def use_retention(self, retention: RetentionSource) -> None:
         """From now on this says how long consumed ledgers stay; call `trim` when it changes."""
         self._trimmer.retention = retention
+        self._trimmer.soon()
 
     async def trim(self) -> None:
         """Drop the ledgers that may go; it also runs by itself.  Raises `MetadataError`."""
         await self._trimmer.trim()
+
+    def next_trim_ms(self) -> int | None:
+        """When (by the clock) a ledger may go though nobody does anything; None: never so.
+
+        It may be asked of a closed stream, for whoever opens it again then.
+        """
+        return self._trimmer.due_ms()
 
     def _ledgers_changed(self) -> None:
         self._cursors.refresh_boundaries()

@@ -76,19 +76,27 @@ class Trimmer:
         stopped = self._core.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED)
         return not (stopped or self._stopped)
 
+    def due_ms(self) -> int | None:
+        """When something that is here may go: now, later, or (None) not by time alone."""
+        now_ms = self._core.stores.clock.now_ms()
+        decision = self._decision(now_ms)
+        return now_ms if decision.drop else decision.next_look_ms
+
     def _decide(self) -> TrimDecision:
-        stores = self._core.stores
-        now_ms = stores.clock.now_ms()
-        decision = decide(
-            self._core.ledgers.infos,
-            self._cursors.who_reads(),
-            retention=self.retention(),
-            unsubscribed_retention_ms=stores.limits.unsubscribed_retention_ms,
-            now_ms=now_ms,
-        )
+        now_ms = self._core.stores.clock.now_ms()
+        decision = self._decision(now_ms)
         if decision.next_look_ms is not None:
             self._look_in(decision.next_look_ms - now_ms)
         return decision
+
+    def _decision(self, now_ms: int) -> TrimDecision:
+        return decide(
+            self._core.ledgers.infos,
+            self._cursors.who_reads(),
+            retention=self.retention(),
+            unsubscribed_retention_ms=self._core.stores.limits.unsubscribed_retention_ms,
+            now_ms=now_ms,
+        )
 
     def _look_in(self, pause_ms: int) -> None:
         if self._timer is not None:

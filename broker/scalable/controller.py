@@ -78,6 +78,16 @@ class TopicController:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything it knows is stored, and nobody is there."""
+        return (
+            not self._tasks
+            and not self._registrations.locked()
+            and all(group.idle for group in self.groups.values())
+            and all(places.decided for places in self._places.values())
+        )
+
     # Consumers
 
     async def register(

@@ -2,8 +2,8 @@
 
 Rules:
 
-- A controller is made when the first ordered consumer of its topic comes, and lasts as long as the
-  topic; it takes in what is registered before it answers.
+- A controller is made when the first ordered consumer of its topic comes, and lasts until the topic
+  goes or nobody has used it for long; it takes in what is registered before it answers.
 - A registration is known by its connection and consumer id.  SCALABLE_TOPIC_UNSUBSCRIBE takes it
   back, also while it is still being stored; unknown ids are none of our business and succeed.
 - Work that a client began goes on when its connection ends: what it stored must be told of.
@@ -216,6 +216,20 @@ class Controllers:
         for controller in controllers:
             await controller.close()
         await self._leadership.stop()
+
+    def is_idle(self, name: TopicName) -> bool:
+        """Whether the topic has no controller, or one that may go."""
+        controller = self._controllers.get(name)
+        return name not in self._making and (controller is None or controller.idle)
+
+    async def let_go(self, name: TopicName) -> None:
+        """Nobody uses the topic: the next ordered consumer makes its controller anew.
+
+        The topic stays led by this process; that costs no more than its name.
+        """
+        controller = self._controllers.pop(name, None)
+        if controller is not None:
+            await controller.close()
 
     def _layout_changed(self, live: LiveTopic) -> None:
         controller = self._controllers.get(live.name)

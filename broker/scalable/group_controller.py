@@ -98,6 +98,11 @@ class GroupController:
         return name in self.group.sessions or name in self._former
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody is registered, attached, or may come back."""
+        return not (self.group.sessions or self._former or self._attached)
+
+    @property
     def members(self) -> Mapping[str, Member]:
         """The connected consumers."""
         return self._members

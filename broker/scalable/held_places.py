@@ -45,6 +45,11 @@ class HeldPlaces:
             topic = await self._segments.open(name)
             await topic.create_subscription(self._subscription, LATEST)
 
+    @property
+    def decided(self) -> bool:
+        """Whether there is nothing left to find out."""
+        return not self._origins
+
     def awaits(self, segment_id: int) -> bool:
         """Whether the first consumer on a segment will show what the user wants."""
         return segment_id in self._origins

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from broker.events import SegmentEvents
+from broker.idle_topics import IdleWatch
 from broker.namespaces import retention
 from broker.scalable.controllers import Controllers
 from broker.scalable.history import HistoryEntry, readable
@@ -103,6 +104,7 @@ class ScalableTopics(SegmentEvents):
             self._topics, self._store, self._segments, self.controllers
         )
         self._work: set[asyncio.Task[object]] = set()
+        self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
         self._housekeeping: asyncio.Task[None] | None = None
 
     # Life
@@ -164,6 +166,37 @@ class ScalableTopics(SegmentEvents):
         policies = await self._broker.namespaces.require(namespace)
         default = retention(settings.retention_time_minutes, settings.retention_size_mb)
         return policies.retention or default
+
+    # What nobody uses
+
+    def needs(self, topic: "Topic") -> bool:
+        """Whether a segment has to stay loaded though nobody is attached to it.
+
+        So it is while its topic is changed, and until its subscriptions are carried over.
+        """
+        segment = _segment_of_topic(topic)
+        live = None if segment is None else self._topics.known(segment.parent)
+        if segment is None or live is None:
+            return False
+        return segment.segment_id in live.sealing or self._topics.is_changing(live.name)
+
+    async def let_go_of_idle(self, now_s: float) -> None:
+        """One look: forget topics that nobody has used for `idle_topic_unload_s`."""
+        seen = ((live, live.uses, self._is_idle(live)) for live in self._topics.all())
+        for live in self._idle.look(seen, now_s):
+            if self._is_idle(live):
+                self._topics.let_go(live)
+                await self.controllers.let_go(live.name)
+
+    def _is_idle(self, live: LiveTopic) -> bool:
+        """Topics with sealed segments stay: pruning looks at them again and again."""
+        busy = live.layout.sealed or live.sealing or live.work
+        return not (
+            busy
+            or self._topics.is_changing(live.name)
+            or self.sessions.count(live.name)
+            or not self.controllers.is_idle(live.name)
+        )
 
     # Topics
 

@@ -29,6 +29,7 @@ from broker.schemas import SchemaRegistry
 from broker.server import BinaryServer
 from broker.stores import Stores, limits_of, open_stores
 from broker.topics import TopicRegistry
+from broker.transactions import Transactions
 from config.bounds import (
     BROKER_INFLIGHT_BYTES,
     CONNECTION_INFLIGHT_BYTES,
@@ -55,6 +56,7 @@ class Broker:
     session: Session
     namespaces: Namespaces
     schemas: SchemaRegistry
+    transactions: Transactions
     topics: TopicRegistry
     scalable: ScalableTopics
     producer_names: ProducerNames
@@ -118,6 +120,9 @@ class Broker:
         await self.namespaces.start()
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
+        self.transactions = Transactions(self)
+        at_stop("transactions", self.transactions.stop)
+        await self.transactions.start()
         self.topics = TopicRegistry(self)
         at_stop("topics", self.topics.close)
         self.scalable = ScalableTopics(self)

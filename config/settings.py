@@ -66,6 +66,9 @@ class Settings(BaseSettings):
         60, description="How often drained sealed segments are looked for"
     )
 
+    # Transactions
+    transactions_enabled: bool = Field(True, description="Let clients use transactions")
+
     # Retention and ledgers
     retention_time_minutes: int = Field(
         0, ge=-1, description="Keep acknowledged data this long; -1 for ever (namespaces override)"

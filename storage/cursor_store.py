@@ -9,11 +9,14 @@ Rules:
   that does not name it is durable.
 - After a failed append the ledger is given up: its outcome is unknown, and whichever entry is
   found there is a position this cursor has had.
+- A position beyond everything that the stream's record knows is not believed: a restored backup's
+  log is newer than its metadata, and the ids of what is lost there are given out again.
 - A conflicting record or a fenced cursor ledger means another owner: the stream stops.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -59,6 +62,7 @@ class CursorStore:
         "_lock",
         "_record",
         "_superseded",
+        "corrected",
         "name",
         "properties",
     )
@@ -75,6 +79,8 @@ class CursorStore:
         self._inline_writes = 0
         self._deleted = False
         self._superseded: set[int] = set()
+        self.corrected = False
+        """Whether `load` found a position that is not to be found again: write it."""
 
     async def load(self, record: Record) -> CursorState:
         """The position that a record read from the store leads to."""
@@ -85,9 +91,28 @@ class CursorStore:
         if found.ledger_id != INLINE_LEDGER_ID:
             self._superseded.add(found.ledger_id)
             state = await self._read_last(found.ledger_id) or state
+        state = self._within_stream(state, found.state)
         if self._core.stores.limits.claim_on_open:
             await self._guarded(self._record.put(record.value))
         return state
+
+    def _within_stream(self, state: CursorState, recorded: CursorState) -> CursorState:
+        """The position, but not beyond what the stream's record knows; `corrected` if it was.
+
+        A stream that lists no ledger may have dropped them all: then the position in the cursor's
+        own record is as good, and no newer than the stream's.
+        """
+        newest, mark = self._core.ledgers.last, state.mark_delete
+        if newest is not None:
+            end = newest.last
+        else:
+            end = self._core.terminated or recorded.mark_delete
+        if mark <= end:
+            return state
+        self.corrected = mark.entry_id >= 0
+        if newest is not None and self.corrected:
+            log.warning("cursor_position_beyond_end", cursor=self._record.key, found=mark, used=end)
+        return replace(state, mark_delete=end)
 
     async def _read_last(self, ledger_id: int) -> CursorState | None:
         """The newest readable position of a cursor ledger, whose writer is fenced by this."""

@@ -53,6 +53,8 @@ class Cursors:
         state = await store.load(record)
         cursor = Cursor(self._core, name, state.mark_delete, store)
         cursor.restore(state)
+        if store.corrected:
+            await store.write(cursor.snapshot)
         return cursor
 
     async def open(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:

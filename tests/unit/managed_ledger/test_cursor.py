@@ -14,7 +14,7 @@ from storage import managed_ledger_pb2 as pb
 from storage.cursor import Cursor
 from storage.ledger.store import DiskFull, LedgerError
 from storage.managed_ledger import ManagedLedger
-from storage.managed_ledger_records import cursor_key
+from storage.managed_ledger_records import cursor_key, ledger_key
 from storage.managed_ledger_types import (
     CursorExists,
     CursorNotFound,
@@ -439,6 +439,34 @@ async def test_a_missing_or_damaged_cursor_ledger_costs_only_acknowledgements(
     assert (await world.crash()).cursors["s"].backlog == 7
     del world.ledgers.ledgers[cursor_ledger]
     assert (await world.crash()).cursors["s"].backlog == 8, "the record's hint"
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_a_position_newer_than_the_metadata_skips_nothing(
+    monkeypatch: pytest.MonkeyPatch, trimmed: bool
+) -> None:
+    """A restored backup: the log, and so the cursor's ledger, was copied after the metadata."""
+    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    world, _, cursor = await open_with(3, Limits(cursor_flush_ms=10**6))
+    cursor.acknowledge_up_to(Position(1, 0))
+    await cursor.persist()
+    monkeypatch.undo()
+    if trimmed:
+        await world.metadata.put(ledger_key(NAME), pb.ManagedLedgerInfo().SerializeToString())
+    newest = max(world.ledgers.ledgers)
+    future = pb.PositionInfo(ledgerId=newest + 1, entryId=5)
+    world.ledgers.ledgers[newest].entries.append(future.SerializeToString())
+    # The ids of ledgers that only the log knows are given out anew once it has forgotten them.
+    again = await world.crash()
+    mark = again.cursors["s"].mark_delete
+    assert mark.ledger_id <= newest
+    assert again.cursors["s"].backlog == 0
+    again = await world.crash()
+    assert again.cursors["s"].mark_delete == mark, "durable, before anything new is written"
+    (first, *_) = await publish(again, 3)
+    assert first.ledger_id == newest + 1
+    assert again.cursors["s"].first_unacknowledged(EARLIEST) == first
+    assert again.cursors["s"].backlog == 3
 
 
 async def test_records_written_by_pulsar_are_understood() -> None:

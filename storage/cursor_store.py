@@ -103,10 +103,8 @@ class CursorStore:
         own record is as good, and no newer than the stream's.
         """
         newest, mark = self._core.ledgers.last, state.mark_delete
-        if newest is not None:
-            end = newest.last
-        else:
-            end = self._core.terminated or recorded.mark_delete
+        unlisted = self._core.terminated or recorded.mark_delete
+        end = unlisted if newest is None else newest.last
         if mark <= end:
             return state
         self.corrected = mark.entry_id >= 0

@@ -164,6 +164,10 @@ MAX_INITIAL_SEGMENTS = 1024
 """Segments a topic may be created with."""
 MAX_SEGMENTS = 2048
 """Segments of one topic, sealed ones included: their record must fit METADATA_VALUE_BYTES."""
+MAX_TOPIC_PROPERTIES = METADATA_INDEX_ENTRIES - 1
+"""Properties of one topic: each has an index entry, and there is one more when it was split."""
+MAX_TOPIC_PROPERTIES_BYTES = 256 * 1024
+"""The same in bytes of JSON; beside them the largest layout fits into METADATA_VALUE_BYTES."""
 RESHAPE_TRIES = 8
 """How often sealing after a split or merge is tried in a row; later it is one try at a time."""
 RESHAPE_RETRY_PAUSE_S = 0.25
@@ -190,3 +194,21 @@ TXN_ACKS_OF_RECORD = 10_000
 """Positions in one acknowledgement record; a longer ACK command makes several."""
 TXN_CLEANING_RETRY_MAX_S = 10
 """Longest pause between attempts to clean up after a transaction when the store fails."""
+TXN_TIMEOUT_DEFAULT_MS = 60_000
+"""Timeout of a transaction whose client asks for none (the default of Pulsar's clients)."""
+TXN_TIMEOUT_MAX_MS = 24 * 3600 * 1000
+"""Longest timeout of a transaction: as long as that it may hold readers back."""
+TXN_DEADLINE_LOOK_S = 10
+"""Longest pause of the timer of deadlines, so that changes of the wall clock are noticed."""
+TXN_SWEEP_S = 60
+"""How often open transactions past their deadline are looked for that nobody here knows of."""
+TXN_CONCURRENT_ENDS = 256
+"""Aborts of timed-out transactions, and collections of ended ones, that run at once."""
+TXN_LISTED = 10_000
+"""Most transactions that one REST answer lists."""
+TXN_WATCHES = 100
+"""Watches of coordinators on one connection."""
+TXN_ASSIGNMENTS_RETRY_S = 1
+"""While coordinators have no leader, those who watch are told again after this time."""
+TXN_TOPIC_LOADS = 8
+"""Topics that the collector loads at once to have them look at their records."""

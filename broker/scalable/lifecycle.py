@@ -19,7 +19,7 @@ import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
-from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.records import ScalableTopicRecord, require_storable, segment_of
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ScalableTopicExists, TopicStore
@@ -64,9 +64,13 @@ class Lifecycle:
     async def create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
     ) -> LiveTopic:
-        """Make one.  Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`."""
+        """Make one.
+
+        Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`, `RecordTooLarge`.
+        """
         name = twin(name)
         require_creatable(name)
+        require_storable(properties)
         now_ms = self._clock.now_ms()
         first = layout.initial(segments, now_ms=now_ms)
         async with self._topics.lock(name):

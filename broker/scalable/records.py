@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from broker.scalable.layout import CorruptLayout, Layout, Segment, SegmentState, verify
-from config.bounds import METADATA_KEY_BYTES
+from config.bounds import MAX_TOPIC_PROPERTIES, MAX_TOPIC_PROPERTIES_BYTES, METADATA_KEY_BYTES
 from protocol.names import (
     InvalidNamespaceName,
     InvalidTopicName,
@@ -37,7 +37,7 @@ from protocol.names import (
 )
 from protocol.names import encode_name as url_encode
 from storage.managed_ledger_records import NAMES_INDEX
-from storage.metadata.store import IndexEntry
+from storage.metadata.store import IndexEntry, RecordTooLarge
 
 TOPICS_ROOT = "/topics"
 SEALED = IndexEntry("magnetar:scalable-topics", "with-sealed-segments")
@@ -137,6 +137,21 @@ def segment_of(name: TopicName, segment: Segment) -> SegmentName:
 def encode_topic(record: ScalableTopicRecord) -> bytes:
     """The stored form of a topic."""
     return json.dumps(record.to_json(), separators=(",", ":")).encode()
+
+
+def require_storable(properties: Mapping[str, str]) -> None:
+    """Raise `RecordTooLarge` for properties with which not every layout could be stored."""
+    if len(properties) > MAX_TOPIC_PROPERTIES:
+        raise RecordTooLarge(
+            f"A topic was to have {len(properties)} properties: give it {MAX_TOPIC_PROPERTIES} at "
+            "most, as each one has an index entry."
+        )
+    size = len(json.dumps(dict(properties), separators=(",", ":")))
+    if size > MAX_TOPIC_PROPERTIES_BYTES:
+        raise RecordTooLarge(
+            f"A topic was to have properties of {size} bytes, as JSON: keep them to "
+            f"{MAX_TOPIC_PROPERTIES_BYTES}."
+        )
 
 
 def decode_topic(value: bytes) -> ScalableTopicRecord:

@@ -9,9 +9,15 @@ from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
 from broker.topic import TopicNotFound
+from config.bounds import (
+    MAX_TOPIC_PROPERTIES,
+    MAX_TOPIC_PROPERTIES_BYTES,
+    METADATA_INDEX_ENTRIES,
+)
 from protocol.ids import EARLIEST
 from protocol.names import InvalidTopicName, parse_namespace_name, parse_topic_name
 from storage.ledger.store import LedgerError
+from storage.metadata.store import RecordTooLarge
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, World
 
@@ -43,6 +49,32 @@ async def test_a_topic_is_what_was_asked_for(node: Node) -> None:
         }
     ]
     assert await node.world.stored_segments() == [], "segments are made when they are used"
+
+
+def value_of_bytes(size: int) -> str:
+    """A value with which {"k": value} is so many bytes as JSON."""
+    return "x" * (size - len('{"k":""}'))
+
+
+async def test_properties_leave_room_for_every_layout(node: Node) -> None:
+    """What a topic was created with never keeps it from being split."""
+    at_most = {f"k{n}": "v" for n in range(MAX_TOPIC_PROPERTIES)}
+    assert len(at_most) < METADATA_INDEX_ENTRIES
+    for properties in (at_most, {"k": value_of_bytes(MAX_TOPIC_PROPERTIES_BYTES)}):
+        await node.scalable.create(TOPIC, segments=1, properties=properties)
+        await node.scalable.split(TOPIC, 0)
+        assert set(await node.states()) == {0, 1, 2}
+        await node.scalable.delete(TOPIC, force=True)
+    for properties in (
+        {**at_most, "one": "more"},
+        {"k": value_of_bytes(MAX_TOPIC_PROPERTIES_BYTES + 1)},
+        {"k": "ä" * (MAX_TOPIC_PROPERTIES_BYTES // 6)},
+    ):
+        with pytest.raises(RecordTooLarge, match="propert"):
+            await node.scalable.create(TOPIC, segments=1, properties=properties)
+        with pytest.raises(ScalableTopicNotFound):
+            await node.scalable.get(TOPIC)
+    assert await leftovers(node.world) == []
 
 
 async def test_refusals(node: Node) -> None:

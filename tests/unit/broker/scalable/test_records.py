@@ -11,7 +11,13 @@ from broker.scalable.history import ChangeKind, HistoryEntry
 from broker.scalable.layout import CorruptLayout, Layout, initial, split
 from broker.scalable.records import ScalableTopicRecord, decode_topic, encode_topic
 from broker.scalable.steps import Step, StepKind
-from config.bounds import METADATA_KEY_BYTES
+from config.bounds import (
+    MAX_INITIAL_SEGMENTS,
+    MAX_SEGMENTS,
+    MAX_TOPIC_PROPERTIES_BYTES,
+    METADATA_KEY_BYTES,
+    METADATA_VALUE_BYTES,
+)
 from protocol.names import parse_namespace_name, parse_topic_name
 from storage.managed_ledger_records import NAMES_INDEX
 from storage.metadata.operations import check_key
@@ -97,6 +103,14 @@ def test_topics_of_paths() -> None:
         assert records.topic_at(other) is None
     namespace = parse_namespace_name("public/default")
     assert records.namespace_path(namespace) == "/topics/public/default"
+
+
+def test_the_largest_layout_fits_beside_the_most_properties() -> None:
+    largest = initial(MAX_INITIAL_SEGMENTS, now_ms=2**41)
+    while len(largest.segments) < MAX_SEGMENTS:
+        largest = split(largest, largest.active[0].segment_id, now_ms=2**41).layout
+    size = len(records.encode_topic(ScalableTopicRecord(largest)))
+    assert size + MAX_TOPIC_PROPERTIES_BYTES + 100 * MAX_SEGMENTS <= METADATA_VALUE_BYTES
 
 
 def test_index_entries() -> None:

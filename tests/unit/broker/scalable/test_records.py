@@ -107,8 +107,9 @@ def test_topics_of_paths() -> None:
 
 def test_the_largest_layout_fits_beside_the_most_properties() -> None:
     largest = initial(MAX_INITIAL_SEGMENTS, now_ms=2**41)
-    while len(largest.segments) < MAX_SEGMENTS:
-        largest = split(largest, largest.active[0].segment_id, now_ms=2**41).layout
+    for segment_id in range((MAX_SEGMENTS - MAX_INITIAL_SEGMENTS) // 2):
+        largest = split(largest, segment_id, now_ms=2**41).layout
+    assert len(largest.segments) == MAX_SEGMENTS
     size = len(records.encode_topic(ScalableTopicRecord(largest)))
     assert size + MAX_TOPIC_PROPERTIES_BYTES + 100 * MAX_SEGMENTS <= METADATA_VALUE_BYTES
 

@@ -4,7 +4,7 @@ Rules:
 
 - `/managed-ledgers/<ledger path>` is a stream, its children are its durable cursors.  Streams are
   also in the index `managed-ledgers` by their path.
-- Written plain.  Read plain or with Pulsar's compression header (none or ZLIB; other kinds are
+- Written plain.  Read plain or with Pulsar's compression header (none, LZ4 or ZLIB; other kinds are
   refused with the setting that turns them off over there).
 - Acknowledged entries of a cursor are written as ranges while those are fewer bytes, else as words
   of a bit set; both are read.  Only ranges fit into the cursor's own record.
@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import lz4.block
 from google.protobuf.message import DecodeError
 
 from protocol import ack_set
@@ -268,11 +269,13 @@ def _decompress(key: str, value: bytes) -> bytes:
         raise _corrupt(key, f"a compressed block that says to be {size} bytes")
     if head.compressionType == 0:
         return block
-    if head.compressionType == 2:
-        try:
+    try:
+        if head.compressionType == 1:
+            return bytes(lz4.block.decompress(block, uncompressed_size=size))
+        if head.compressionType == 2:
             return zlib.decompressobj().decompress(block, size)
-        except zlib.error as error:
-            raise _corrupt(key, "a broken compressed block") from error
+    except (lz4.block.LZ4BlockError, zlib.error) as error:
+        raise _corrupt(key, "a broken compressed block") from error
     raise CorruptRecord(
         f"Record {key} is compressed in a way that is not read here (type {head.compressionType}): "
         "have Pulsar rewrite it with managedLedgerInfoCompressionType=NONE and "

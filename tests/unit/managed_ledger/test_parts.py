@@ -2,6 +2,7 @@
 
 import zlib
 
+import lz4.block
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -337,21 +338,27 @@ def test_ranges_win_over_words_as_in_pulsar() -> None:
     assert found.spans == ((Position(1, 4), Position(2, 1)),)
 
 
-@pytest.mark.parametrize("compression", [0, 2])
+@pytest.mark.parametrize("compression", [0, 1, 2])
 def test_records_with_pulsars_compression_header_are_read(compression: int) -> None:
     plain = encode_stream(StreamRecord((LedgerInfo(3, 10, 1000, 77),)))
     head = pb.RecordCompression(
         compressionType=compression, uncompressedSize=len(plain)
     ).SerializeToString()
-    block = zlib.compress(plain) if compression else plain
+    block = (
+        plain,
+        lz4.block.compress(plain, store_size=False),
+        zlib.compress(plain),
+    )[compression]
     value = b"\x47\x78" + len(head).to_bytes(4, "big") + head + block
     assert decode_stream("/k", value).ledgers == (LedgerInfo(3, 10, 1000, 77),)
 
 
 def test_what_cannot_be_read_says_what_to_do() -> None:
-    head = pb.RecordCompression(compressionType=1, uncompressedSize=9).SerializeToString()
-    with pytest.raises(CorruptRecord, match="CompressionType=NONE"):
-        decode_stream("/k", b"\x47\x78" + len(head).to_bytes(4, "big") + head + b"lz4")
+    for compression, says in ((1, "broken"), (2, "broken"), (3, "CompressionType=NONE")):
+        head = pb.RecordCompression(compressionType=compression, uncompressedSize=9)
+        text = head.SerializeToString()
+        with pytest.raises(CorruptRecord, match=says):
+            decode_stream("/k", b"\x47\x78" + len(text).to_bytes(4, "big") + text + b"\xf0lz4")
     for broken in (b"\xff\xff", b"\x0a\x05ab", b"\x47\x78\x00"):
         with pytest.raises(CorruptRecord):
             decode_cursor("/k", broken)

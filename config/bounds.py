@@ -212,3 +212,5 @@ TXN_ASSIGNMENTS_RETRY_S = 1
 """While coordinators have no leader, those who watch are told again after this time."""
 TXN_TOPIC_LOADS = 8
 """Topics that the collector loads at once to have them look at their records."""
+TXN_PENDING_POSITIONS = 1_000_000
+"""Positions that open transactions may hold on one subscription."""

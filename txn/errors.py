@@ -50,6 +50,12 @@ class TooManyTransactions(OperatorError):
     code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
 
 
+class TooManyPendingAcks(OperatorError):
+    """Open transactions hold as many messages of a subscription as they may."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
 class CorruptTransactionRecord(OperatorError):
     """A record of a transaction cannot be read: repair or restore the metadata store."""
 

@@ -1,0 +1,66 @@
+"""Acknowledgement records that no subscription here holds: deleted, when that may be done.
+
+Rules:
+
+- A6: a record that the owner does not know was never answered, or belongs to a subscription that
+  is gone.  It goes when its transaction has ended, and stays before: its writer may be at work.
+- Records of a deleted subscription go whatever became of their transactions, once its cursor is
+  gone; and before a subscription of that name is made, in case that was cut short.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+
+from config.bounds import TXN_PAGE
+from txn import records
+from txn.records import AckRecord, TxnState
+from txn.store import TransactionStore
+from txn.txn_id import TxnId
+
+
+async def delete_ended(store: TransactionStore, strays: Sequence[AckRecord]) -> None:
+    """Delete those of these records whose transactions have ended (A6); the others stay."""
+    for txn, found in _by_transaction(strays).items():
+        stored = await store.read_header(txn)
+        if stored is None or stored.header.state is not TxnState.OPEN:
+            await delete_records(store, found)
+
+
+async def forget_subscription(store: TransactionStore, segment: str, subscription: str) -> None:
+    """Delete every record of a subscription that is gone, or not there yet."""
+    await delete_records(store, await store.acks_on(segment, subscription))
+
+
+async def forget_segment(store: TransactionStore, segment: str) -> None:
+    """Delete every acknowledgement record on a segment that is gone."""
+    await delete_records(store, await store.acks_on_segment(segment))
+
+
+async def rescan_orphans(
+    store: TransactionStore, segment: str, subscriptions: Collection[str]
+) -> None:
+    """A6 for records of subscriptions that there are not."""
+    found = await store.acks_on_segment(segment)
+    await delete_ended(store, [each for each in found if each.subscription not in subscriptions])
+
+
+async def delete_records(store: TransactionStore, found: Sequence[AckRecord]) -> None:
+    """Delete these records, whatever became of their transactions: the subscription is gone."""
+    for start in range(0, len(found), TXN_PAGE):
+        page = found[start : start + TXN_PAGE]
+        await all_of(store.delete_operation(each.txn, records.ack_key(each)) for each in page)
+
+
+def _by_transaction(found: Iterable[AckRecord]) -> Mapping[TxnId, list[AckRecord]]:
+    grouped: dict[TxnId, list[AckRecord]] = {}
+    for record in found:
+        grouped.setdefault(record.txn, []).append(record)
+    return grouped
+
+
+async def all_of(work: Iterable[Coroutine[object, object, None]]) -> None:
+    """Everything, to its end, also when some of it fails; then the first failure."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,159 @@
+"""Pure: which messages open transactions hold on one subscription, and what conflicts (PIP-31).
+
+Rules:
+
+- An individual acknowledgement conflicts with what the cursor has, and with what is held, by its
+  own transaction too.  Of batches only the messages count.
+- A cumulative one holds everything up to its position.  Its own transaction may raise it; it
+  conflicts at or below the mark-delete position, and with what other transactions hold below it.
+- A plain acknowledgement of a held message counts at once, as in Pulsar; the commit then adds
+  nothing and the abort does not bring the message back.
+- What is loaded is not checked for conflicts: records of acknowledgements that failed may overlap.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocol.ack_set import from_words, pending_all, to_words
+from protocol.ids import Position
+from txn.errors import TransactionConflict
+from txn.pending_ack import ALL_MESSAGES, AckState, PendingAck, bits_of
+from txn.records import AckedPosition
+from txn.txn_id import TxnId
+
+
+class Acknowledged(Protocol):
+    """What must be known of the cursor."""
+
+    @property
+    def mark_delete(self) -> Position:
+        """Up to where everything is acknowledged."""
+        ...
+
+    def is_acknowledged(self, position: Position) -> bool:
+        """Whether all of the entry is."""
+        ...
+
+    def ack_set(self, position: Position) -> list[int] | None:
+        """What remains of a partly acknowledged batch; None for other entries."""
+        ...
+
+
+class HeldMessages:
+    """See the module's rules."""
+
+    def __init__(self, cursor: Acknowledged) -> None:
+        self.any = False
+        """Whether anything is held."""
+        self._cursor = cursor
+        self._individual: dict[Position, tuple[tuple[PendingAck, int, int], ...]] = {}
+        """Who holds which messages of an entry, with the batch size where that matters."""
+        self._cumulative: dict[TxnId, dict[PendingAck, None]] = {}
+        self._top: PendingAck | None = None
+
+    def is_pending(self, position: Position) -> bool:
+        """Whether what the cursor has not of the entry is all held."""
+        bits, size = self._held_of(position)
+        return bits == ALL_MESSAGES or (bool(bits) and not self._left(position, size) & ~bits)
+
+    def remaining(
+        self, position: Position, ack_set: list[int] | None, batch_size: int
+    ) -> list[int] | None:
+        """`ack_set` (None: the whole batch) without what is held; empty when nothing is left."""
+        bits, _ = self._held_of(position)
+        if not bits:
+            return ack_set
+        left = from_words(ack_set, batch_size) if ack_set else pending_all(batch_size)
+        return to_words(left & ~bits)
+
+    def _held_of(self, position: Position) -> tuple[int, int]:
+        """The held messages of an entry, and its batch size where that matters."""
+        bits, size = 0, 1
+        if self._top is not None:
+            (last,) = self._top.acks
+            if position < last.position:
+                return ALL_MESSAGES, size
+            if position == last.position:
+                bits, size = bits_of(last), last.batch_size or size
+        for _, part, batch_size in self._individual.get(position, ()):
+            bits |= part
+            size = max(size, batch_size)
+        return bits, size
+
+    def add(self, ack: PendingAck) -> None:
+        """Hold its messages."""
+        self.any = True
+        if ack.cumulative:
+            self._cumulative.setdefault(ack.txn, {})[ack] = None
+            if self._top is None or self._top.rank < ack.rank:
+                self._top = ack
+            return
+        for each in ack.acks:
+            others = self._individual.get(each.position, ())
+            self._individual[each.position] = (
+                *others,
+                (ack, bits_of(each), each.batch_size),
+            )
+
+    def remove(self, ack: PendingAck) -> None:
+        """Hold them no longer."""
+        if ack.cumulative:
+            mine = self._cumulative[ack.txn]
+            del mine[ack]
+            if not mine:
+                del self._cumulative[ack.txn]
+            if ack is self._top:
+                held = (each for acks in self._cumulative.values() for each in acks)
+                self._top = max(held, key=lambda each: each.rank, default=None)
+        else:
+            for each in ack.acks:
+                holders = self._individual.pop(each.position, ())
+                left = tuple(holder for holder in holders if holder[0] is not ack)
+                if left:
+                    self._individual[each.position] = left
+        self.any = bool(self._individual or self._cumulative)
+
+    # Conflicts
+
+    def require_individual(self, acks: Sequence[AckedPosition]) -> None:
+        """Raise `TransactionConflict` if any of them is taken."""
+        named: dict[Position, int] = {}
+        for ack in acks:
+            position, bits = ack.position, bits_of(ack)
+            if self._cursor.is_acknowledged(position):
+                raise _conflict(position, "is acknowledged already")
+            if bits != ALL_MESSAGES and bits & ~self._left(position, ack.batch_size):
+                raise _conflict(position, "is acknowledged in part already")
+            held, _ = self._held_of(position)
+            if bits & (held | named.get(position, 0)):
+                raise _conflict(position, "is held by a transaction")
+            named[position] = named.get(position, 0) | bits
+
+    def require_cumulative(self, txn: TxnId, ack: AckedPosition) -> None:
+        """Raise `TransactionConflict` unless the transaction may hold everything up to it."""
+        position, bits, mark = ack.position, bits_of(ack), self._cursor.mark_delete
+        if position <= mark or not bits:
+            raise _conflict(position, f"is not after {mark}, up to where all is acknowledged")
+        if len(self._cumulative) > (txn in self._cumulative):
+            raise _conflict(position, "meets a cumulative acknowledgement of another transaction")
+        wanted = PendingAck(txn, True, (ack,), AckState.RESERVED)
+        if self._top is not None and wanted.rank <= self._top.rank:
+            raise _conflict(position, "is not after what the transaction acknowledged before")
+        for other, holders in self._individual.items():
+            if mark < other <= position:
+                covered = bits if other == position else ALL_MESSAGES
+                if any(held.txn != txn and covered & part for held, part, _ in holders):
+                    raise _conflict(other, "is held by another transaction")
+
+    def _left(self, position: Position, size: int) -> int:
+        """Messages of a batch that the cursor has not."""
+        if self._cursor.is_acknowledged(position):
+            return 0
+        words = self._cursor.ack_set(position)
+        return from_words(words, size) if words else pending_all(size)
+
+
+def _conflict(position: Position, why: str) -> TransactionConflict:
+    return TransactionConflict(
+        f"Message {position.ledger_id}:{position.entry_id} {why}: abort the transaction."
+    )

@@ -1,0 +1,80 @@
+"""One acknowledgement record of a transaction: its messages, and where it stands.
+
+Rule: it moves only as the table says; anything else is a defect and stops what asked for it.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from config.bounds import TXN_PENDING_POSITIONS
+from protocol.ack_set import from_words, pending_all
+from protocol.ids import Position
+from txn.errors import TransactionAssertion
+from txn.records import AckedPosition, AckRecord
+from txn.txn_id import TxnId
+
+ALL_MESSAGES: Final = -1
+"""Bits of a whole entry: as many as anybody asks for."""
+
+
+class AckState(enum.Enum):
+    """Where one acknowledgement record stands."""
+
+    RESERVED = "holds its messages; has no record yet"
+    PUTTING = "its record is being made durable"
+    CONFIRMING = "its record is durable; that this is still the owner is being proven (A1)"
+    LOADED = "found at load; the header is not read yet"
+    HELD = "answered, or loaded, and its transaction is open"
+    APPLYING = "committed: in the cursor, and not known to be durable there"
+    APPLIED = "committed, and durable in the cursor: its record may go (A2)"
+    RELEASED = "of no effect: its record may go"
+    GONE = "forgotten"
+
+
+_S = AckState
+_MOVES: Mapping[AckState, frozenset[AckState]] = {
+    _S.RESERVED: frozenset({_S.PUTTING, _S.GONE}),
+    _S.PUTTING: frozenset({_S.CONFIRMING, _S.RELEASED}),
+    _S.CONFIRMING: frozenset({_S.HELD, _S.RELEASED}),
+    _S.LOADED: frozenset({_S.HELD, _S.APPLYING, _S.RELEASED}),
+    _S.HELD: frozenset({_S.APPLYING, _S.RELEASED}),
+    _S.APPLYING: frozenset({_S.APPLIED}),
+    _S.APPLIED: frozenset({_S.GONE}),
+    _S.RELEASED: frozenset({_S.GONE}),
+    _S.GONE: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class PendingAck:
+    """The acknowledgements of one record.  `record` is there from PUTTING on."""
+
+    txn: TxnId
+    cumulative: bool
+    acks: tuple[AckedPosition, ...]
+    state: AckState
+    record: AckRecord | None = None
+
+    @property
+    def rank(self) -> tuple[Position, int]:
+        """How far a cumulative one reaches; a whole entry is more than any part of it."""
+        (last,) = self.acks
+        bits = bits_of(last)
+        return last.position, TXN_PENDING_POSITIONS if bits == ALL_MESSAGES else bits.bit_count()
+
+    def move(self, to: AckState) -> None:
+        """Stand there from now on.  Raises `TransactionAssertion`."""
+        if to not in _MOVES[self.state]:
+            raise TransactionAssertion(
+                f"An acknowledgement of {self.txn} cannot go from {self.state} to {to}: report it."
+            )
+        self.state = to
+
+
+def bits_of(ack: AckedPosition) -> int:
+    """The messages that an acknowledgement names; -1 for a whole entry."""
+    if not ack.ack_set:
+        return ALL_MESSAGES
+    return pending_all(ack.batch_size) & ~from_words(ack.ack_set, ack.batch_size)

@@ -49,6 +49,8 @@ class TransactionCounters:
     op_writes: int = 0
     """Claims and acknowledgement records put."""
     op_deletes: int = 0
+    op_records: int = 0
+    """Claims and acknowledgement records that there are: put and not yet deleted."""
     header_cas_ok: int = 0
     header_cas_conflict: int = 0
     header_cas_reject: int = 0

@@ -5,9 +5,11 @@ Rules:
 - Follow first, read the header second (W7): what ends after `follow` is told, what ended before is
   in the header that is read.
 - A follower is told once for each transaction, from the loop, never from within `follow`.
+- What nobody follows costs nothing but a look at its key.
 - After a resync every followed header is read again.  A header that is gone is told as None: the
   transaction ended and was collected, and the follower must look at its own records (W9).
-- A read that fails is tried again, later each time, for as long as somebody follows.
+- A header that cannot be read is read again, later each time, for as long as somebody follows;
+  others do not wait for it.
 """
 
 import asyncio
@@ -15,8 +17,9 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_PAGE
-from storage.metadata.store import EventKind, MetadataError
+from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS
+from protocol.server_error import MagnetarError
+from storage.metadata.store import Event, EventKind
 from txn import records
 from txn.errors import CorruptTransactionRecord
 from txn.records import TxnState
@@ -40,18 +43,28 @@ class Decisions:
         self._store = store
         self._followers: dict[TxnId, dict[Follower, None]] = {}
         self._watch = store.metadata.watch_index(records.FINAL_STATE_INDEX, *_FINAL)
-        self._task: asyncio.Task[None] | None = None
+        self._unread: dict[TxnId, float] = {}
+        """To be read, with the pause after a failure."""
+        self._wake = asyncio.Event()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin to tell."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._tasks = {loop.create_task(self._run()), loop.create_task(self._read_unread())}
 
     async def stop(self) -> None:
         """Tell nothing more."""
         self._watch.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def follow(self, txn: TxnId, follower: Follower) -> None:
         """Tell `follower` when the transaction has ended."""
@@ -73,37 +86,69 @@ class Decisions:
     async def _run(self) -> None:
         async for event in self._watch:
             if event.kind is EventKind.RESYNC:
-                await self._read_again(list(self._followers))
-            elif event.record is not None:
-                try:
-                    stored = stored_header(event.record)
-                except CorruptTransactionRecord as error:
-                    log.error("transaction_header_corrupt", error=str(error))
-                    continue
-                self._tell(stored.txn, stored.header.state)
-            else:
-                await self._read_again([records.txn_of_header(event.key)])
+                self._read_soon(self._followers)
+                continue
+            try:
+                self._take(event)
+            except CorruptTransactionRecord as error:
+                log.error("transaction_header_corrupt", error=str(error))
+
+    def _take(self, event: Event) -> None:
+        txn = records.txn_of_header(event.key)
+        if txn not in self._followers:
+            return
+        if event.record is None:
+            self._read_soon((txn,))
+            return
+        try:
+            state = stored_header(event.record).header.state
+        except CorruptTransactionRecord:
+            self._read_soon((txn,))
+            raise
+        self._tell(txn, state)
 
     def _tell(self, txn: TxnId, state: TxnState | None) -> None:
         for follower in self._followers.pop(txn, {}):
-            follower(txn, state)
-
-    async def _read_again(self, txns: Iterable[TxnId]) -> None:
-        """Read headers until each was read or nobody follows it any more."""
-        waiting = [txn for txn in txns if txn in self._followers]
-        pause_s = _FIRST_RETRY_S
-        while waiting:
-            page, waiting = waiting[:TXN_PAGE], waiting[TXN_PAGE:]
             try:
-                for txn in list(page):
-                    stored = await self._store.read_header(txn)
-                    page.remove(txn)
-                    if stored is None:
-                        self._tell(txn, None)
-                    elif stored.header.state is not TxnState.OPEN:
-                        self._tell(txn, stored.header.state)
-            except (MetadataError, CorruptTransactionRecord) as error:
-                log.warning("transaction_header_not_read", error=str(error), next_try_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
-                waiting = [txn for txn in [*page, *waiting] if txn in self._followers]
+                follower(txn, state)
+            except Exception:
+                log.exception("transaction_follower_failed", txn=str(txn))
+
+    def _read_soon(self, txns: Iterable[TxnId], pause_s: float = _FIRST_RETRY_S) -> None:
+        for txn in txns:
+            self._unread.setdefault(txn, pause_s)
+        self._wake.set()
+
+    async def _read_unread(self) -> None:
+        while True:
+            await self._wake.wait()
+            page = [*self._unread.items()][:TXN_CONCURRENT_ENDS]
+            for txn, _ in page:
+                del self._unread[txn]
+            if not self._unread:
+                self._wake.clear()
+            await asyncio.gather(*(self._read(txn, pause_s) for txn, pause_s in page))
+
+    async def _read(self, txn: TxnId, pause_s: float) -> None:
+        if txn not in self._followers:
+            return
+        try:
+            stored = await self._store.read_header(txn)
+        except MagnetarError as error:
+            log.warning(
+                "transaction_header_not_read", txn=str(txn), error=str(error), next_try_s=pause_s
+            )
+            self._read_later(txn, pause_s)
+            return
+        if stored is None:
+            self._tell(txn, None)
+        elif stored.header.state is not TxnState.OPEN:
+            self._tell(txn, stored.header.state)
+
+    def _read_later(self, txn: TxnId, pause_s: float) -> None:
+        def again() -> None:
+            self._timers.discard(timer)
+            self._read_soon((txn,), min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S))
+
+        timer = asyncio.get_running_loop().call_later(pause_s, again)
+        self._timers.add(timer)

@@ -10,8 +10,10 @@ Rules:
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import structlog
 
 from config.bounds import TXN_PAGE
 from protocol.ids import Position
@@ -21,14 +23,22 @@ from storage.metadata.store import (
     ABSENT,
     IndexHit,
     MetadataStore,
+    PutResult,
     Record,
     Version,
     VersionConflict,
 )
 from txn import records
 from txn.counters import TransactionCounters
+from txn.errors import CorruptTransactionRecord
 from txn.records import AckRecord, Claim, Header, OwnerRecord, TxnState
 from txn.txn_id import CoordinatorId, TxnId
+
+log = structlog.get_logger(__name__)
+
+_FOR_EVER_MS = 10**15
+_FIRST_KEY, _LAST_KEY = " ", "\x7f"
+"""Around every URL-encoded name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,47 +102,83 @@ class TransactionStore:
         )
         return result.version
 
-    async def headers_by_deadline(self, up_to_ms: int, limit: int | None) -> list[StoredHeader]:
-        """Open transactions with a deadline at or before, the earliest first."""
-        hits = await self._index(
-            records.DEADLINE_INDEX, number(0), number(up_to_ms + 1), limit=limit
-        )
-        return [stored_header(hit.record) for hit in hits]
+    async def open_headers(self, up_to_ms: int | None = None) -> AsyncIterator[list[StoredHeader]]:
+        """Open transactions, those due first, in pages; with a time, those due at or before."""
+        hi = number(_FOR_EVER_MS if up_to_ms is None else up_to_ms + 1)
+        async for page in self._header_pages(records.DEADLINE_INDEX, number(0), hi):
+            yield page
 
-    async def headers_ended(
-        self, state: TxnState, up_to_ms: int, limit: int = TXN_PAGE
-    ) -> list[StoredHeader]:
-        """Headers in that final state since that time or longer, the oldest first."""
+    async def ended_headers(
+        self, state: TxnState, up_to_ms: int
+    ) -> AsyncIterator[list[StoredHeader]]:
+        """Headers in that final state since that time or longer, the oldest first, in pages."""
         lo, hi = f"{state.value}:{number(0)}", f"{state.value}:{number(up_to_ms + 1)}"
-        hits = await self._index(records.FINAL_STATE_INDEX, lo, hi, limit=limit)
-        return [stored_header(hit.record) for hit in hits]
+        async for page in self._header_pages(records.FINAL_STATE_INDEX, lo, hi):
+            yield page
+
+    async def _header_pages(
+        self, index: str, lo: str, hi: str
+    ) -> AsyncIterator[list[StoredHeader]]:
+        """Pages begin with the last secondary key of the page before: several may have it."""
+        limit, seen = TXN_PAGE, set[str]()
+        while True:
+            hits = await self._index(index, lo, hi, limit=limit)
+            fresh = [hit.record for hit in hits if hit.record.key not in seen]
+            if fresh:
+                yield _headers(fresh)
+            if len(hits) < limit:
+                return
+            last = hits[-1].index_key
+            limit = TXN_PAGE if last > lo else limit * 2
+            lo, seen = last, {hit.record.key for hit in hits if hit.index_key == last}
 
     # Claims and acknowledgement records
 
     async def put_claim(self, claim: Claim) -> None:
         """Make the claim durable (W1)."""
-        self.counters.op_writes += 1
-        await self.metadata.put(
+        result = await self.metadata.put(
             records.claim_key(claim.txn, claim.segment, claim.epoch),
             records.encode_claim(claim),
             partition=str(claim.txn),
             indexes=records.claim_indexes(claim.segment),
         )
+        self._operation_put(result)
 
     async def put_ack(self, record: AckRecord) -> None:
         """Make the acknowledgements of one command durable (A1)."""
-        self.counters.op_writes += 1
-        await self.metadata.put(
+        result = await self.metadata.put(
             records.ack_key(record),
             records.encode_ack(record),
             partition=str(record.txn),
             indexes=records.ack_indexes(record.segment, record.subscription),
         )
+        self._operation_put(result)
+
+    def _operation_put(self, result: PutResult) -> None:
+        self.counters.op_writes += 1
+        if result.modifications == 0:
+            self.counters.op_records += 1
 
     async def delete_operation(self, txn: TxnId, key: str) -> None:
         """Delete one claim or acknowledgement record, if it is there."""
         if await self.metadata.delete(key, partition=str(txn)):
             self.counters.op_deletes += 1
+            self.counters.op_records -= 1
+
+    async def count_operations(self) -> int:
+        """How many claims and acknowledgement records there are.  For metrics: not fresh."""
+        count = 0
+        for index in (records.WRITES_INDEX, records.ACKS_INDEX):
+            lo, limit, last_keys = _FIRST_KEY, TXN_PAGE, 0
+            while True:
+                hits = await self._index(index, lo, _LAST_KEY, limit=limit)
+                count += len(hits) - last_keys
+                if len(hits) < limit:
+                    break
+                last = hits[-1].index_key
+                limit = TXN_PAGE if last > lo else limit * 2
+                lo, last_keys = last, sum(hit.index_key == last for hit in hits)
+        return count
 
     async def operations_of(self, txn: TxnId) -> list[Claim | AckRecord]:
         """Every claim and acknowledgement record of a transaction: a fresh listing (W10)."""
@@ -272,6 +318,17 @@ def stored_header(record: Record) -> StoredHeader:
     """A header record, decoded.  Raises `CorruptTransactionRecord`."""
     txn = records.txn_of_header(record.key)
     return StoredHeader(txn, records.decode_header(record.key, record.value), record.version)
+
+
+def _headers(found: Iterable[Record]) -> list[StoredHeader]:
+    """Those that can be read: a damaged one must not hold up the others."""
+    headers = []
+    for record in found:
+        try:
+            headers.append(stored_header(record))
+        except CorruptTransactionRecord as error:
+            log.error("transaction_header_corrupt", error=str(error))
+    return headers
 
 
 def _operations(hits: Iterable[IndexHit]) -> Iterable[Claim | AckRecord]:

@@ -1,0 +1,228 @@
+"""One transaction coordinator: begins transactions and ends them, each with one write.
+
+Rules:
+
+- A transaction begins with a create-only put under a number that nobody else has (T1), and ends
+  with a conditional put on the version read; after a conflict it is read and decided anew (T2).
+  What its own put returned is a version read, so the END of a transaction that is in memory is
+  one write and no read.
+- Memory is a cache: an END of what is not in it reads the header.  Several coordinators of one
+  number, as after a lost session, harm nobody.
+- The number of open transactions is bounded; those that are being begun count.
+- An END that was begun is finished even if the one who asked goes away.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from storage.metadata.store import VersionConflict
+from txn.counters import END_BUCKETS_S, Histogram
+from txn.deadlines import Deadlines
+from txn.errors import (
+    InvalidTxnStatus,
+    TooManyTransactions,
+    TransactionAssertion,
+    TransactionNotFound,
+)
+from txn.header import (
+    OPERATOR,
+    EndVerdict,
+    bounded_timeout_ms,
+    decide_end,
+    ended,
+    is_owner,
+    not_open,
+    refusal,
+)
+from txn.numbers import NumberBlocks
+from txn.parts import TransactionParts
+from txn.records import Header, TxnState
+from txn.store import StoredHeader
+from txn.txn_id import CoordinatorId, TxnId
+
+
+@dataclass(slots=True)
+class CoordinatorCounters:
+    """What one coordinator counted while this process led it."""
+
+    created: int = 0
+    committed: int = 0
+    aborted: int = 0
+    timed_out: int = 0
+    header_writes: int = 0
+    open_s: Histogram = field(default_factory=lambda: Histogram(END_BUCKETS_S))
+    """How long committed transactions were open."""
+
+
+class Coordinator:
+    """See the module's rules."""
+
+    numbers_type: type[NumberBlocks] = NumberBlocks
+
+    def __init__(
+        self,
+        coordinator_id: CoordinatorId,
+        parts: TransactionParts,
+        deadlines: Deadlines,
+        *,
+        max_open: int,
+    ) -> None:
+        """`max_open` 0: without limit."""
+        self.coordinator_id = coordinator_id
+        self.counters = CoordinatorCounters()
+        self._parts = parts
+        self._store = parts.store
+        self._deadlines = deadlines
+        self._max_open = max_open
+        self._numbers = self.numbers_type(parts.store, coordinator_id)
+        self._numbers.prepare()
+        self._open: dict[TxnId, StoredHeader] = {}
+        self._beginning = 0
+        self._ends: set[asyncio.Task[bool]] = set()
+
+    async def close(self) -> None:
+        """Finish what was begun, forget the rest."""
+        while self._ends:
+            await asyncio.wait(self._ends)
+        await self._numbers.close()
+        for txn in self._open:
+            self._deadlines.discard(txn)
+        self._open.clear()
+
+    @property
+    def open_count(self) -> int:
+        """Open transactions known here."""
+        return len(self._open)
+
+    def open_transactions(self) -> Sequence[StoredHeader]:
+        """Open transactions known here, in no order."""
+        return list(self._open.values())
+
+    def adopt(self, found: Iterable[StoredHeader]) -> None:
+        """Take in open transactions that were begun before this process led the coordinator."""
+        for stored in found:
+            if stored.txn not in self._open and stored.header.state is TxnState.OPEN:
+                self._keep(stored)
+
+    async def begin(self, timeout_ms: int, owner: str | None) -> TxnId:
+        """Begin a transaction.  Raises `TooManyTransactions`, `MetadataError`."""
+        self._require_room()
+        self._beginning += 1
+        try:
+            number = await self._numbers.take()
+            txn = TxnId(self.coordinator_id, number)
+            now_ms = self._parts.clock.now_ms()
+            header = Header(TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner)
+            try:
+                version = await self._store.create_header(txn, header)
+            except VersionConflict:
+                raise TransactionAssertion(
+                    f"Transaction {txn} is there already, though its number was reserved: report "
+                    "this as a defect, and begin another one."
+                ) from None
+        finally:
+            self._beginning -= 1
+        self._keep(StoredHeader(txn, header, version))
+        self.counters.created += 1
+        self.counters.header_writes += 1
+        self._parts.counters.created += 1
+        return txn
+
+    async def require_open(self, txn: TxnId, owner: str | None) -> Header:
+        """The header of an open transaction of that owner.
+
+        Raises `TransactionNotFound`, `InvalidTxnStatus`.
+        """
+        stored = self._open.get(txn) or await self._store.read_header(txn)
+        if stored is None or not is_owner(stored.header, owner):
+            raise refusal(txn, None, EndVerdict.NOT_FOUND)
+        if stored.header.state is not TxnState.OPEN:
+            raise not_open(txn, stored.header)
+        return stored.header
+
+    async def end(self, txn: TxnId, action: TxnState, owner: str | None) -> None:
+        """End it.  Raises `TransactionNotFound`, `InvalidTxnStatus`, `MetadataError`."""
+        await self._ended(txn, action, owner)
+
+    async def _ended(self, txn: TxnId, action: TxnState, owner: str | None) -> bool:
+        """Whether it was ended by this."""
+        task = asyncio.get_running_loop().create_task(self._end(txn, action, owner))
+        self._ends.add(task)
+        task.add_done_callback(self._end_done)
+        return await asyncio.shield(task)
+
+    async def time_out(self, txn: TxnId) -> None:
+        """The deadline has come.  Raises `MetadataError`; what ended otherwise is fine."""
+        try:
+            written = await self._ended(txn, TxnState.ABORTED, OPERATOR)
+        except (TransactionNotFound, InvalidTxnStatus):
+            return
+        self.counters.timed_out += written
+        self._parts.counters.timed_out += written
+
+    def _end_done(self, task: asyncio.Task[bool]) -> None:
+        self._ends.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
+    async def _end(self, txn: TxnId, action: TxnState, owner: str | None) -> bool:
+        counters, loop = self._parts.counters, asyncio.get_running_loop()
+        began_s = loop.time()
+        stored = self._open.get(txn)
+        while True:
+            if stored is None:
+                stored = await self._store.read_header(txn)
+            header = None if stored is None else stored.header
+            verdict = decide_end(header, action, owner)
+            if verdict is EndVerdict.WRITE and stored is not None:
+                try:
+                    await self._write_end(stored, action)
+                except VersionConflict:
+                    counters.header_cas_conflict += 1
+                    stored = None
+                    continue
+                break
+            if stored is None or stored.header.state is not TxnState.OPEN:
+                self._forget(txn)
+            if verdict is EndVerdict.DONE:
+                break
+            counters.header_cas_reject += 1
+            raise refusal(txn, header, verdict)
+        counters.end.observe(loop.time() - began_s)
+        return verdict is EndVerdict.WRITE
+
+    async def _write_end(self, stored: StoredHeader, action: TxnState) -> None:
+        """T2: on the version read.  Raises `VersionConflict`."""
+        now_ms = self._parts.clock.now_ms()
+        await self._store.end_header(
+            stored.txn, ended(stored.header, action, now_ms), stored.version
+        )
+        self._forget(stored.txn)
+        counters, open_ms = self._parts.counters, max(0, now_ms - stored.header.created_ms)
+        counters.header_cas_ok += 1
+        counters.open_ms.append(open_ms)
+        self.counters.header_writes += 1
+        if action is TxnState.COMMITTED:
+            counters.committed += 1
+            self.counters.committed += 1
+            self.counters.open_s.observe(open_ms / 1000)
+        else:
+            counters.aborted += 1
+            self.counters.aborted += 1
+
+    def _require_room(self) -> None:
+        in_use = len(self._open) + self._beginning
+        if self._max_open and in_use >= self._max_open:
+            raise TooManyTransactions(
+                f"Coordinator {self.coordinator_id} has {in_use} open transactions, as many as it "
+                "may have: end some, or raise transaction_max_open_per_coordinator."
+            )
+
+    def _keep(self, stored: StoredHeader) -> None:
+        self._open[stored.txn] = stored
+        self._deadlines.add(stored.txn, stored.header.deadline_ms)
+
+    def _forget(self, txn: TxnId) -> None:
+        if self._open.pop(txn, None) is not None:
+            self._deadlines.discard(txn)

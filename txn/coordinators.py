@@ -1,0 +1,242 @@
+"""The transaction coordinators: those of the cluster, and those that this process leads.
+
+Rules:
+
+- The number of coordinators is fixed when the metadata store is first used: ids of transactions
+  name them.
+- What is led is served at once; open transactions that are stored are taken in behind that, and
+  looked for again every TXN_SWEEP_S by their deadlines, as one may have been begun by a leader that
+  did not know yet that it no longer was, or by a request that was cut short.
+- A transaction whose deadline has come is aborted, bounded in number at once; what fails is tried
+  again after a second.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from http import HTTPStatus
+from typing import ClassVar
+
+import structlog
+
+from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS, TXN_SWEEP_S
+from protocol.server_error import MagnetarError, OperatorError, ServerError
+from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
+from txn import records
+from txn.coordinator import Coordinator
+from txn.deadlines import Deadlines
+from txn.errors import CoordinatorNotFound
+from txn.leadership import Elections, Leader
+from txn.parts import TransactionParts
+from txn.records import Header, TxnState
+from txn.store import StoredHeader
+from txn.txn_id import CoordinatorId, TxnId
+
+log = structlog.get_logger(__name__)
+
+_FIRST_RETRY_S = 0.1
+_ABORT_RETRY_MS = 1000
+
+
+class CoordinatorCountDiffers(OperatorError):
+    """The setting and the metadata store disagree about the number of coordinators."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+class Coordinators:
+    """See the module's rules."""
+
+    coordinator_type: type[Coordinator] = Coordinator
+
+    def __init__(
+        self, parts: TransactionParts, me: Leader, *, parallelism: int, max_open: int
+    ) -> None:
+        self.parallelism = parallelism
+        self._parts = parts
+        self._max_open = max_open
+        self._elections = Elections(parts.store.metadata, me, parallelism, self._leaders_changed)
+        self._led: dict[CoordinatorId, Coordinator] = {}
+        self._deadlines = Deadlines(parts.clock, self._due)
+        self._aborts = asyncio.Semaphore(TXN_CONCURRENT_ENDS)
+        self._listeners: dict[object, Callable[[], None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Stand for leadership; what was stored is taken in.
+
+        Raises `CoordinatorCountDiffers`, `MetadataError`.
+        """
+        await require_parallelism(self._parts.store.metadata, self.parallelism)
+        await self._elections.start()
+        await self._take_in()
+        self._spawn(self._sweep())
+
+    async def stop(self) -> None:
+        """Lead nothing more.  May be called again."""
+        self._stopping = True
+        self._deadlines.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        led, self._led = self._led, {}
+        for coordinator in led.values():
+            await coordinator.close()
+        await self._elections.stop()
+
+    # Who leads
+
+    def leads(self, coordinator: CoordinatorId) -> bool:
+        """Whether this process serves it."""
+        return coordinator in self._led
+
+    def assignments(self) -> Mapping[CoordinatorId, Leader]:
+        """Who serves each coordinator; one without a leader is left out."""
+        return self._elections.leaders
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` when assignments change; returns its removal."""
+        token = object()
+        self._listeners[token] = listener
+        return lambda: (self._listeners.pop(token, None), None)[1]
+
+    def _leaders_changed(self) -> None:
+        if self._stopping:
+            return
+        led = set(self._elections.led_here)
+        for number in self._led.keys() - led:
+            log.info("transaction_coordinator_lost", coordinator=number)
+            self._spawn(self._led.pop(number).close())
+        won = led - self._led.keys()
+        for number in won:
+            self._led[number] = self.coordinator_type(
+                number, self._parts, self._deadlines, max_open=self._max_open
+            )
+        if won and self._tasks:
+            self._spawn(self._take_in_surely())
+        for listener in list(self._listeners.values()):
+            listener()
+
+    # What a coordinator does
+
+    async def begin(self, coordinator: CoordinatorId, timeout_ms: int, owner: str | None) -> TxnId:
+        """Begin a transaction.  Raises `TooManyTransactions`, `CoordinatorNotFound`."""
+        return await self._served(coordinator).begin(timeout_ms, owner)
+
+    async def require_open(self, txn: TxnId, owner: str | None) -> Header:
+        """The header of an open transaction of that owner.
+
+        Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`.
+        """
+        return await self._served(txn.coordinator).require_open(txn, owner)
+
+    async def end(self, txn: TxnId, action: TxnState, owner: str | None) -> None:
+        """End it.  Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`."""
+        await self._served(txn.coordinator).end(txn, action, owner)
+
+    def require_served(self, coordinator: CoordinatorId) -> None:
+        """Raise `CoordinatorNotFound` unless it is led here."""
+        self._served(coordinator)
+
+    def open_transactions(self, coordinator: CoordinatorId | None = None) -> Sequence[StoredHeader]:
+        """Open transactions of one coordinator, or all that are led here; the oldest first."""
+        if coordinator is None:
+            led = list(self._led.values())
+        else:
+            led = [one for number, one in self._led.items() if number == coordinator]
+        found = [stored for one in led for stored in one.open_transactions()]
+        return sorted(found, key=lambda stored: (stored.header.created_ms, stored.txn))
+
+    def led(self) -> Sequence[Coordinator]:
+        """What this process serves, by number."""
+        return [self._led[number] for number in sorted(self._led)]
+
+    def _served(self, coordinator: CoordinatorId) -> Coordinator:
+        found = self._led.get(coordinator)
+        if found is not None:
+            return found
+        if coordinator >= self.parallelism:
+            raise CoordinatorNotFound(
+                f"There is no transaction coordinator {coordinator}: there are "
+                f"{self.parallelism}, numbered from 0; take one from the assignments."
+            )
+        raise CoordinatorNotFound(
+            f"Transaction coordinator {coordinator} is not served here: ask the broker that the "
+            "assignments name."
+        )
+
+    # Deadlines
+
+    def _due(self, txns: Sequence[TxnId]) -> None:
+        for txn in txns:
+            self._spawn(self._abort(txn))
+
+    async def _abort(self, txn: TxnId) -> None:
+        async with self._aborts:
+            coordinator = self._led.get(txn.coordinator)
+            if coordinator is None:
+                return
+            try:
+                await coordinator.time_out(txn)
+            except MagnetarError as error:
+                log.warning("transaction_timeout_failed", txn=str(txn), error=str(error))
+                self._deadlines.add(txn, self._parts.clock.now_ms() + _ABORT_RETRY_MS)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(TXN_SWEEP_S)
+            try:
+                await self._take_in(self._parts.clock.now_ms())
+            except MagnetarError as error:
+                log.warning("transaction_sweep_failed", error=str(error))
+
+    async def _take_in_surely(self) -> None:
+        pause_s = _FIRST_RETRY_S
+        while True:
+            try:
+                await self._take_in()
+            except MagnetarError as error:
+                log.warning("open_transactions_not_loaded", error=str(error), next_try_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
+            else:
+                return
+
+    async def _take_in(self, up_to_ms: int | None = None) -> None:
+        """Every open transaction of the coordinators led here; with a time, those due by then."""
+        async for page in self._parts.store.open_headers(up_to_ms):
+            for stored in page:
+                coordinator = self._led.get(stored.txn.coordinator)
+                if coordinator is not None:
+                    coordinator.adopt((stored,))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("transaction_work_failed", exc_info=error)
+
+
+async def require_parallelism(metadata: MetadataStore, parallelism: int) -> None:
+    """Write the number of coordinators, or raise `CoordinatorCountDiffers` for another one."""
+    record = await metadata.get(records.PARALLELISM)
+    if record is None:
+        try:
+            await metadata.put(records.PARALLELISM, str(parallelism).encode(), expect=ABSENT)
+        except VersionConflict:
+            record = await metadata.get(records.PARALLELISM)
+    if record is None:
+        return
+    stored = record.value.decode(errors="replace").strip()
+    if stored != str(parallelism):
+        raise CoordinatorCountDiffers(
+            f"The metadata store was set up with {stored} transaction coordinators, and "
+            f"transaction_coordinators is {parallelism}: set it to {stored}, as ids of "
+            "transactions name their coordinator."
+        )

@@ -1,0 +1,92 @@
+"""Deadlines of open transactions: one timer, on the earliest.
+
+Rules:
+
+- Deadlines are wall-clock times; the timer is the loop's.  It looks again at least every
+  TXN_DEADLINE_LOOK_S, so that a wall clock that is put forward is noticed.
+- What is due is told once, in pages, from the loop; whoever is told puts back what is to be tried
+  again.
+- What is taken back leaves the heap lazily: it is built anew when most of it is stale.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+
+from config.bounds import TXN_DEADLINE_LOOK_S, TXN_PAGE
+from storage.clock import Clock
+from txn.txn_id import TxnId
+
+_STALE_ALLOWED = 1024
+
+
+class Deadlines:
+    """See the module's rules."""
+
+    def __init__(self, clock: Clock, due: Callable[[Sequence[TxnId]], None]) -> None:
+        self._clock = clock
+        self._due = due
+        self._heap: list[tuple[int, TxnId]] = []
+        self._deadlines: dict[TxnId, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_for_ms = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def add(self, txn: TxnId, deadline_ms: int) -> None:
+        """Tell it at that time; an earlier word about it is void."""
+        self._deadlines[txn] = deadline_ms
+        heapq.heappush(self._heap, (deadline_ms, txn))
+        if self._timer is None or deadline_ms < self._timer_for_ms:
+            self._arm()
+
+    def discard(self, txn: TxnId) -> None:
+        """Do not tell it."""
+        if self._deadlines.pop(txn, None) is None:
+            return
+        if len(self._heap) > 2 * len(self._deadlines) + _STALE_ALLOWED:
+            self._heap = [(deadline_ms, txn) for txn, deadline_ms in self._deadlines.items()]
+            heapq.heapify(self._heap)
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._closed = True
+        self._deadlines.clear()
+        self._heap.clear()
+        self._disarm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._drop_stale()
+        if self._closed or not self._heap:
+            return
+        self._timer_for_ms = self._heap[0][0]
+        delay_s = max(0.0, (self._timer_for_ms - self._clock.now_ms()) / 1000)
+        self._timer = asyncio.get_running_loop().call_later(
+            min(delay_s, TXN_DEADLINE_LOOK_S), self._look
+        )
+
+    def _look(self) -> None:
+        self._timer = None
+        now_ms = self._clock.now_ms()
+        page: list[TxnId] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(page) < TXN_PAGE:
+            deadline_ms, txn = heapq.heappop(self._heap)
+            if self._deadlines.get(txn) == deadline_ms:
+                del self._deadlines[txn]
+                page.append(txn)
+        if page:
+            self._due(page)
+        self._arm()
+
+    def _drop_stale(self) -> None:
+        heap = self._heap
+        while heap and self._deadlines.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)

@@ -1,0 +1,88 @@
+"""Pure: how a transaction may end, and what END is answered.
+
+Rules:
+
+- OPEN ends once, as COMMITTED or ABORTED; what ended stays as it is (T2).
+- The same action again is fine, the other one is refused.  A missing header is
+  `TransactionNotFound` and is never made again (T3).
+- A transaction that a principal began is there for that principal and for operators only; others
+  are told that there is none, so that nobody learns what others do.
+- A timeout of 0 means that the client did not say: it gets the client library's own default.  One
+  that is above the bound is cut to it, as an open transaction holds back every reader of what it
+  wrote.
+"""
+
+import enum
+from collections.abc import Mapping
+
+from config.bounds import TXN_TIMEOUT_DEFAULT_MS, TXN_TIMEOUT_MAX_MS
+from protocol.server_error import MagnetarError
+from txn.errors import InvalidTxnStatus, TransactionAssertion, TransactionNotFound
+from txn.records import Header, TxnState
+from txn.txn_id import TxnId
+
+MOVES: Mapping[TxnState, frozenset[TxnState]] = {
+    TxnState.OPEN: frozenset({TxnState.COMMITTED, TxnState.ABORTED}),
+    TxnState.COMMITTED: frozenset(),
+    TxnState.ABORTED: frozenset(),
+}
+
+OPERATOR = "\x00operator"
+"""As an owner: whoever runs the broker, its timers included.  No principal has such a name."""
+
+
+class EndVerdict(enum.Enum):
+    """What is to be done about an END."""
+
+    WRITE = "write the end"
+    DONE = "it ended so already"
+    OTHERWISE = "it ended otherwise"
+    NOT_FOUND = "there is none, or not for this owner"
+
+
+def decide_end(header: Header | None, action: TxnState, owner: str | None) -> EndVerdict:
+    """What an END with that action, asked for by that owner, is to do (T2, T3)."""
+    if header is None or not is_owner(header, owner):
+        return EndVerdict.NOT_FOUND
+    if action in MOVES[header.state]:
+        return EndVerdict.WRITE
+    return EndVerdict.DONE if header.state is action else EndVerdict.OTHERWISE
+
+
+def is_owner(header: Header, owner: str | None) -> bool:
+    """Whether the transaction is there for that principal."""
+    return header.owner is None or owner in (header.owner, OPERATOR)
+
+
+def ended(header: Header, action: TxnState, now_ms: int) -> Header:
+    """The header after its end.  Raises `TransactionAssertion` for a move that is not allowed."""
+    if action not in MOVES[header.state]:
+        raise TransactionAssertion(
+            f"A transaction that is {header.state.value} was to become {action.value}: report "
+            "this as a defect."
+        )
+    return Header(action, header.timeout_ms, header.created_ms, now_ms, header.owner)
+
+
+def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarError:
+    """Why an END, or a use, is refused."""
+    if verdict is EndVerdict.OTHERWISE and header is not None:
+        return not_open(txn, header)
+    return TransactionNotFound(
+        f"There is no transaction {txn} for this client: it ended long ago, or somebody else "
+        "began it. Begin another one."
+    )
+
+
+def not_open(txn: TxnId, header: Header) -> InvalidTxnStatus:
+    """Why an ended transaction can be neither used nor ended otherwise."""
+    return InvalidTxnStatus(
+        f"Transaction {txn} is {header.state.value} already: begin another one for what is left."
+    )
+
+
+def bounded_timeout_ms(asked_ms: int) -> int:
+    """The timeout that a transaction gets when a client asks for that one."""
+    if asked_ms <= 0:
+        return TXN_TIMEOUT_DEFAULT_MS
+    return min(asked_ms, TXN_TIMEOUT_MAX_MS)

@@ -76,7 +76,7 @@ class DagSessions:
         self._create_missing = create_missing
         self._partition_count = partition_count
         self._by_connection: dict[Connection, dict[int, DagSession]] = {}
-        self._by_topic: dict[TopicName, set[DagSession]] = {}
+        self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
         topics.on_layout(self._push)
 
     async def open(
@@ -108,7 +108,7 @@ class DagSessions:
             connection.send(dag_update(session_id, dag, twin(name)))
             return
         session.topic = live.name
-        self._by_topic.setdefault(live.name, set()).add(session)
+        self._by_topic.setdefault(live.name, {})[session] = None
         dag = dag_of(live.name, live.layout, self._placement)
         connection.send(dag_update(session_id, dag, live.name))
 
@@ -152,8 +152,8 @@ class DagSessions:
     def _leave_topic(self, session: DagSession) -> None:
         if session.topic is None:
             return
-        sessions = self._by_topic.get(session.topic, set())
-        sessions.discard(session)
+        sessions = self._by_topic.get(session.topic, {})
+        sessions.pop(session, None)
         if not sessions:
             self._by_topic.pop(session.topic, None)
 

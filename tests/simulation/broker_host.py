@@ -1,0 +1,100 @@
+"""One broker process: the real broker over simulated stores, on a host of its own."""
+
+import random
+from typing import cast
+
+from broker.connection import Connection
+from broker.handlers.table import handler_table
+from broker.server import BinaryServer
+from broker.service import Broker
+from broker.stores import Stores
+from config.settings import Settings
+from storage.clock import Clock
+from storage.ledger.local.limits import LedgerLimits
+from storage.ledger.local.local_store import LocalLedgerStore
+from tests.simulation.disk import TimedDisk
+from tests.simulation.loop import Host
+from tests.simulation.metadata import MetadataHandle
+
+SMALL_LOG = LedgerLimits(
+    file_bytes=16 * 1024,
+    file_records=200,
+    reclaim_pause_s=5,
+    compact_step_bytes=4096,
+)
+"""So that files are sealed, merged and dropped within a run."""
+
+
+class _Port:
+    """What stands for a bound socket."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+class _NumberedConnection(Connection):
+    """A connection with the same hash in every run."""
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedServer(BinaryServer):
+    """Listens on the simulated network."""
+
+    _accepted = 0
+
+    def bind(self, host: str, port: int) -> None:
+        self._socket = cast("object", _Port(port))  # type: ignore[assignment]
+        self.port = port
+
+    def _accept(self) -> Connection:
+        self._accepted += 1
+        connection = _NumberedConnection.__new__(_NumberedConnection)
+        connection.number = self._accepted
+        connection.__init__(self._broker, self._handlers)  # type: ignore[misc]
+        return connection
+
+
+class SimulatedBroker(Broker):
+    """The real broker, but for its socket."""
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores
+    ) -> None:
+        super().__init__(settings, clock=clock, rng=rng, stores=stores)
+        self._server = SimulatedServer(self, handler_table())
+
+
+class BrokerHost:
+    """A process: its host, its disk, its handle on the metadata, and the broker once it runs."""
+
+    broker: SimulatedBroker
+
+    def __init__(
+        self, host: Host, disk: TimedDisk, metadata: MetadataHandle, settings: Settings
+    ) -> None:
+        self.host = host
+        self.disk = disk
+        self.metadata = metadata
+        self.settings = settings
+        self.started = False
+        self.failed = False
+
+    async def run(self, clock: Clock, rng: random.Random) -> None:
+        """Start as `magnetar` does.  Raises what keeps it from starting."""
+        ledgers = LocalLedgerStore(self.disk, self.metadata, clock, limits=SMALL_LOG, rng=rng)
+        await ledgers.start()
+        stores = Stores(self.metadata, ledgers)
+        self.broker = SimulatedBroker(self.settings, clock=clock, rng=rng, stores=stores)
+        await self.broker.start()
+        self.started = True
+
+    @property
+    def alive(self) -> bool:
+        return self.started and not self.host.dead

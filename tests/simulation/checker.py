@@ -1,0 +1,150 @@
+"""Judges a whole history.
+
+Rules (letters as in `docs/transactions.md` where there is one):
+
+- What was receipted is delivered to every subscription: if it was sent without a transaction, or in
+  one that committed.
+- Nothing is delivered that was never sent, or by a transaction that had not committed by then.
+- Messages of one key that a producer awaited are delivered first in their order (STREAM).
+- What was acknowledged durably, or by a transaction that committed, is not delivered again.
+- What only aborted transactions acknowledged is delivered again.
+- A header ends once.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from tests.simulation.history import Acked, Delivered, History, Message, Txn
+
+COMMITTED = "COMMITTED"
+
+
+class Checker:
+    """See the module's rules."""
+
+    def __init__(self, history: History, subscriptions: dict[str, list[str]]) -> None:
+        """`subscriptions` of each topic."""
+        self._history = history
+        self._subscriptions = subscriptions
+        self._topics = {message.name: message.topic for message in history.messages.values()}
+
+    def committed_at(self, txn: Txn) -> float | None:
+        for change in self._history.headers.get(txn, ()):
+            if change.state == COMMITTED:
+                return change.at
+        return None
+
+    def must_be_seen(self, message: Message) -> bool:
+        """Whether it has to come out of every subscription."""
+        if message.receipt_at is None:
+            return False
+        return message.txn is None or self.committed_at(message.txn) is not None
+
+    def settled(self) -> bool:
+        """Whether everything that must be seen has been acknowledged for good everywhere."""
+        return next(self._unsettled(), None) is None
+
+    def violations(self) -> list[str]:
+        """One sentence for each thing that must not be."""
+        found = list(self._history.violations)
+        found += self._unknown_or_hidden()
+        found += self._unsettled()
+        found += self._out_of_order()
+        found += self._delivered_again()
+        found += self._headers()
+        return found
+
+    # The rules
+
+    def _unsettled(self) -> Iterator[str]:
+        seen = {(each.subscription, each.message) for each in self._history.deliveries}
+        settled = {
+            (ack.subscription, ack.message)
+            for ack in self._history.acks
+            if self._is_final(ack) or ack.txn is None
+        }
+        for message in self._history.messages.values():
+            if not self.must_be_seen(message):
+                continue
+            for subscription in self._subscriptions[message.topic]:
+                if (subscription, message.name) not in seen:
+                    yield f"lost: {message.name} was never delivered to {subscription!r}"
+                elif (subscription, message.name) not in settled:
+                    yield (
+                        f"stuck: {message.name} was delivered to {subscription!r}, never "
+                        "acknowledged for good, and not delivered again"
+                    )
+
+    def _is_final(self, ack: Acked) -> bool:
+        if ack.answered_at is None:
+            return False
+        return ack.txn is None or self.committed_at(ack.txn) is not None
+
+    def _unknown_or_hidden(self) -> Iterator[str]:
+        for each in self._history.deliveries:
+            message = self._history.messages.get(each.message)
+            if message is None:
+                yield f"unknown: {each.message} at {each.segment} {each.position} was never sent"
+            elif message.txn is not None:
+                committed_at = self.committed_at(message.txn)
+                if committed_at is None or committed_at > each.written_at:
+                    yield (
+                        f"hidden: {message.name} of transaction {message.txn} was delivered to "
+                        f"{each.subscription!r} at {each.written_at:.6f} s; its header: "
+                        f"{self._history.headers.get(message.txn)}"
+                    )
+
+    def _out_of_order(self) -> Iterator[str]:
+        first: dict[str, tuple[float, int]] = {}
+        for place, each in enumerate(self._history.deliveries):
+            if each.subscription == "s":
+                order = (each.written_at, place)
+                first[each.message] = min(first.get(each.message, order), order)
+        by_key: defaultdict[tuple[str, str], list[Message]] = defaultdict(list)
+        for message in self._history.messages.values():
+            if message.awaited and self.must_be_seen(message) and message.name in first:
+                by_key[message.topic, message.key].append(message)
+        for (_, key), messages in by_key.items():
+            messages.sort(key=lambda each: each.number)
+            for before, after in zip(messages, messages[1:], strict=False):
+                if first[after.name] < first[before.name]:
+                    yield f"order: {after.name} came before {before.name} for key {key}"
+
+    def _delivered_again(self) -> Iterator[str]:
+        settled: dict[tuple[str, str, tuple[int, int]], Acked] = {}
+        for ack in self._history.acks:
+            if self._is_final(ack):
+                place = (ack.subscription, ack.segment, ack.position)
+                known = settled.get(place)
+                if known is None or (ack.answered_at or 0) < (known.answered_at or 0):
+                    settled[place] = ack
+        for each in self._history.deliveries:
+            final = settled.get((each.subscription, each.segment, each.position))
+            if final is not None and each.written_at > (final.answered_at or 0):
+                yield (
+                    f"again: {each.message} at {each.position} was delivered to "
+                    f"{each.subscription!r} at {each.written_at:.6f} s, after its "
+                    f"acknowledgement was durable at {final.answered_at:.6f} s (txn {final.txn})"
+                )
+
+    def _headers(self) -> Iterator[str]:
+        for txn, changes in self._history.headers.items():
+            ends = [each.state for each in changes if each.state not in ("OPEN", None)]
+            states = [each.state for each in changes]
+            if len(set(ends)) > 1:
+                yield f"header: transaction {txn} ended twice: {states}"
+            if None in states and states.index(None) != len(states) - 1:
+                yield f"header: transaction {txn} came back: {states}"
+        for record in self._history.transactions.values():
+            state = next(
+                (each.state for each in self._history.headers.get(record.txn, ()) if each.state
+                 not in ("OPEN", None)), None,
+            )  # fmt: skip
+            for action, error in record.answers:
+                if not error and state != action:
+                    yield f"answer: {record.txn} was answered {action}, and its header says {state}"
+
+
+def visible(deliveries: Iterable[Delivered], subscription: str) -> list[str]:
+    """Names of what a subscription got, in order."""
+    return [each.message for each in deliveries if each.subscription == subscription]

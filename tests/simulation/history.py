@@ -1,0 +1,153 @@
+"""What could be observed in a run, in the order in which it happened.
+
+Nothing here judges (that is `checker.py`); nothing here changes what happens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Txn = tuple[int, int]
+"""Most and least bits."""
+
+
+@dataclass(slots=True)
+class Message:
+    """One message of a workload, sent once or (its outcome unknown) several times."""
+
+    name: str
+    topic: str
+    key: str
+    producer: str
+    number: int
+    """Rises for each producer."""
+    awaited: bool
+    """Whether the producer waited for the outcome before it sent the next one."""
+    txn: Txn | None = None
+    sends: int = 0
+    receipt_at: float | None = None
+    refused: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Delivered:
+    """One message as one consumer got it.  `written_at`: when the broker gave it to the network."""
+
+    subscription: str
+    message: str
+    segment: str
+    position: tuple[int, int]
+    consumer: str
+    at: float
+    written_at: float
+    redeliveries: int
+
+
+@dataclass(slots=True)
+class Acked:
+    """One acknowledgement of one delivery."""
+
+    subscription: str
+    message: str
+    segment: str
+    position: tuple[int, int]
+    consumer: str
+    at: float
+    txn: Txn | None = None
+    answered_at: float | None = None
+    """When the broker said that it is durable."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A transaction as its client saw it."""
+
+    txn: Txn
+    begun_at: float
+    timeout_ms: int
+    asked: list[str] = field(default_factory=list)
+    answers: list[tuple[str, str]] = field(default_factory=list)
+    """(action, "" or the error)."""
+
+
+@dataclass(slots=True)
+class HeaderChange:
+    """What the metadata service made of a header: the truth about a transaction."""
+
+    at: float
+    state: str | None
+
+
+class History:
+    """See the module's rules."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self.messages: dict[str, Message] = {}
+        self.deliveries: list[Delivered] = []
+        self.acks: list[Acked] = []
+        self.transactions: dict[Txn, Transaction] = {}
+        self.headers: dict[Txn, list[HeaderChange]] = {}
+        self.violations: list[str] = []
+        self.lines: list[str] = []
+        self.keep_lines = False
+        self.on_line: Callable[[str], None] = lambda line: None
+
+    def note(self, who: str, what: str) -> None:
+        """One line of the trace."""
+        line = f"{self._time():12.6f} {who:14} {what}"
+        self.on_line(line)
+        if self.keep_lines:
+            self.lines.append(line)
+
+    def violated(self, sentence: str) -> None:
+        """Something that must never be, seen at once."""
+        self.note("VIOLATION", sentence)
+        self.violations.append(f"at {self._time():.6f} s: {sentence}")
+
+    def sending(self, message: Message) -> None:
+        self.messages.setdefault(message.name, message)
+        message.sends += 1
+        self.note(message.producer, f"send {message.name} key={message.key} txn={message.txn}")
+
+    def receipt(self, message: Message, segment: str, position: tuple[int, int]) -> None:
+        if message.receipt_at is None:
+            message.receipt_at = self._time()
+        self.note(message.producer, f"receipt {message.name} {segment} {position}")
+
+    def refused(self, message: Message, error: str) -> None:
+        message.refused.append(error)
+        self.note(message.producer, f"no receipt {message.name}: {error}")
+
+    def delivered(self, delivery: Delivered) -> None:
+        self.deliveries.append(delivery)
+        self.note(
+            delivery.consumer,
+            f"got {delivery.message} {delivery.segment} {delivery.position} "
+            f"for {delivery.subscription} redelivered={delivery.redeliveries}",
+        )
+
+    def acking(self, delivery: Delivered, txn: Txn | None) -> Acked:
+        ack = Acked(
+            delivery.subscription,
+            delivery.message,
+            delivery.segment,
+            delivery.position,
+            delivery.consumer,
+            self._time(),
+            txn,
+        )
+        self.acks.append(ack)
+        self.note(delivery.consumer, f"ack {delivery.message} {delivery.position} txn={txn}")
+        return ack
+
+    def ack_answered(self, ack: Acked, error: str | None) -> None:
+        if error is None:
+            ack.answered_at = self._time()
+        else:
+            ack.error = error
+        self.note(ack.consumer, f"ack of {ack.message} answered: {error or 'durable'}")
+
+    def header_changed(self, txn: Txn, state: str | None) -> None:
+        self.headers.setdefault(txn, []).append(HeaderChange(self._time(), state))
+        self.note("metadata", f"header of {txn}: {state}")

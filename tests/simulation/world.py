@@ -1,0 +1,412 @@
+"""A run: one broker after another over stores that last, clients, faults, and the judgement.
+
+1. Set up, without faults: topics and their subscriptions.
+2. Chaos, for as long as the plan says.
+3. Quiet: faults off, the broker up, no new messages; consumers take what is left.
+4. A last crash and restart: what was acknowledged stays so.
+5. Collection: time goes by until ended transactions have been forgotten.
+6. The checker judges the history.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import structlog
+
+from broker.service import Broker
+from config.settings import Settings
+from protocol.ids import EARLIEST
+from protocol.names import parse_topic_name
+from protocol.server_error import MagnetarError
+from tests.simulation.actors import (
+    QUEUE,
+    STREAM,
+    Actor,
+    Producer,
+    QueueConsumer,
+    StreamConsumer,
+)
+from tests.simulation.broker_host import BrokerHost
+from tests.simulation.checker import Checker
+from tests.simulation.disk import DiskFaults, TimedDisk
+from tests.simulation.headers import watch_headers
+from tests.simulation.history import History
+from tests.simulation.loop import Host, SimulatedLoop, Stuck
+from tests.simulation.metadata import MetadataFaults, MetadataService
+from tests.simulation.network import Network, NetworkFaults
+from tests.simulation.plan import Plan, plan_of
+
+START_MS = 1_700_000_000_000
+PORT = 6650
+SETTLE_S = 600.0
+"""Virtual time after which what is not delivered never will be."""
+
+
+class VirtualClock:
+    """Wall-clock time of the run."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def now_ms(self) -> int:
+        return START_MS + int(self._loop.time() * 1000)
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    seed: int
+    violations: list[str]
+    digest: int
+    seconds: float
+    steps: int
+    messages: int
+    deliveries: int
+    crashes: int
+    transactions: int
+
+
+class World:
+    """See the module's docstring."""
+
+    def __init__(self, seed: int, plan: Plan, *, broker_class: object = None) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.rng = random.Random(f"world {seed}")
+        self.loop = SimulatedLoop(random.Random(f"loop {seed}"))
+        self.clock = VirtualClock(self.loop)
+        self.history = History(self.loop.time)
+        self.network = Network(self.loop, random.Random(f"network {seed}"))
+        self.metadata = MetadataService(
+            self.loop, random.Random(f"metadata {seed}"), self.clock
+        )
+        self.disk_rng = random.Random(f"disk {seed}")
+        self.disk_faults = DiskFaults()
+        self.topics = [f"topic://public/default/t{n}" for n in range(plan.topics)]
+        self.actors: list[Actor] = []
+        self.draining = False
+        self.crashes = 0
+        self.port = PORT
+        self.running: BrokerHost
+        self._files: dict[str, bytes] = {}
+        self._incarnation = 0
+        self._quiet = False
+        self.settings = Settings(
+            http_port=1,
+            port=PORT,
+            ledger_max_entries=60,
+            ledger_min_age_s=0,
+            cursor_flush_ms=100,
+            idle_topic_unload_s=5,
+            sealed_segment_prune_interval_s=7,
+            scalable_consumer_grace_period_s=3,
+        )
+        self.checker = Checker(self.history, {topic: [QUEUE, STREAM] for topic in self.topics})
+        self.loop.set_exception_handler(self._unhandled)
+        watch_headers(self.metadata.store, self.history)
+
+    # Brokers
+
+    def start_broker(self) -> BrokerHost:
+        """A new process on the disk as the last one left it."""
+        self._incarnation += 1
+        host = self.loop.new_host(f"broker-{self._incarnation}")
+        disk = TimedDisk(self.loop, self.disk_rng, self.disk_faults, self._files)
+        handle = self.metadata.handle(host)
+        made = BrokerHost(host, disk, handle, self.settings)
+        host.on_crash = lambda: self.crash(made)
+        self.running = made
+        self.history.note(host.name, "starts")
+        rng = random.Random(f"broker {self.seed} {self._incarnation}")
+        self.loop.spawn(host, self._run_broker(made, rng), f"{host.name} main")
+        return made
+
+    async def _run_broker(self, made: BrokerHost, rng: random.Random) -> None:
+        try:
+            await made.run(self.clock, rng)
+        except MagnetarError as error:
+            self.history.note(made.host.name, f"cannot start: {error}")
+            made.host.crash_at_step = made.host.steps + 1
+        else:
+            self.history.note(made.host.name, "serves")
+
+    def crash(self, broker: BrokerHost) -> None:
+        """The process is gone, here and now; another one follows."""
+        if broker.host.dead:
+            return
+        self.crashes += 1
+        self.history.note(broker.host.name, "crashes")
+        self.loop.crash(broker.host)
+        self.network.crashed(broker.host)
+        self.metadata.crashed(broker.host)
+        self._files = broker.disk.after_crash()
+        later = self.rng.choice((0.01, self.rng.uniform(0.05, 4)))
+        self.loop.call_later(later, self.start_broker, context=self.loop.world.context.copy())
+
+    # The run
+
+    def run(self) -> Outcome:
+        """All of it.  What is wrong is in the outcome."""
+        with _determined(self), contextlib.closing(self.loop):
+            main = self.loop.spawn(self.loop.world, self._main(), "main")
+            try:
+                self.loop.run_until_complete(main)
+            except Stuck as error:
+                self.history.violated(str(error))
+            return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        history = self.history
+        return Outcome(
+            seed=self.seed,
+            violations=self.checker.violations(),
+            digest=self.loop.digest,
+            seconds=self.loop.time(),
+            steps=self.loop.steps,
+            messages=len(history.messages),
+            deliveries=len(history.deliveries),
+            crashes=self.crashes,
+            transactions=len(history.headers),
+        )
+
+    async def _main(self) -> None:
+        await self._set_up()
+        self._faults_on()
+        tasks = [
+            asyncio.create_task(self._every(self.plan.crash_every_s, self._crash_soon)),
+            asyncio.create_task(self._every(self.plan.break_every_s, self._break_something)),
+            asyncio.create_task(self._every(self.plan.stall_every_s, self._stall_something)),
+            asyncio.create_task(self._every(self.plan.reshape_every_s, self._reshape)),
+            asyncio.create_task(self._every(self.plan.pause_every_s, self._pause_a_client)),
+        ]
+        for actor in self.actors:
+            self.loop.spawn(actor.host, actor.run(), actor.name)
+        await asyncio.sleep(self.plan.seconds)
+        for task in tasks:
+            task.cancel()
+        await self._quieten()
+        await self._drain()
+        self.crash(self.running)
+        await self._until_up()
+        await asyncio.sleep(10)
+        await self._collect()
+
+    async def _set_up(self) -> None:
+        self.start_broker()
+        await self._until_up()
+        scalable = self.running.broker.scalable
+        host = self.running.host
+        for topic in self.topics:
+            name = parse_topic_name(topic)
+            segments = self.rng.choice((1, 1, 2, 4))
+            await self.loop.spawn(host, scalable.create(name, segments=segments, properties={}))
+            for subscription, kind in ((QUEUE, "QUEUE"), (STREAM, "STREAM")):
+                work = scalable.create_subscription(
+                    name, subscription, kind=kind, start=EARLIEST
+                )
+                await self.loop.spawn(host, work)
+        self._make_actors()
+
+    def _make_actors(self) -> None:
+        plan = self.plan
+        for number in range(plan.producers + plan.burst_producers):
+            burst = 1 if number < plan.producers else 8
+            self.add(
+                lambda name, host, rng, burst=burst: Producer(  # type: ignore[misc]
+                    self, name, host, rng, self.topics, burst=burst, pause_s=plan.pause_s * burst
+                ),
+                f"p{number}",
+            )
+        for topic_number, topic in enumerate(self.topics):
+            for number in range(plan.queue_consumers):
+                self.add(
+                    lambda *given, topic=topic: QueueConsumer(self, *given, topic),  # type: ignore
+                    f"q{topic_number}{number}",
+                )
+            for number in range(plan.stream_consumers):
+                self.add(
+                    lambda *given, topic=topic: StreamConsumer(self, *given, topic),  # type: ignore
+                    f"s{topic_number}{number}",
+                )
+
+    def add(self, make: Callable[[str, Host, random.Random], Actor], name: str) -> Actor:
+        actor = make(name, self.loop.new_host(name), random.Random(f"{name} {self.seed}"))
+        self.actors.append(actor)
+        return actor
+
+    async def _until_up(self) -> None:
+        while not self.running.alive:
+            await asyncio.sleep(0.05)
+
+    async def _quieten(self) -> None:
+        """No faults, no new messages, everybody awake."""
+        self._quiet = True
+        self.history.note("world", "quiet now")
+        self.network.faults = NetworkFaults()
+        self.metadata.faults = MetadataFaults()
+        self.disk_faults.stall = self.disk_faults.failure = 0.0
+        for actor in self.actors:
+            self.loop.resume(actor.host)
+            if isinstance(actor, Producer):
+                actor.stopping = True
+        self.running.host.crash_at_step = -1
+        await asyncio.sleep(60)
+        await self._until_up()
+        self.draining = True
+
+    async def _drain(self) -> None:
+        """Until everything has come out, or never will."""
+        give_up = self.loop.time() + SETTLE_S
+        while self.loop.time() < give_up:
+            await asyncio.sleep(1)
+            if self.checker.settled() and not self._backlogs():
+                self.history.note("world", "drained")
+                await asyncio.sleep(2)
+                return
+        for backlog in self._backlogs():
+            self.history.violated(f"backlog: {backlog} when everything should be acknowledged")
+
+    def _backlogs(self) -> list[str]:
+        return [
+            f"{name} {subscription} has {found.cursor.backlog}"
+            for name, topic in self.running.broker.topics.loaded().items()
+            for subscription, found in topic.subscriptions.items()
+            if found.cursor.backlog
+        ]
+
+    async def _collect(self) -> None:
+        """Nothing of ended transactions may stay for ever."""
+
+    # Faults
+
+    def _faults_on(self) -> None:
+        self.network.faults = self.plan.network
+        self.metadata.faults = self.plan.metadata
+        self.disk_faults.__dict__.update(self.plan.disk.__dict__)
+
+    async def _every(self, mean_s: float, fault: Callable[[], None]) -> None:
+        while mean_s:
+            await asyncio.sleep(self.rng.expovariate(1 / mean_s))
+            fault()
+
+    def _crash_soon(self) -> None:
+        host = self.running.host
+        host.crash_at_step = host.steps + self.rng.randrange(1, 400)
+
+    def _break_something(self) -> None:
+        transports = list(self.network.transports.values())
+        if transports:
+            chosen = self.rng.choice(transports)
+            self.history.note("network", f"breaks the connection of {chosen.host.name}")
+            self.network.break_connection(chosen)
+
+    def _stall_something(self) -> None:
+        transports = list(self.network.transports.values())
+        if transports:
+            seconds = self.rng.choice((0.2, 2.0, 30.0))
+            self.network.stall(self.rng.choice(transports), seconds)
+
+    def _pause_a_client(self) -> None:
+        host = self.rng.choice(self.actors).host
+        seconds = self.rng.choice((0.5, 3.0, 12.0))
+        self.history.note(host.name, f"stands still for {seconds} s")
+        self.loop.pause(host)
+        self.loop.call_later(seconds, self.loop.resume, host)
+
+    def _reshape(self) -> None:
+        if self.running.alive:
+            name = parse_topic_name(self.rng.choice(self.topics))
+            self.loop.spawn(self.running.host, self._split_or_merge(self.running.broker, name))
+
+    async def _split_or_merge(self, broker: Broker, name: Any) -> None:
+        try:
+            record = await broker.scalable.get(name)
+            active = [each.segment_id for each in record.layout.active]
+            if len(active) > 1 and self.rng.random() < 0.5:
+                first = self.rng.randrange(len(active) - 1)
+                self.history.note("world", f"merge {active[first]} {active[first + 1]}")
+                await broker.scalable.merge(name, active[first], active[first + 1])
+            elif len(active) < 8:
+                chosen = self.rng.choice(active)
+                self.history.note("world", f"split {chosen}")
+                await broker.scalable.split(name, chosen)
+        except MagnetarError as error:
+            self.history.note("world", f"no reshape: {error}")
+
+    # What must not happen anywhere
+
+    def _unhandled(self, loop: object, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Stuck):
+            raise error
+        self.history.violated(f"unhandled: {context.get('message')}: {error!r}")
+
+    def logged(self, logger: object, level: str, event: Any) -> Any:
+        """Every line that the broker logs."""
+        error = event.get("exc_info")
+        error = sys.exc_info()[1] if error is True else error
+        text = " ".join(f"{key}={value}" for key, value in event.items())
+        self.history.note("log", f"{level} {text}")
+        if error is not None and not isinstance(error, MagnetarError):
+            self.history.violated(f"logged: {text}")
+        raise structlog.DropEvent
+
+
+@contextlib.contextmanager
+def _determined(world: World) -> Iterator[None]:
+    """Logs to the world, no garbage collection in between, quiet destruction afterwards."""
+    saved, hook = structlog.get_config(), sys.unraisablehook
+    level = logging.DEBUG if world.history.keep_lines else logging.WARNING
+    structlog.configure(
+        processors=[world.logged],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=False,
+    )
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = lambda unraisable: None
+        structlog.configure(processors=[_drop])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            _forget(world)
+            gc.collect()
+        sys.unraisablehook = hook
+        structlog.configure(**saved)
+        if collecting:
+            gc.enable()
+
+
+def _drop(logger: object, level: str, event: object) -> object:
+    raise structlog.DropEvent
+
+
+def _forget(world: World) -> None:
+    """Let go of whatever ran, without a word from what is destroyed."""
+    world.loop.bury()
+    for task in asyncio.all_tasks(world.loop):
+        cast(Any, task)._log_destroy_pending = False
+    world.loop.set_exception_handler(lambda loop, context: None)
+
+
+def simulate(
+    seed: int, *, transactions: bool = False, trace: Callable[[str], None] | None = None
+) -> Outcome:
+    """One run of a seed."""
+    plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions)
+    world = World(seed, plan)
+    if trace is not None:
+        world.history.keep_lines = True
+        world.history.on_line = trace
+    return world.run()

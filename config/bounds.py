@@ -214,3 +214,7 @@ TXN_TOPIC_LOADS = 8
 """Topics that the collector loads at once to have them look at their records."""
 TXN_PENDING_POSITIONS = 1_000_000
 """Positions that open transactions may hold on one subscription."""
+TXN_HELD_SENDS = 1000
+"""SENDs of one producer that wait for a transaction to be joined; its connection pauses above."""
+TXN_PRUNE_S = 300
+"""Pause between looks for aborted transactions whose ledgers are gone."""

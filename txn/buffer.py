@@ -1,0 +1,379 @@
+"""The write side of transactions on one segment: the core, with everything it awaits.
+
+Rules:
+
+- Each effect that awaits is one task; what is put at the same time shares the store's commits.
+  There is no task for a SEND: the first of a transaction joins, the others are plain calls.
+- Joining is tried once, and whoever waits gets the failure.  Cleaning is tried until it is done,
+  less and less often, TXN_CLEANING_RETRY_MAX_S apart at most.
+- Load order (W7): the epoch is taken where several processes may own the segment, the log is
+  fenced by opening it, and only then: scan claims, follow, read headers, read the aborted set.
+- After `close` or a stop nothing is written under this owner; what was begun is waited for.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Protocol
+
+import structlog
+
+from config.bounds import TXN_PAGE, TXN_PRUNE_S
+from protocol.ids import EARLIEST, Position
+from protocol.server_error import InternalError, MagnetarError
+from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerState
+from txn import records
+from txn.buffer_core import SegmentBufferCore
+from txn.buffer_effects import (
+    Admission,
+    Admitted,
+    DeleteClaims,
+    Effect,
+    ForgetAborted,
+    Forgotten,
+    HorizonMoved,
+    Log,
+    OpenOnSegment,
+    PutClaim,
+    ReadAborted,
+    ReadHeader,
+    RecordAborted,
+    Refused,
+    StopOwner,
+)
+from txn.errors import SegmentOwnershipLost, TransactionEnded
+from txn.forget_segment import forget_segment
+from txn.owner_work import OwnerWork
+from txn.parts import TransactionParts
+from txn.records import Claim, TxnState
+from txn.segment_owner import SegmentOwner
+from txn.txn_id import TxnId
+
+log = structlog.get_logger(__name__)
+
+Then = Callable[[MagnetarError | None], None]
+
+
+class SegmentLog(Log, Protocol):
+    """What the buffer needs of a managed ledger."""
+
+    @property
+    def state(self) -> ManagedLedgerState:
+        """Where it stands."""
+        ...
+
+
+class SegmentBuffer:
+    """See the module's rules."""
+
+    core_class: ClassVar[type[SegmentBufferCore]] = SegmentBufferCore
+
+    def __init__(
+        self, segment: str, ledger: SegmentLog, owner: SegmentOwner, parts: TransactionParts
+    ) -> None:
+        """Use `load`."""
+        self.segment = segment
+        self.owner = owner
+        self._ledger = ledger
+        self._store = parts.store
+        self._decisions = parts.decisions
+        self._counters = parts.counters
+        self._core = self.core_class(segment, ledger)
+        self._loop = asyncio.get_running_loop()
+        self._follower = self._decided
+        self._waiting: dict[TxnId, list[Then]] = {}
+        self._listeners: dict[object, Callable[[], None]] = {}
+        self._work = OwnerWork(segment)
+        self._flushing = False
+        self._prune_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def load(
+        cls, segment: str, ledger: SegmentLog, owner: SegmentOwner, parts: TransactionParts
+    ) -> "SegmentBuffer":
+        """The buffer of a segment whose log was just opened.
+
+        Raises `MetadataError`, `CorruptTransactionRecord`.
+        """
+        buffer = cls(segment, ledger, owner, parts)
+        try:
+            await buffer._load()
+        except BaseException:
+            buffer._end()
+            raise
+        buffer._flush()
+        buffer._prune()
+        return buffer
+
+    # Loading
+
+    async def _load(self) -> None:
+        """W7, W8: claims, then headers, and the aborted set last."""
+        self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
+        txns = list(self._core.members)
+        for txn in txns:
+            self._decisions.follow(txn, self._follower)
+        for page in range(0, len(txns), TXN_PAGE):
+            await asyncio.gather(*(self._load_header(txn) for txn in txns[page : page + TXN_PAGE]))
+        self._core.loaded(await self._store.aborted_on(self.segment))
+
+    async def _load_header(self, txn: TxnId) -> None:
+        self._core.header_loaded(txn, await self._state_of(txn))
+
+    def _may_load(self, claims: Iterable[Claim]) -> list[Claim]:
+        """W6: claims up to the own epoch.  Where it is not taken there is no other owner."""
+        epoch = self.owner.epoch
+        return [claim for claim in claims if not epoch or claim.epoch <= epoch]
+
+    async def _state_of(self, txn: TxnId) -> TxnState | None:
+        stored = await self._store.read_header(txn)
+        return None if stored is None else stored.header.state
+
+    # What is asked
+
+    @property
+    def horizon(self) -> Position:
+        """Entries up to it may be read; it never moves back."""
+        return self._core.horizon
+
+    @property
+    def anything_aborted(self) -> bool:
+        """Whether `is_aborted` can be true of anything."""
+        return bool(self._core.aborted)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way and no transaction is known."""
+        return not self._work.busy and not self._core.members
+
+    def is_aborted(self, txn: TxnId) -> bool:
+        """Whether entries of it at or before the horizon are never to be delivered."""
+        return self._core.is_aborted(txn)
+
+    def open_transactions(self) -> Sequence[OpenOnSegment]:
+        """What is not finished here, and what it pins."""
+        return self._core.open_transactions()
+
+    def on_horizon(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` when the end of a transaction lets more be read; returns its removal."""
+        token = object()
+        self._listeners[token] = listener
+        return lambda: (self._listeners.pop(token, None), None)[1]
+
+    # Writing
+
+    def admit(self, txn: TxnId, then: Then) -> bool:
+        """True: joined, append now.
+
+        False: `then` follows from the loop, once: None when joined, else why not.
+        """
+        answer = self._core.admit(txn) if not self._work.ended else Admission.STOPPED
+        if answer is Admission.JOINED:
+            return True
+        if answer is Admission.WAITS:
+            self._waiting.setdefault(txn, []).append(then)
+            self._flush()
+        elif answer is Admission.ENDED:
+            self._loop.call_soon(then, self._ended_error(txn))
+        else:
+            self._loop.call_soon(then, self._stopped_error())
+        return False
+
+    async def join(self, txn: TxnId) -> None:
+        """ADD_PARTITION_TO_TXN: what the first SEND would wait for.
+
+        A terminated segment takes no writes, so it is not joined.  Raises `TransactionEnded`,
+        `SegmentOwnershipLost`, `MetadataError`.
+        """
+        if self._ledger.state is ManagedLedgerState.TERMINATED:
+            return
+        joined: asyncio.Future[None] = self._loop.create_future()
+
+        def then(error: MagnetarError | None) -> None:
+            if not joined.done():
+                if error is None:
+                    joined.set_result(None)
+                else:
+                    joined.set_exception(error)
+
+        if not self.admit(txn, then):
+            await joined
+
+    def issued(self, txn: TxnId) -> None:
+        """An admitted append is handed to the log now."""
+        self._core.issued(txn)
+
+    def not_taken(self, txn: TxnId) -> None:
+        """The log refused it: it will never be there."""
+        self._core.not_appended(txn)
+        self._flush()
+
+    def appended(self, txn: TxnId, position: Position | None, error: MagnetarError | None) -> None:
+        """The outcome of an append, in order."""
+        core = self._core
+        if position is not None:
+            self._counters.appended += 1
+            core.appended(txn, position)
+        elif error is None or isinstance(error, InternalError | AppendOutcomeUnknown):
+            core.append_unknown(error or self._stopped_error())
+        else:
+            core.not_appended(txn)
+        if core.has_effects:
+            self._flush()
+
+    def stop(self, error: MagnetarError) -> None:
+        """The log is lost: what is in flight may turn up later (W4)."""
+        self._core.append_unknown(error)
+        self._flush()
+
+    # The rest of its life
+
+    async def rescan(self) -> None:
+        """W11: clean up claims of ended transactions that nobody here holds.
+
+        Raises `MetadataError`, `CorruptTransactionRecord`.
+        """
+        found: dict[TxnId, set[int]] = {}
+        for claim in self._may_load(await self._store.claims_on(self.segment)):
+            if claim.txn not in self._core.members:
+                found.setdefault(claim.txn, set()).add(claim.epoch)
+        for txn, epochs in found.items():
+            self._core.stray(txn, epochs, await self._state_of(txn))
+            self._flush()
+        self._core.prune(self._ledger.previous_position(EARLIEST).ledger_id)
+        self._flush()
+
+    async def close(self) -> None:
+        """Write nothing more; what is being written is waited for."""
+        self._end()
+        await self._work.wait()
+        await self.owner.close()
+
+    async def forget(self) -> None:
+        """The segment is deleted: its records go.  Raises `MetadataError`."""
+        await self.close()
+        await forget_segment(self._store, self.segment)
+
+    def _end(self) -> None:
+        self._work.end()
+        if self._prune_timer is not None:
+            self._prune_timer.cancel()
+            self._prune_timer = None
+        for txn in self._core.members:
+            self._decisions.forget(txn, self._follower)
+        waiting, self._waiting = self._waiting, {}
+        for then in (then for each in waiting.values() for then in each):
+            self._loop.call_soon(then, self._stopped_error())
+
+    def _prune(self) -> None:
+        """Now, and again while there is an aborted set."""
+        self._core.prune(self._ledger.previous_position(EARLIEST).ledger_id)
+        self._flush()
+        if self._work.ended:
+            return
+        self._prune_timer = None
+        if self._core.aborted:
+            self._prune_timer = self._loop.call_later(TXN_PRUNE_S, self._prune)
+
+    # Effects
+
+    def _decided(self, txn: TxnId, state: TxnState | None) -> None:
+        self._core.decided(txn, state)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Do what the core wants done; what that brings about is done in turn."""
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self._core.has_effects:
+                for effect in self._core.take_effects():
+                    self._do(effect)
+        finally:
+            self._flushing = False
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case PutClaim(txn):
+                self._decisions.follow(txn, self._follower)
+                self._work.start(self._put_claim(txn))
+            case ReadHeader(txn):
+                self._work.start(self._check_header(txn))
+            case Admitted(txn):
+                self._answer(txn, None)
+            case Refused(txn, error):
+                self._answer(txn, error or self._ended_error(txn))
+            case ReadAborted(txn):
+                self._work.start(self._read_aborted(txn))
+            case RecordAborted(txn, up_to):
+                self._work.start(self._record_aborted(txn, up_to))
+            case DeleteClaims(txn, epochs):
+                self._work.start(self._delete_claims(txn, epochs))
+            case ForgetAborted(txn):
+                self._work.start(self._forget_aborted(txn))
+            case Forgotten(txn):
+                self._decisions.forget(txn, self._follower)
+            case HorizonMoved():
+                for listener in list(self._listeners.values()):
+                    listener()
+            case StopOwner(error):
+                log.warning("segment_owner_stopped", segment=self.segment, error=str(error))
+                self._end()
+
+    def _answer(self, txn: TxnId, error: MagnetarError | None) -> None:
+        for then in self._waiting.pop(txn, ()):
+            then(error)
+
+    async def _put_claim(self, txn: TxnId) -> None:
+        core = self._core
+        try:
+            epoch = await self.owner.take()
+            if self._work.ended:
+                return
+            await self._store.put_claim(core.claim(txn, epoch))
+        except MagnetarError as error:
+            core.claim_failed(txn, error)
+        else:
+            core.claim_durable(txn)
+        self._flush()
+
+    async def _check_header(self, txn: TxnId) -> None:
+        try:
+            state = await self._state_of(txn)
+        except MagnetarError as error:
+            self._core.header_failed(txn, error)
+        else:
+            self._core.header_checked(txn, state)
+        self._flush()
+
+    async def _read_aborted(self, txn: TxnId) -> None:
+        up_to = await self._work.until_done(lambda: self._store.read_aborted(self.segment, txn))
+        self._core.aborted_read(txn, up_to)
+        self._flush()
+
+    async def _record_aborted(self, txn: TxnId, up_to: Position) -> None:
+        stands = await self._work.until_done(
+            lambda: self._store.record_aborted(self.segment, txn, up_to)
+        )
+        self._core.aborted_recorded(txn, stands)
+        if self._prune_timer is None and not self._work.ended:
+            self._prune_timer = self._loop.call_later(TXN_PRUNE_S, self._prune)
+        self._flush()
+
+    async def _delete_claims(self, txn: TxnId, epochs: Sequence[int]) -> None:
+        for epoch in epochs:
+            key = records.claim_key(txn, self.segment, epoch)
+            await self._work.until_done(lambda key=key: self._store.delete_operation(txn, key))  # type: ignore[misc]
+        self._core.claims_deleted(txn)
+        self._flush()
+
+    async def _forget_aborted(self, txn: TxnId) -> None:
+        await self._work.until_done(lambda: self._store.forget_aborted(self.segment, txn))
+
+    def _ended_error(self, txn: TxnId) -> MagnetarError:
+        return TransactionEnded(
+            f"Transaction {txn} has ended and takes no writes on {self.segment}: begin another."
+        )
+
+    def _stopped_error(self) -> MagnetarError:
+        return SegmentOwnershipLost(f"{self.segment} is being closed here: connect again.")

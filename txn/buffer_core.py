@@ -1,0 +1,403 @@
+"""Pure: transactions on one segment as one owner sees them.  Events in, effects out.
+
+Rules (W: `docs/transactions.md`):
+
+- W1, W2: a write of an unknown transaction waits for a durable claim, then for one header read.
+- W3: claims of earlier owners pin and permit nothing; the first write puts an own claim.
+- W4: an abort is recorded when every append of it by this owner is decided.  An append whose
+  outcome is unknown stops the owner: from then on no event has an effect.
+- W5: aborted record, then claims.  Visibility moves with the decision and waits for neither.
+- W6: claims are deleted by the epochs that were written here or loaded, no others.
+- W9: what has no claim and is not in the aborted set is committed.  A claim without header is void.
+- W13: a claim's floor, and the pin of an append in flight, is the last confirmed entry of then.
+- Ended transactions are remembered, the newest TXN_ENDED_KEPT; what fell out takes the long way.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from config.bounds import TXN_ENDED_KEPT
+from protocol.ids import Position
+from protocol.server_error import MagnetarError
+from txn.buffer_effects import (
+    Admission,
+    Admitted,
+    DeleteClaims,
+    Effect,
+    ForgetAborted,
+    Forgotten,
+    HorizonMoved,
+    Log,
+    OpenOnSegment,
+    PutClaim,
+    ReadAborted,
+    ReadHeader,
+    RecordAborted,
+    Refused,
+    StopOwner,
+)
+from txn.errors import TransactionAssertion
+from txn.horizon import Horizon
+from txn.membership import ENDED, FORGETTABLE, PINNING, WAITING, Member, Membership, require_move
+from txn.records import Claim, TxnState
+from txn.txn_id import TxnId
+
+_M = Membership
+
+
+class SegmentBufferCore:
+    """See the module's rules.  After each event `take_effects` has what is to be done."""
+
+    def __init__(self, segment: str, log: Log, *, ended_kept: int = TXN_ENDED_KEPT) -> None:
+        self.segment = segment
+        self.stopped = False
+        self._running = False
+        self._log = log
+        self._ended_kept = ended_kept
+        self._members: dict[TxnId, Member] = {}
+        self._aborted: dict[TxnId, Position] = {}
+        self._ended: dict[TxnId, None] = {}
+        self._horizon = Horizon()
+        self._effects: list[Effect] = []
+
+    # What is asked
+
+    @property
+    def horizon(self) -> Position:
+        """The last entry that may be read, once all is loaded."""
+        return self._horizon.look(self._log.last_confirmed)
+
+    @property
+    def members(self) -> Mapping[TxnId, Member]:
+        """Every transaction that is known and not finished."""
+        return self._members
+
+    @property
+    def aborted(self) -> Mapping[TxnId, Position]:
+        """The aborted set: up to where the entries of each are."""
+        return self._aborted
+
+    def is_aborted(self, txn: TxnId) -> bool:
+        """Whether its entries at or before the horizon are never to be read (W9)."""
+        return txn in self._aborted
+
+    def open_transactions(self) -> Sequence[OpenOnSegment]:
+        """What is not finished, in the order it came."""
+        return [
+            OpenOnSegment(
+                each.txn,
+                each.state,
+                self._horizon.pin_of(each.txn),
+                each.first,
+                each.entries,
+                each.in_flight,
+                each.floor is not None,
+            )
+            for each in self._members.values()
+        ]
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether something is to be done."""
+        return bool(self._effects)
+
+    def take_effects(self) -> Sequence[Effect]:
+        """What is to be done, in order; handed out once."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # Loading (W7)
+
+    def scanned(self, claims: Iterable[Claim]) -> None:
+        """The claims found after the log was fenced."""
+        for claim in claims:
+            member = self._members.get(claim.txn)
+            if member is None:
+                member = self._members[claim.txn] = Member(claim.txn, _M.SCANNED)
+            member.epochs.add(claim.epoch)
+            if member.floor is None or claim.floor < member.floor:
+                member.floor = claim.floor
+
+    def header_loaded(self, txn: TxnId, state: TxnState | None) -> None:
+        """The header of a scanned transaction, read after it was followed."""
+        member = self._members.get(txn)
+        if member is None or member.state is not _M.SCANNED:
+            return
+        if state is TxnState.OPEN and member.floor is not None:
+            self._move(member, _M.LOADED)
+            self._horizon.pin(txn, member.floor)
+        else:
+            self._conclude(member, state)
+
+    def loaded(self, aborted: Mapping[TxnId, Position]) -> None:
+        """The aborted set, read after the headers (W8)."""
+        for txn, up_to in aborted.items():
+            self._aborted[txn] = max(up_to, self._aborted.get(txn, up_to))
+        if any(member.state is _M.SCANNED for member in self._members.values()):
+            raise TransactionAssertion(
+                f"{self.segment} was loaded before all headers were read: report this as a defect."
+            )
+        self._running = True
+        self._horizon.look(self._log.last_confirmed)
+
+    # Joining
+
+    def admit(self, txn: TxnId) -> Admission:
+        """Whether a write may be appended now."""
+        if self.stopped:
+            return Admission.STOPPED
+        member = self._members.get(txn)
+        if member is None:
+            if txn in self._ended or txn in self._aborted:
+                return Admission.ENDED
+            member = self._members[txn] = Member(txn, _M.UNPROVEN)
+        state = member.state
+        if state is _M.JOINED:
+            return Admission.JOINED
+        if state in ENDED:
+            return Admission.ENDED
+        if state in WAITING:
+            return Admission.WAITS
+        return self._first_write(member)
+
+    def _first_write(self, member: Member) -> Admission:
+        """W1, W3: the own claim is durable before the first append is issued."""
+        self._move(member, _M.CLAIMING)
+        self._effects.append(PutClaim(member.txn))
+        return Admission.WAITS
+
+    def claim(self, txn: TxnId, epoch: int) -> Claim:
+        """The claim to put now, under that epoch; from now on it may be there."""
+        self._members[txn].epochs.add(epoch)
+        return Claim(txn, self.segment, epoch, self._log.last_confirmed)
+
+    def claim_durable(self, txn: TxnId) -> None:
+        """The own claim is stored."""
+        member = self._at(txn, _M.CLAIMING)
+        if member is None or self._told_meanwhile(member):
+            return
+        self._after_claim(member)
+
+    def _after_claim(self, member: Member) -> None:
+        """W2: one header read that begins after the claim is durable."""
+        self._move(member, _M.CHECKING)
+        self._effects.append(ReadHeader(member.txn))
+
+    def claim_failed(self, txn: TxnId, error: MagnetarError) -> None:
+        """The epoch was not taken, or the claim may or may not be stored."""
+        self._not_joined(self._at(txn, _M.CLAIMING), error)
+
+    def header_checked(self, txn: TxnId, state: TxnState | None) -> None:
+        """What the header said after the claim."""
+        member = self._at(txn, _M.CHECKING)
+        if member is None or self._told_meanwhile(member):
+            return
+        if state is not TxnState.OPEN:
+            self._ended_unjoined(member, state)
+            return
+        self._join(member)
+
+    def _join(self, member: Member) -> None:
+        self._move(member, _M.JOINED)
+        self._effects.append(Admitted(member.txn))
+
+    def header_failed(self, txn: TxnId, error: MagnetarError) -> None:
+        """The header could not be read."""
+        self._not_joined(self._at(txn, _M.CHECKING), error)
+
+    def _not_joined(self, member: Member | None, error: MagnetarError) -> None:
+        """Back to where the next write claims again."""
+        if member is None or self._told_meanwhile(member):
+            return
+        self._move(member, _M.UNPROVEN if member.floor is None else _M.LOADED)
+        self._effects.append(Refused(member.txn, error))
+        if not member.epochs:
+            self._forget(member)
+
+    def _told_meanwhile(self, member: Member) -> bool:
+        if member.told:
+            self._ended_unjoined(member, member.end)
+        return member.told
+
+    def _ended_unjoined(self, member: Member, end: TxnState | None) -> None:
+        """Ended before this owner appended anything (W9: without header the claim is void)."""
+        if member.floor is not None:
+            self._known(member, end)
+        else:
+            self._refuse(member)
+
+    def _refuse(self, member: Member) -> None:
+        self._move(member, _M.REFUSING)
+        self._end(member)
+        self._delete_claims(member)
+
+    # Appending
+
+    def issued(self, txn: TxnId) -> None:
+        """An append is handed to the log now."""
+        member = self._members.get(txn)
+        if member is None or member.state is not _M.JOINED:
+            raise TransactionAssertion(
+                f"An entry of {txn} was appended to {self.segment}, which it has not joined: "
+                "report this as a defect."
+            )
+        member.issued += 1
+        member.in_flight += 1
+        if self._horizon.pin_of(txn) is None:
+            self._horizon.pin(txn, self._log.last_confirmed)
+
+    def appended(self, txn: TxnId, position: Position) -> None:
+        """An append is durable.  In order of `issued`."""
+        member = self._members.get(txn)
+        if member is None or self.stopped:
+            return
+        member.in_flight -= 1
+        member.entries += 1
+        if member.first is None:
+            member.first = position
+            if member.floor is None and member.state in PINNING:
+                self._horizon.pin(txn, self._log.previous_position(position))
+                self._look()
+        if member.state is _M.ABORTED:
+            self._clean_aborted(member)
+
+    def not_appended(self, txn: TxnId) -> None:
+        """An append was not taken, or failed so that its entry will never be there."""
+        member = self._members.get(txn)
+        if member is None or self.stopped:
+            return
+        member.in_flight -= 1
+        if member.first is None and member.floor is None and not member.in_flight:
+            self._horizon.unpin(txn)
+            self._look()
+        if member.state is _M.ABORTED:
+            self._clean_aborted(member)
+
+    def append_unknown(self, error: MagnetarError) -> None:
+        """W4: an entry may turn up later, so nothing can be recorded or promised any more."""
+        if not self.stopped:
+            self.stopped = True
+            waiting = [each.txn for each in self._members.values() if each.state in WAITING]
+            self._effects = [Refused(txn, error) for txn in waiting]
+            self._effects.append(StopOwner(error))
+
+    # The end of a transaction
+
+    def decided(self, txn: TxnId, state: TxnState | None) -> None:
+        """The decision, or None: the header is gone."""
+        member = self._members.get(txn)
+        if member is None or self.stopped or state is TxnState.OPEN:
+            return
+        if member.state is _M.SCANNED:
+            self._conclude(member, state)
+        elif member.state in WAITING:
+            member.told, member.end = True, state
+        elif member.state is _M.UNPROVEN:
+            self._refuse(member)
+        elif member.state in (_M.LOADED, _M.JOINED):
+            self._known(member, state)
+
+    def _known(self, member: Member, end: TxnState | None) -> None:
+        self._effects.append(Refused(member.txn, None))
+        if end is None:
+            self._move(member, _M.JUDGING)
+            self._effects.append(ReadAborted(member.txn))
+        elif end is TxnState.ABORTED and member.floor is None and not member.issued:
+            self._refuse(member)
+        else:
+            self._conclude(member, end)
+
+    def aborted_read(self, txn: TxnId, up_to: Position | None) -> None:
+        """W9: what stands in the aborted record, of a transaction whose header is gone."""
+        member = self._at(txn, _M.JUDGING)
+        if member is not None:
+            self._conclude(member, TxnState.COMMITTED if up_to is None else TxnState.ABORTED)
+
+    def _conclude(self, member: Member, end: TxnState | None) -> None:
+        """Visibility moves now; cleaning follows.  None: void, nothing is marked (W9)."""
+        txn = member.txn
+        if end is TxnState.ABORTED:
+            self._aborted.setdefault(txn, self._log.last_confirmed)
+            self._move(member, _M.ABORTED)
+            self._end(member)
+            self._clean_aborted(member)
+        else:
+            self._move(member, _M.COMMITTED)
+            self._end(member)
+            self._delete_claims(member)
+
+    def _clean_aborted(self, member: Member) -> None:
+        """W5: the aborted record is durable before a claim goes."""
+        if self._appends_decided(member):
+            self._effects.append(RecordAborted(member.txn, self._log.last_confirmed))
+
+    def _appends_decided(self, member: Member) -> bool:
+        """W4: every append by this owner is durable, or will never be."""
+        return member.in_flight == 0
+
+    def aborted_recorded(self, txn: TxnId, up_to: Position) -> None:
+        """The aborted record is durable, at that position."""
+        self._aborted[txn] = max(up_to, self._aborted.get(txn, up_to))
+        member = self._at(txn, _M.ABORTED)
+        if member is not None:
+            self._move(member, _M.RECORDED)
+            self._delete_claims(member)
+
+    def _delete_claims(self, member: Member) -> None:
+        """W6: the claims that this owner wrote or loaded."""
+        if member.epochs:
+            self._effects.append(DeleteClaims(member.txn, tuple(sorted(member.epochs))))
+        else:
+            self._forget(member)
+
+    def claims_deleted(self, txn: TxnId) -> None:
+        """No claim of it is left that this owner knows."""
+        member = self._members.get(txn)
+        if member is not None and member.state in FORGETTABLE and not self.stopped:
+            self._forget(member)
+
+    # Looking again
+
+    def stray(self, txn: TxnId, epochs: Iterable[int], end: TxnState | None) -> None:
+        """W11: claims nobody here holds.  Those of ended transactions are cleaned up."""
+        if self.stopped or txn in self._members or end is TxnState.OPEN:
+            return
+        member = self._members[txn] = Member(txn, _M.SCANNED, set(epochs))
+        self._conclude(member, end)
+
+    def prune(self, first_ledger_id: int) -> None:
+        """Older ledgers are gone: so are the aborted entries in them."""
+        if self.stopped:
+            return
+        for txn, up_to in list(self._aborted.items()):
+            if up_to.ledger_id < first_ledger_id and txn not in self._members:
+                del self._aborted[txn]
+                self._effects.append(ForgetAborted(txn))
+
+    # Within
+
+    def _at(self, txn: TxnId, state: Membership) -> Member | None:
+        member = self._members.get(txn)
+        return member if member and member.state is state and not self.stopped else None
+
+    def _move(self, member: Member, to: Membership) -> None:
+        require_move(f"Transaction {member.txn} on {self.segment}", member.state, to)
+        member.state = to
+
+    def _end(self, member: Member) -> None:
+        """The decision is known: the horizon may move, waiting writes are refused."""
+        self._horizon.unpin(member.txn)
+        self._ended[member.txn] = None
+        if len(self._ended) > self._ended_kept:
+            del self._ended[next(iter(self._ended))]
+        self._effects.append(Refused(member.txn, None))
+        self._look()
+
+    def _look(self) -> None:
+        if self._running:
+            shown = self._horizon.shown
+            if self._horizon.look(self._log.last_confirmed) > shown:
+                self._effects.append(HorizonMoved())
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.txn]
+        self._effects.append(Forgotten(member.txn))

@@ -1,0 +1,95 @@
+"""What one owner knows of one transaction on its segment, and how that may change.
+
+Rules:
+
+- States move only as `_MOVES` says.  What is not there is not known: forgotten, or never seen.
+- Only JOINED takes appends (W1, W2, W3); only the states in `PINNING` may hold the horizon back.
+- ENDED are the states in which the decision is known: writes are refused, visibility has moved,
+  and what follows is cleaning (W5).
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protocol.ids import Position
+from txn.errors import TransactionAssertion
+from txn.records import TxnState
+from txn.txn_id import TxnId
+
+
+class Membership(enum.Enum):
+    """What the owner knows."""
+
+    SCANNED = "scanned"
+    """Claims were found while the segment is loaded; the header was not read yet."""
+    LOADED = "loaded"
+    """Open, with claims of earlier owners: pins their floor, permits nothing."""
+    CLAIMING = "claiming"
+    """The own claim is being put."""
+    CHECKING = "checking"
+    """The own claim is durable, the header is being read."""
+    UNPROVEN = "unproven"
+    """The own claim may be there, but the put or the read failed: nothing was appended."""
+    JOINED = "joined"
+    """Claim durable, then header read as OPEN: appends need no metadata."""
+    REFUSING = "refusing"
+    """Ended, and this owner appended nothing: its own claim is being deleted."""
+    JUDGING = "judging"
+    """The header is gone: the aborted record is being read (W9)."""
+    COMMITTED = "committed"
+    """Known; claims are being deleted."""
+    ABORTED = "aborted"
+    """Known; waits for its appends, then for its aborted record."""
+    RECORDED = "recorded"
+    """The aborted record is durable; claims are being deleted."""
+
+
+_M = Membership
+_ENDS = frozenset({_M.COMMITTED, _M.ABORTED, _M.JUDGING})
+_MOVES: Mapping[Membership, frozenset[Membership]] = {
+    _M.SCANNED: frozenset({_M.LOADED, _M.COMMITTED, _M.ABORTED}),
+    _M.LOADED: _ENDS | {_M.CLAIMING},
+    _M.CLAIMING: _ENDS | {_M.CHECKING, _M.LOADED, _M.UNPROVEN, _M.REFUSING},
+    _M.CHECKING: _ENDS | {_M.JOINED, _M.LOADED, _M.UNPROVEN, _M.REFUSING},
+    _M.UNPROVEN: frozenset({_M.CLAIMING, _M.REFUSING}),
+    _M.JOINED: _ENDS | {_M.REFUSING},
+    _M.JUDGING: frozenset({_M.COMMITTED, _M.ABORTED}),
+    _M.ABORTED: frozenset({_M.RECORDED}),
+    _M.RECORDED: frozenset(),
+    _M.COMMITTED: frozenset(),
+    _M.REFUSING: frozenset(),
+}
+FORGETTABLE = frozenset({_M.RECORDED, _M.COMMITTED, _M.REFUSING})
+"""What is forgotten once its claims are deleted."""
+ENDED = frozenset({_M.REFUSING, _M.JUDGING, _M.COMMITTED, _M.ABORTED, _M.RECORDED})
+PINNING = frozenset({_M.LOADED, _M.CLAIMING, _M.CHECKING, _M.JOINED, _M.JUDGING})
+WAITING = frozenset({_M.CLAIMING, _M.CHECKING})
+"""What is about to be known: writes wait for it."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A transaction that has, or may have, claims here."""
+
+    txn: TxnId
+    state: Membership
+    epochs: set[int] = field(default_factory=set)
+    """Of the claims that this owner wrote or loaded (W6)."""
+    floor: Position | None = None
+    """The lowest of loaded claims: entries of earlier owners come after it."""
+    first: Position | None = None
+    entries: int = 0
+    issued: int = 0
+    in_flight: int = 0
+    told: bool = False
+    """The end was told while claim or header was under way; `end` then has it."""
+    end: TxnState | None = None
+
+
+def require_move(what: object, now: Membership, to: Membership) -> None:
+    """Raise `TransactionAssertion` for a move that is not in the table."""
+    if to not in _MOVES[now]:
+        raise TransactionAssertion(
+            f"{what} cannot go from {now.value} to {to.value}: report this as a defect."
+        )

@@ -1,0 +1,91 @@
+"""What one owner has under way on the metadata store: begun, tried again, waited for.
+
+Rules:
+
+- After `end` nothing is begun or tried again; what is being written is waited for, not cancelled,
+  because a cancelled put may still take effect.
+- Pauses double up to TXN_CLEANING_RETRY_MAX_S.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
+
+import structlog
+
+from config.bounds import TXN_CLEANING_RETRY_MAX_S
+from protocol.server_error import MagnetarError
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+_FIRST_RETRY_S = 0.1
+
+
+class _Abandoned(Exception):
+    """The owner ended before the work was done."""
+
+
+class OwnerWork:
+    """See the module's rules.  `of` is the segment, for the log."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+        return bool(self._tasks)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is begun."""
+        return self._ending.is_set()
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Begin, unless all has ended."""
+        if self.ended:
+            work.close()
+            return
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Its result, however often it takes.  For work that was started here."""
+        pause_s = _FIRST_RETRY_S
+        while not self.ended:
+            try:
+                return await work()
+            except MagnetarError as error:
+                log.warning(
+                    "transaction_not_cleaned_up",
+                    segment=self._of,
+                    error=str(error),
+                    next_try_s=pause_s,
+                )
+            try:
+                await asyncio.wait_for(self._ending.wait(), pause_s)
+            except TimeoutError:
+                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
+        raise _Abandoned
+
+    def end(self) -> None:
+        """Begin nothing more."""
+        self._ending.set()
+
+    async def wait(self) -> None:
+        """Return when nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, _Abandoned):
+            log.error("segment_work_failed", segment=self._of, exc_info=error)

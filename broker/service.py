@@ -128,6 +128,8 @@ class Broker:
         self.scalable = ScalableTopics(self)
         at_stop("scalable", self.scalable.stop)
         await self.scalable.start()
+        at_stop("coordinators", self.transactions.stop_serving)
+        await self.transactions.serve()
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
         at_stop("idle_topics", self.idle_topics.stop)
         self.idle_topics.start()
@@ -143,6 +145,7 @@ class Broker:
             connection.pause_reading(DRAINING)
         await self.idle_topics.stop()
         await self.scalable.stop()
+        await self.transactions.stop_serving()
         await self.topics.close()
         if connections:
             await asyncio.wait(

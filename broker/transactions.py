@@ -1,4 +1,4 @@
-"""Transactions of one process: the store, the decisions and what every part is given.
+"""Transactions of one process: coordinators, decisions, and what every part is given.
 
 Rules:
 
@@ -6,25 +6,60 @@ Rules:
   transactions stay hidden when transactions are switched off.
 - Switched off means that no client may begin or use one; those that are open end at their
   deadlines and are collected.
+- Decisions are told from before the first topic is loaded until the last one is closed;
+  coordinators serve while topics are there.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
+import structlog
+
+from broker.namespaces import NamespaceNotFound, TenantNotFound
+from broker.topic import TopicNotFound
+from broker.transaction_watches import AssignmentWatches
+from protocol.names import InvalidTopicName, TopicName, parse_topic_name
+from protocol.server_error import MagnetarError
+from txn import records
+from txn.collector import Collector
+from txn.coordinators import Coordinators
 from txn.counters import TransactionCounters
 from txn.decisions import Decisions
+from txn.errors import InvalidTxnStatus, TransactionEnded
+from txn.leadership import Leader
 from txn.parts import TransactionParts
+from txn.records import AckRecord, Claim
 from txn.store import TransactionStore
+from txn.txn_id import TxnId
 
 if TYPE_CHECKING:
     from broker.service import Broker
+    from broker.topic import Topic
+
+log = structlog.get_logger(__name__)
+
+_GONE = (TopicNotFound, NamespaceNotFound, TenantNotFound, InvalidTopicName)
+
+
+class _Buffer(Protocol):
+    async def join(self, txn: TxnId) -> None: ...
+    async def rescan(self) -> None: ...
+
+
+def _buffer_of(topic: "Topic") -> _Buffer | None:
+    return cast("_Buffer | None", getattr(topic, "buffer", None))
 
 
 class Transactions:
     """See the module's rules.  Made before topics are, stopped after them."""
 
+    coordinators_type: type[Coordinators] = Coordinators
+    collector_type: type[Collector] = Collector
+
     def __init__(self, broker: "Broker") -> None:
-        self.enabled = broker.settings.transactions_enabled
+        settings = broker.settings
+        self.enabled = settings.transactions_enabled
         self.counters = TransactionCounters()
         self.store = TransactionStore(
             broker.metadata, self.counters, elapsed_s=asyncio.get_running_loop().time
@@ -38,11 +73,87 @@ class Transactions:
             broker_id=broker.broker_id,
             eager_epochs=False,
         )
+        self.coordinators = self.coordinators_type(
+            self.parts,
+            Leader(broker.broker_id, broker.placement.broker_url, None, broker.placement.web_url),
+            parallelism=settings.transaction_coordinators,
+            max_open=settings.transaction_max_open_per_coordinator,
+        )
+        self.collector = self.collector_type(
+            self.parts,
+            self.coordinators.leads,
+            self._look_again,
+            interval_s=settings.transaction_gc_interval_s,
+            retention_s=settings.transaction_gc_retention_s,
+        )
+        self.watches = AssignmentWatches(self.coordinators)
+        self._broker = broker
 
     async def start(self) -> None:
         """Begin to tell participants what ended."""
         self.decisions.start()
 
+    async def serve(self) -> None:
+        """Stand for coordinators.  Raises `CoordinatorCountDiffers`, `MetadataError`."""
+        await self.coordinators.start()
+        self.collector.start()
+
+    async def stop_serving(self) -> None:
+        """Lead nothing more.  May be called again."""
+        self.watches.close()
+        await self.collector.stop()
+        await self.coordinators.stop()
+
     async def stop(self) -> None:
         """Tell nothing more.  May be called again."""
         await self.decisions.stop()
+
+    async def join(self, txn: TxnId, name: TopicName) -> None:
+        """Have the owner of a topic join, if that is this process.  Raises `InvalidTxnStatus`.
+
+        Whatever else is in the way is left to the first SEND, which joins too.
+        """
+        broker = self._broker
+        if not broker.placement.owns(name):
+            return
+        try:
+            topic = await broker.topics.get(name, create=False)
+            buffer = _buffer_of(topic)
+            if buffer is not None:
+                await buffer.join(txn)
+        except TransactionEnded as error:
+            raise InvalidTxnStatus(str(error)) from error
+        except InvalidTxnStatus:
+            raise
+        except MagnetarError as error:
+            log.debug("transaction_not_joined", txn=str(txn), topic=str(name), error=str(error))
+
+    async def _look_again(self, segment: str, found: Sequence[Claim | AckRecord]) -> bool:
+        """W11, A6: records of ended transactions were found on a segment; False: not owned here."""
+        try:
+            name = parse_topic_name(segment)
+            if not self._broker.placement.owns(name):
+                return False
+            topic = await self._broker.topics.get(name, create=False)
+        except _GONE:
+            await self._delete(found)
+            return True
+        buffer = _buffer_of(topic)
+        if buffer is not None:
+            await buffer.rescan()
+        for record in found:
+            if not isinstance(record, AckRecord):
+                continue
+            subscription = topic.subscriptions.get(record.subscription)
+            if subscription is None:
+                await self._delete((record,))
+        return True
+
+    async def _delete(self, found: Sequence[Claim | AckRecord]) -> None:
+        """By exact key (W6): what they speak of is deleted, and their transactions have ended."""
+        for record in found:
+            if isinstance(record, Claim):
+                key = records.claim_key(record.txn, record.segment, record.epoch)
+            else:
+                key = records.ack_key(record)
+            await self.store.delete_operation(record.txn, key)

@@ -68,6 +68,18 @@ class Settings(BaseSettings):
 
     # Transactions
     transactions_enabled: bool = Field(True, description="Let clients use transactions")
+    transaction_coordinators: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="Number of coordinators; fixed when the data directory is first used"
+    )
+    transaction_max_open_per_coordinator: NotNegative = Field(
+        10_000, description="Open transactions of one coordinator; 0 without limit"
+    )
+    transaction_gc_interval_s: Positive = Field(
+        300, description="How often records of ended transactions are collected"
+    )
+    transaction_gc_retention_s: NotNegative = Field(
+        900, description="... that ended longer ago than this; longer than clients try again"
+    )
 
     # Retention and ledgers
     retention_time_minutes: int = Field(

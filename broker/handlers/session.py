@@ -36,6 +36,7 @@ def features_of(broker: "Broker") -> FeatureFlags:
         supports_get_partitioned_metadata_without_auto_creation=True,
         supports_topic_watcher_reconcile=True,
         supports_scalable_topics=broker.settings.scalable_topics_enabled,
+        supports_tc_metadata_discovery=broker.settings.transactions_enabled,
     )
 
 

@@ -1,60 +1,244 @@
-"""Transaction commands while transactions are off: each is refused in the form its client reads.
+"""Transactions: coordinators, and the life of a transaction (PIP-471; commands 50 to 63, 79 to 81).
 
-Rules: requests get ERROR NotAllowedError; the watch of coordinators, which has no request id, gets
-its own update with that error; closing that watch means nothing.
+Rules:
+
+- Every answer to NEW_TXN, ADD_* and END_TXN names the coordinator, errors included: clients find by
+  it who waits, and close the connection if they cannot.
+- Who ends a transaction need not be the connection that began it, but its principal.
+- ADD_PARTITION_TO_TXN has the owner of each topic join before it is answered, so that the first
+  SEND finds it done.  A topic that cannot join now is left to that SEND.
+- What clients say that use coordinators of an older form (`scalable` not set) is refused, and so is
+  everything while transactions are off: requests get ERROR NotAllowedError; the watch of
+  coordinators, which has no request id, gets its own update with that error.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, cast
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, cast
 
-from protocol.pulsar_pb2 import BaseCommand, CommandWatchTcAssignmentsUpdate
+import structlog
+
+from broker.connection import UnexpectedFailure
+from broker.transaction_watches import watch_error
+from protocol.names import parse_topic_name
+from protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandAddPartitionToTxnResponse,
+    CommandAddSubscriptionToTxnResponse,
+    CommandEndTxnResponse,
+    CommandNewTxnResponse,
+    CommandTcClientConnectResponse,
+    TxnAction,
+)
 from protocol.pulsar_pb2 import ServerError as WireError
-from protocol.server_error import PeerError, ServerError
+from protocol.server_error import MagnetarError, PeerError, ServerError
+from txn.records import TxnState
+from txn.txn_id import CoordinatorId, TxnId
 
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.handlers import Handler
+    from broker.transactions import Transactions
 
-_SENTENCE = "Transactions are not enabled on this broker: use a client without them."
+log = structlog.get_logger(__name__)
+
+_ACTIONS = {TxnAction.COMMIT: TxnState.COMMITTED, TxnAction.ABORT: TxnState.ABORTED}
 
 
 class TransactionsOff(PeerError):
-    """The broker has no transaction coordinator: use a client without transactions."""
+    """Transactions are switched off, or of a form that is not served."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
-def refuse(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
-    """Any request of a transaction."""
-    raise TransactionsOff(_SENTENCE)
+class UnknownAction(PeerError):
+    """END_TXN says neither commit nor abort."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
-def refuse_watch(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
-    """WATCH_TC_ASSIGNMENTS."""
+class _Names(Protocol):
+    """A request about one transaction."""
+
+    txnid_most_bits: int
+    txnid_least_bits: int
+
+
+class _Response(Protocol):
+    """An answer that can carry an error."""
+
+    error: WireError
+    message: str
+
+
+R = TypeVar("R", bound=_Response)
+
+
+def _enabled(connection: "Connection", *, scalable: bool = True) -> "Transactions":
+    """Raise `TransactionsOff` unless such requests are served."""
+    transactions = connection.broker.transactions
+    if not transactions.enabled:
+        raise TransactionsOff(
+            "Transactions are switched off on this broker: set transactions_enabled, or use a "
+            "client without them."
+        )
+    if not scalable:
+        raise TransactionsOff(
+            "Transactions of clients before version 5 are not served: use the v5 client."
+        )
+    return transactions
+
+
+def _owner(connection: "Connection") -> str | None:
+    """The principal of the connection; None while there is no authentication."""
+    principal = getattr(connection, "principal", None)
+    return principal if isinstance(principal, str) else None
+
+
+def _txn(request: _Names) -> TxnId:
+    return TxnId(request.txnid_most_bits, request.txnid_least_bits)
+
+
+async def _answered(response: R, work: Awaitable[object]) -> R:
+    """The response, with the error of the work if it fails."""
+    try:
+        await work
+    except Exception as error:
+        known = error
+        if not isinstance(known, MagnetarError):
+            log.error("transaction_request_failed", exc_info=error)
+            known = UnexpectedFailure("The broker failed on this: its log has the cause.")
+        response.error = cast("WireError", int(known.code))
+        response.message = str(known)
+    return response
+
+
+def watch(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """WATCH_TC_ASSIGNMENTS: who leads each coordinator, now and at each change."""
+    watch_id = command.watch_tc_assignments.watch_id
+    try:
+        _enabled(connection).watches.open(connection, watch_id)
+    except MagnetarError as error:
+        connection.send(watch_error(watch_id, error))
+
+
+def close_watch(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """WATCH_TC_ASSIGNMENTS_CLOSE.  No answer."""
+    watch_id = command.watch_tc_assignments_close.watch_id
+    connection.broker.transactions.watches.close_one(connection, watch_id)
+
+
+def connect(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """TC_CLIENT_CONNECT_REQUEST: the client will use this coordinator here."""
+    request = command.tc_client_connect_request
+    transactions = _enabled(connection, scalable=request.scalable)
+    response = CommandTcClientConnectResponse(request_id=request.request_id)
+    try:
+        transactions.coordinators.require_served(CoordinatorId(request.tc_id))
+    except MagnetarError as error:
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
     connection.send(
         BaseCommand(
-            type=BaseCommand.WATCH_TC_ASSIGNMENTS_UPDATE,
-            watch_tc_assignments_update=CommandWatchTcAssignmentsUpdate(
-                watch_id=command.watch_tc_assignments.watch_id,
-                error=cast("WireError", int(TransactionsOff.code)),
-                message=_SENTENCE,
-            ),
+            type=BaseCommand.TC_CLIENT_CONNECT_RESPONSE, tc_client_connect_response=response
         )
     )
 
 
-def ignore(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
-    """WATCH_TC_ASSIGNMENTS_CLOSE."""
+async def begin(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """NEW_TXN; its timeout is in milliseconds."""
+    request = command.new_txn
+    transactions = _enabled(connection, scalable=request.scalable)
+    response = CommandNewTxnResponse(request_id=request.request_id, txnid_most_bits=request.tc_id)
+
+    async def work() -> None:
+        txn = await transactions.coordinators.begin(
+            CoordinatorId(request.tc_id), request.txn_ttl_millis, _owner(connection)
+        )
+        response.txnid_least_bits = txn.least
+
+    await _answered(response, work())
+    connection.send(BaseCommand(type=BaseCommand.NEW_TXN_RESPONSE, new_txn_response=response))
+
+
+async def add_partitions(
+    connection: "Connection", command: BaseCommand, entry: bytes | None
+) -> None:
+    """ADD_PARTITION_TO_TXN: it is going to write to these topics."""
+    request = command.add_partition_to_txn
+    transactions = _enabled(connection, scalable=request.scalable)
+    txn = _txn(request)
+
+    async def work() -> None:
+        names = [parse_topic_name(partition) for partition in request.partitions]
+        await transactions.coordinators.require_open(txn, _owner(connection))
+        if len(names) == 1:
+            await transactions.join(txn, names[0])
+        else:
+            await asyncio.gather(*(transactions.join(txn, name) for name in names))
+
+    response = CommandAddPartitionToTxnResponse(
+        request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
+    )
+    await _answered(response, work())
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=response
+        )
+    )
+
+
+async def add_subscriptions(
+    connection: "Connection", command: BaseCommand, entry: bytes | None
+) -> None:
+    """ADD_SUBSCRIPTION_TO_TXN: it is going to acknowledge on these subscriptions."""
+    request = command.add_subscription_to_txn
+    transactions = _enabled(connection, scalable=request.scalable)
+    txn = _txn(request)
+    response = CommandAddSubscriptionToTxnResponse(
+        request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
+    )
+    await _answered(response, transactions.coordinators.require_open(txn, _owner(connection)))
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE,
+            add_subscription_to_txn_response=response,
+        )
+    )
+
+
+async def end(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """END_TXN: commit or abort."""
+    request = command.end_txn
+    transactions = _enabled(connection, scalable=request.scalable)
+    txn = _txn(request)
+
+    async def work() -> None:
+        if not request.HasField("txn_action"):
+            raise UnknownAction("END_TXN says neither commit nor abort: set txn_action.")
+        action = _ACTIONS[request.txn_action]
+        await transactions.coordinators.end(txn, action, _owner(connection))
+
+    response = CommandEndTxnResponse(
+        request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
+    )
+    await _answered(response, work())
+    connection.send(BaseCommand(type=BaseCommand.END_TXN_RESPONSE, end_txn_response=response))
+
+
+def refuse(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+    """Commands between coordinators of the older form and brokers."""
+    _enabled(connection, scalable=False)
 
 
 HANDLERS: "Mapping[int, Handler]" = {
-    BaseCommand.NEW_TXN: refuse,
-    BaseCommand.ADD_PARTITION_TO_TXN: refuse,
-    BaseCommand.ADD_SUBSCRIPTION_TO_TXN: refuse,
-    BaseCommand.END_TXN: refuse,
+    BaseCommand.NEW_TXN: begin,
+    BaseCommand.ADD_PARTITION_TO_TXN: add_partitions,
+    BaseCommand.ADD_SUBSCRIPTION_TO_TXN: add_subscriptions,
+    BaseCommand.END_TXN: end,
     BaseCommand.END_TXN_ON_PARTITION: refuse,
     BaseCommand.END_TXN_ON_SUBSCRIPTION: refuse,
-    BaseCommand.TC_CLIENT_CONNECT_REQUEST: refuse,
-    BaseCommand.WATCH_TC_ASSIGNMENTS: refuse_watch,
-    BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE: ignore,
+    BaseCommand.TC_CLIENT_CONNECT_REQUEST: connect,
+    BaseCommand.WATCH_TC_ASSIGNMENTS: watch,
+    BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE: close_watch,
 }

@@ -31,11 +31,6 @@ async def forget_subscription(store: TransactionStore, segment: str, subscriptio
     await delete_records(store, await store.acks_on(segment, subscription))
 
 
-async def forget_segment(store: TransactionStore, segment: str) -> None:
-    """Delete every acknowledgement record on a segment that is gone."""
-    await delete_records(store, await store.acks_on_segment(segment))
-
-
 async def rescan_orphans(
     store: TransactionStore, segment: str, subscriptions: Collection[str]
 ) -> None:

@@ -11,7 +11,7 @@ Rules:
 
 import asyncio
 import enum
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -104,6 +104,8 @@ class ScalableTopics(SegmentEvents):
             self._topics, self._store, self._segments, self.controllers
         )
         self._work: set[asyncio.Task[object]] = set()
+        self._unrecovered: set[str] = set()
+        """Keys of steps that the start could neither finish nor undo."""
         self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
         self._housekeeping: asyncio.Task[None] | None = None
 
@@ -111,12 +113,7 @@ class ScalableTopics(SegmentEvents):
 
     async def start(self) -> None:
         """Finish what a crash left half done, then look after topics from time to time."""
-        for step in sorted(await self._store.begun(), key=lambda step: (step.topic, step.epoch)):
-            try:
-                await self._recover(step)
-                log.info("step_recovered", step=step.key)
-            except MagnetarError as error:
-                log.error("step_not_recovered", step=step.key, error=str(error))
+        await self._recover_all({step.key for step in await self._store.begun()})
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def stop(self) -> None:
@@ -130,6 +127,20 @@ class ScalableTopics(SegmentEvents):
         await asyncio.gather(*work, *background, return_exceptions=True)
         await self.namespace_watches.stop()
         await self.controllers.stop()
+
+    async def _recover_all(self, keys: Set[str]) -> None:
+        """Recover those of the noted steps; what fails is tried again while the broker runs."""
+        if not keys:
+            return
+        noted = (step for step in await self._store.begun() if step.key in keys)
+        self._unrecovered.clear()
+        for step in sorted(noted, key=lambda step: (step.topic, step.epoch)):
+            try:
+                await self._recover(step)
+                log.info("step_recovered", step=step.key)
+            except MagnetarError as error:
+                self._unrecovered.add(step.key)
+                log.error("step_not_recovered", step=step.key, error=str(error))
 
     async def _recover(self, step: Step) -> None:
         if step.kind is StepKind.DELETE:
@@ -150,6 +161,7 @@ class ScalableTopics(SegmentEvents):
 
     async def prune_all(self) -> None:
         """One round of housekeeping: leftovers first, then every topic with sealed segments."""
+        await self._recover_all(set(self._unrecovered))
         await self._reshaper.finish_leftovers()
         await self._lifecycle.finish_leftovers()
         await self._pruner.finish_leftovers()

@@ -8,7 +8,8 @@ Rules:
   ordered consumers hand segments over without agreeing on who is first, and do not try again.
 - A seek disconnects the consumers that get messages, so that what they prefetched is thrown away
   and their permits are counted anew.
-- `drained` is reported once for each time that the backlog of a sealed topic becomes 0.
+- `drained` is reported once for each time that a sealed topic has nothing more for it: everything
+  may be read (W14) and is acknowledged, and no open transaction holds an acknowledgement.
 - A non-durable subscription ends with its last consumer; a seek gives it SEEK_REATTACH_S to come
   back.
 """
@@ -26,6 +27,7 @@ from broker.dispatch.key_shared import KeySharedDispatcher
 from broker.dispatch.redelivery import RedeliveryCounts
 from broker.dispatch.shared import SharedDispatcher
 from broker.dispatch.single_active import SingleActiveDispatcher
+from broker.transactional_acks import TransactionalAcks
 from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, SEEK_REATTACH_S
 from protocol.ack_set import from_words
 from protocol.ids import Position
@@ -35,6 +37,8 @@ from protocol.server_error import MagnetarError
 if TYPE_CHECKING:
     from broker.topic import Topic
     from storage.cursor import Cursor
+    from txn.held_messages import HeldMessages
+    from txn.txn_id import TxnId
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +60,9 @@ class Subscription:
         self.partition_index = -1 if partition is None else partition
         self.closed = False
         self.drained = False
+        self.transactional: TransactionalAcks | None = None
+        self.messages_held: HeldMessages | None = None
+        """What open transactions have acknowledged; None if none ever could."""
         self._counts = RedeliveryCounts()
         self._change = asyncio.Lock()
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -94,11 +101,14 @@ class Subscription:
     @property
     def at_end(self) -> bool:
         """Whether a sealed topic has nothing more for it: all acknowledged, or read by a reader."""
+        topic, held = self.topic, self.messages_held
+        if topic.max_read_position() != topic.ledger.last_confirmed or (held and held.any):
+            return False
         if self.cursor.backlog == 0:
             return True
         if self.durable or self.dispatcher is None:
             return False
-        return self.dispatcher.reader.next_position > self.topic.ledger.last_confirmed
+        return self.dispatcher.reader.next_position > topic.ledger.last_confirmed
 
     @property
     def idle(self) -> bool:
@@ -109,6 +119,7 @@ class Subscription:
             and not self._waiting
             and not self._change.locked()
             and not self.cursor.dirty
+            and (self.transactional is None or not self.transactional.pending.busy)
         )
 
     @property
@@ -134,6 +145,12 @@ class Subscription:
     def now_ms(self) -> int:
         """The broker's clock."""
         return self.topic.broker.clock.now_ms()
+
+    async def load_transactions(self) -> None:
+        """What is acknowledged in transactions; before anybody may consume."""
+        if self.durable:
+            self.transactional = await TransactionalAcks.load(self)
+            self.messages_held = self.transactional.pending.core.held
 
     # Consumers
 
@@ -188,6 +205,8 @@ class Subscription:
         """Something may be sent: permits, a moved horizon."""
         if self.dispatcher is not None:
             self.dispatcher.wake()
+        elif self.topic.sealed:
+            self.look_at_end()
 
     def acknowledge(self, consumer: Consumer, acks: Iterable[Ack]) -> None:
         """Individual acknowledgements, whole entries or messages of batches."""
@@ -202,8 +221,7 @@ class Subscription:
             if ack_set:
                 size = _trusted_size(batch_size, ack_set)
                 if not cursor.acknowledge_batch(position, ack_set, size):
-                    left = cursor.ack_set(position)
-                    remaining = from_words(left, len(left) * 64).bit_count() if left else 0
+                    remaining = self._remaining(position)
             else:
                 cursor.acknowledge(position)
             consumer.acknowledged_total += 1
@@ -211,21 +229,49 @@ class Subscription:
         if self.topic.sealed:
             self.look_at_end()
 
+    def _remaining(self, position: Position) -> int:
+        """Messages of a partly acknowledged batch that somebody has to acknowledge."""
+        left, held = self.cursor.ack_set(position), self.messages_held
+        if left and held is not None and held.any:
+            left = held.remaining(position, left, len(left) * 64)
+            if not left and self.dispatcher is not None:
+                self.dispatcher.held(position, 0)
+        return from_words(left, len(left) * 64).bit_count() if left else 0
+
     def acknowledge_up_to(
         self, consumer: Consumer, position: Position, ack_set: Sequence[int]
     ) -> None:
         """Cumulative acknowledgement.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
-        if consumer.type.individual:
-            raise ConsumerNotAllowed(
-                f"Subscription {self.name!r} is {consumer.type.label} and takes individual "
-                "acknowledgements only: acknowledge each message."
-            )
+        self._require_cumulative(consumer)
         if consumer.closed or position > self.topic.ledger.last_confirmed:
             return
         self.cursor.acknowledge_up_to(position, ack_set)
         consumer.acknowledged_total += 1
         if self.topic.sealed:
             self.look_at_end()
+
+    def acknowledge_in(
+        self, consumer: Consumer, txn: "TxnId", acks: Sequence[Ack], *, cumulative: bool
+    ) -> "asyncio.Task[None]":
+        """Acknowledge when the transaction commits; the task ends when that may be answered.
+
+        Await it through `asyncio.shield`.  Raises `ConsumerNotAllowed`, `SubscriptionUnavailable`,
+        `TransactionConflict`, `InvalidTxnStatus`, `TransactionNotFound`; the task too.
+        """
+        if cumulative:
+            self._require_cumulative(consumer)
+        if self.transactional is None:
+            raise ConsumerNotAllowed(
+                f"Subscription {self.name!r} is not durable: acknowledge without a transaction."
+            )
+        return self.transactional.acknowledge(consumer, txn, acks, cumulative=cumulative)
+
+    def _require_cumulative(self, consumer: Consumer) -> None:
+        if consumer.type.individual:
+            raise ConsumerNotAllowed(
+                f"Subscription {self.name!r} is {consumer.type.label} and takes individual "
+                "acknowledgements only: acknowledge each message."
+            )
 
     def skip(self, position: Position) -> None:
         """Acknowledge what no consumer is to see."""
@@ -251,10 +297,14 @@ class Subscription:
         """Continue at the first entry at or after `position`.
 
         With `ack_set` only those messages of a batch of `batch_size` at `position` are delivered.
+        What ended transactions acknowledged is finished first, so that a crash cannot apply it over
+        the new place (A7); what open ones acknowledged stays pending, as in Pulsar.
         """
         try:
             async with self._change:
                 self._require_open()
+                if self.transactional is not None:
+                    await self.transactional.pending.finish_ended()
                 if not self.durable:
                     self._expect_back()
                 self.disconnect_consumers()
@@ -283,7 +333,7 @@ class Subscription:
         """Report `drained`, and the end of a sealed topic to consumers, when it is so far."""
         if not self.topic.sealed or self.closed:
             return
-        if self.durable and not self.drained and self.cursor.backlog == 0:
+        if self.durable and not self.drained and self.at_end:
             self.drained = True
             self.topic.broker.scalable.subscription_drained(self.topic, self.name)
         if self.dispatcher is not None and self.at_end:
@@ -300,6 +350,8 @@ class Subscription:
         self._drop_dispatcher()
         self._changed()
         async with self._change:
+            if self.transactional is not None:
+                await self.transactional.pending.close()
             if persist and self.durable:
                 await self.cursor.persist()
 

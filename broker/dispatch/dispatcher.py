@@ -7,6 +7,7 @@ Rules:
 - One run sends READ_BATCH_ENTRIES at most, then lets the loop go on before the next.
 - Nothing past `Topic.max_read_position` is read.  Markers and entries of aborted transactions are
   acknowledged in passing.
+- Messages that open transactions acknowledged are skipped in passing, and not acknowledged.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from broker.subscription import Subscription
     from protocol.ids import Position
     from storage.managed_ledger_types import Entry
+    from txn.held_messages import HeldMessages
 
 
 class Dispatcher(ABC):
@@ -95,10 +97,27 @@ class Dispatcher(ABC):
         """Send again what the consumer has not acknowledged: these entries, or all (None)."""
 
     @abstractmethod
-    def settled(self, consumer: "Consumer", position: "Position", remaining: int) -> None:
-        """`consumer` acknowledged messages of an entry; `remaining` of it are not yet."""
+    def settled(self, consumer: "Consumer | None", position: "Position", remaining: int) -> None:
+        """`consumer` (None: any) acknowledged messages of an entry, all but `remaining`."""
+
+    # Transactions
+
+    def held(self, position: "Position", remaining: int) -> None:  # noqa: B027 - some keep nothing
+        """A transaction holds messages of an entry; `remaining` of it are still to be done."""
+
+    @abstractmethod
+    def released(self, positions: "Sequence[Position]", *, again: bool) -> None:
+        """No transaction holds these any longer, and they are not acknowledged.
+
+        With `again` they are delivered again, else only if nobody has them.
+        """
 
     # What they share
+
+    def _held(self) -> "HeldMessages | None":
+        """What open transactions hold, if they hold anything now."""
+        held = self.subscription.messages_held
+        return held if held is not None and held.any else None
 
     def _unacknowledged_start(self) -> "Position":
         return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))

@@ -2,7 +2,8 @@
 
 Rules: `KeyOrder` says who may get what and keeps what has to wait.  New entries are read past a
 consumer without room, so that it does not hold up the keys of others; KEY_SHARED_LOOK_AHEAD_ENTRIES
-bounds that.  What waits goes out before anything new for the same consumer.
+bounds that.  What waits goes out before anything new for the same consumer.  What a transaction
+holds is put aside with its hash, and does not hold up its key.
 """
 
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ class KeySharedDispatcher(PendingDispatcher):
             StickyRanges() if policy.mode is KeySharedMode.STICKY else AutoSplit()
         )
         self._order = KeyOrder(assignment, allow_out_of_order=policy.allow_out_of_order)
+        self._aside: dict[Position, int] = {}
+        """Hashes of entries that were passed because a transaction holds them."""
 
     def add(self, consumer: "Consumer") -> None:
         """Keys that move to it wait until their old consumer has acknowledged what it has."""
@@ -52,6 +55,27 @@ class KeySharedDispatcher(PendingDispatcher):
 
     def _forget_waiting(self, position: "Position") -> None:
         self._order.unpark(position)
+        if self._aside:
+            self._aside.pop(position, None)
+
+    def held(self, position: "Position", remaining: int) -> None:
+        """See the base class; the hash of what is put aside is kept."""
+        owner = self._owner(None, position)
+        if owner is not None:
+            key_hash: int | None = owner.pending[position][1]
+        else:
+            key_hash = self._aside.get(position) or self._order.unpark(position)
+        super().held(position, remaining)
+        if key_hash is not None:
+            if remaining and owner is None:
+                self._order.park(position, key_hash)
+            elif not remaining:
+                self._aside[position] = key_hash
+
+    def _bring_back(self, position: "Position") -> None:
+        key_hash = self._aside.pop(position, None)
+        if key_hash is not None:
+            self._order.park(position, key_hash)
 
     def _relieved(self, consumer: "Consumer", key_hash: int) -> None:
         if self._order.settled(key_hash, consumer):
@@ -68,7 +92,7 @@ class KeySharedDispatcher(PendingDispatcher):
 
     def _send_waiting(self, consumer: "Consumer", budget: int) -> int:
         """Send `consumer` what waits for it; how many entries were looked at."""
-        order, used = self._order, 0
+        order, held, used = self._order, self._held(), 0
         while used < budget and order.has_waiting(consumer):
             if self._full() or not self._has_room(consumer):
                 break
@@ -80,6 +104,9 @@ class KeySharedDispatcher(PendingDispatcher):
             key_hash = order.unpark(position)
             if key_hash is None or self.cursor.is_acknowledged(position):
                 continue
+            if held is not None and held.is_pending(position):
+                self._aside[position] = key_hash
+                continue
             count, special = facts_of(entry.data)
             if not (special and self._withheld(entry)):
                 order.sent(key_hash, consumer)
@@ -89,7 +116,7 @@ class KeySharedDispatcher(PendingDispatcher):
     def _send_new(self, budget: int) -> int:
         """Read on and send, or park what cannot be sent; how many entries were looked at."""
         limit = self.topic.max_read_position()
-        order, reader, used = self._order, self.reader, 0
+        order, reader, held, used = self._order, self.reader, self._held(), 0
         while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
             if not reader.buffer and not (self._any_room() and reader.fill(limit, budget)):
                 break
@@ -99,6 +126,9 @@ class KeySharedDispatcher(PendingDispatcher):
                 continue
             count, special, key_hash = keyed_facts_of(entry.data)
             if special and self._withheld(entry):
+                continue
+            if held is not None and held.is_pending(entry.position):
+                self._aside[entry.position] = key_hash
                 continue
             consumer = order.receiver(key_hash)
             if consumer is None or not self._has_room(consumer):

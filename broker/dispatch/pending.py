@@ -6,6 +6,8 @@ Rules:
   was sent and not acknowledged is pending at exactly one consumer, or waits to be sent again.
 - Any consumer of the subscription may acknowledge any entry; the consumer that has it pending is
   relieved.
+- What an open transaction holds is pending at nobody and does not wait: dispatch has passed it, and
+  its release brings it back.
 - A consumer with MAX_UNACKED_PER_CONSUMER unacknowledged messages, and all of a subscription with
   MAX_UNACKED_PER_SUBSCRIPTION, get nothing until acknowledgements come.
 """
@@ -64,7 +66,18 @@ class PendingDispatcher(Dispatcher):
             self._return(consumer, position, key_hash)
         self.wake()
 
-    def settled(self, consumer: "Consumer", position: "Position", remaining: int) -> None:
+    @abstractmethod
+    def _bring_back(self, position: "Position") -> None:
+        """An entry that dispatch has passed is to be sent; nobody has it."""
+
+    def settled(
+        self,
+        consumer: "Consumer | None",
+        position: "Position",
+        remaining: int,
+        *,
+        for_good: bool = True,
+    ) -> None:
         """See the base class."""
         owner = self._owner(consumer, position)
         was_full = self._full()
@@ -79,10 +92,33 @@ class PendingDispatcher(Dispatcher):
                 self._relieved(owner, key_hash)
         elif not remaining:
             self._forget_waiting(position)
-        if not remaining and len(self.counts):
+        if for_good and not remaining and len(self.counts):
             self.counts.forget(position)
         if was_full:
             self.wake()
+
+    def held(self, position: "Position", remaining: int) -> None:
+        """Whoever has the entry is relieved, as if it were acknowledged; its count is kept."""
+        self.settled(None, position, remaining, for_good=False)
+
+    def released(self, positions: "Sequence[Position]", *, again: bool) -> None:
+        """Entries that are not read yet come by themselves."""
+        read_up_to, held = self.reader.next_position, self._held()
+        for position in positions:
+            if self.cursor.is_acknowledged(position) or (held and held.is_pending(position)):
+                continue
+            owner = self._owner(None, position)
+            if (owner is not None and not again) or position >= read_up_to:
+                continue
+            if again:
+                self.counts.raise_for(position)
+            if owner is None:
+                self._bring_back(position)
+            else:
+                unacked, key_hash = owner.pending.pop(position)
+                self._debit(owner, unacked)
+                self._return(owner, position, key_hash)
+        self.wake()
 
     def _has_room(self, consumer: "Consumer") -> bool:
         """Whether `consumer` may get an entry now; if only its socket is full, wait for that."""
@@ -111,6 +147,8 @@ class PendingDispatcher(Dispatcher):
         """Send an entry and note that it is pending."""
         position, data = entry
         ack_set = self.cursor.ack_set(position) if count > 1 else None
+        if count > 1 and (held := self._held()) is not None:
+            ack_set = held.remaining(position, ack_set, count) or None
         unacked = from_words(ack_set, count).bit_count() if ack_set else count
         consumer.pending[position] = (unacked, key_hash)
         consumer.unacked += unacked
@@ -128,8 +166,8 @@ class PendingDispatcher(Dispatcher):
         self._debit(consumer, consumer.unacked)
         return taken
 
-    def _owner(self, consumer: "Consumer", position: "Position") -> "Consumer | None":
-        if position in consumer.pending:
+    def _owner(self, consumer: "Consumer | None", position: "Position") -> "Consumer | None":
+        if consumer is not None and position in consumer.pending:
             return consumer
         for each in self.consumers:
             if position in each.pending:

@@ -48,11 +48,14 @@ class SharedDispatcher(PendingDispatcher):
     def _forget_waiting(self, position: "Position") -> None:
         self._replay.discard(position)
 
+    def _bring_back(self, position: "Position") -> None:
+        self._replay.add(position)
+
     def _relieved(self, consumer: "Consumer", key_hash: int) -> None:
         """Keys do not matter here."""
 
     def _dispatch(self) -> bool:
-        limit = self.topic.max_read_position()
+        limit, held = self.topic.max_read_position(), self._held()
         budget = READ_BATCH_ENTRIES
         served: dict[Consumer, None] = {}
         more = True
@@ -71,6 +74,8 @@ class SharedDispatcher(PendingDispatcher):
                     break
                 used += 1
                 if self.cursor.is_acknowledged(entry.position):
+                    continue
+                if held is not None and held.is_pending(entry.position):
                     continue
                 count, special = facts_of(entry.data)
                 if not (special and self._withheld(entry)):

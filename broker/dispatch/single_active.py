@@ -7,6 +7,7 @@ Rules:
   the order, and redelivery counts stay 0.
 - When another consumer becomes the active one, it begins with the first entry not acknowledged.
 - Only the active consumer can ask for redelivery.
+- What a transaction released is read again too, from the first entry that is not acknowledged.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ class SingleActiveDispatcher(Dispatcher):
     ) -> None:
         super().__init__(subscription, counts)
         self.active: Consumer | None = None
+        self._passed_over = False
+        """Whether something held was skipped since it was last read from the start."""
         self._failover = kind is SubscriptionType.FAILOVER
 
     def add(self, consumer: "Consumer") -> None:
@@ -58,8 +61,14 @@ class SingleActiveDispatcher(Dispatcher):
             consumer.redelivered_total += len(positions or ())
             self._rewind()
 
-    def settled(self, consumer: "Consumer", position: "Position", remaining: int) -> None:
+    def settled(self, consumer: "Consumer | None", position: "Position", remaining: int) -> None:
         """Nothing is kept for each entry."""
+
+    def released(self, positions: "Sequence[Position]", *, again: bool) -> None:
+        """Read again what was sent or skipped."""
+        read_up_to = self.reader.next_position
+        if self._passed_over or (again and any(each < read_up_to for each in positions)):
+            self._rewind()
 
     def _choose(self) -> None:
         if not self.consumers:
@@ -75,6 +84,7 @@ class SingleActiveDispatcher(Dispatcher):
                     consumer.send_active_change(consumer is chosen)
 
     def _rewind(self) -> None:
+        self._passed_over = False
         self.reader.seek(self._unacknowledged_start())
         self.wake()
 
@@ -87,6 +97,7 @@ class SingleActiveDispatcher(Dispatcher):
             return False
         limit = self.topic.max_read_position()
         reader, cursor, buffer = self.reader, self.cursor, self.reader.buffer
+        held = self._held()
         budget = READ_BATCH_ENTRIES
         while budget and consumer.permits > 0 and consumer.connection.writable:
             if not buffer and not reader.fill(limit, consumer.permits):
@@ -96,10 +107,15 @@ class SingleActiveDispatcher(Dispatcher):
             position, data = entry
             if cursor.is_acknowledged(position):
                 continue
+            if held is not None and held.is_pending(position):
+                self._passed_over = True
+                continue
             count, special = facts_of(data)
             if special and self._withheld(entry):
                 continue
             ack_set = cursor.ack_set(position) if count > 1 else None
+            if held is not None and count > 1:
+                ack_set = held.remaining(position, ack_set, count) or None
             consumer.deliver(position, data, count, 0, ack_set)
         consumer.flush()
         if not consumer.connection.writable:

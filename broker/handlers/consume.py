@@ -5,6 +5,8 @@ Rules:
 - FLOW, ACK and REDELIVER for a consumer that is still opening, or closed, are dropped: they cross
   CLOSE_CONSUMER and seeks all the time.
 - An ACK with a request id is answered when it is durable; one without never is.
+- An ACK in a transaction holds its messages in the turn in which it came, so that what follows it
+  meets them held; it counts as a request in progress until that is durable, answered or not.
 - CLOSE_CONSUMER takes back a SUBSCRIBE in progress, and is answered even if there is no consumer.
 - What the client could not understand before SUCCESS (who is active, the end of the topic) follows
   it in the same turn.
@@ -43,6 +45,7 @@ from protocol.pulsar_pb2 import (
 )
 from protocol.pulsar_pb2 import ServerError as WireError
 from protocol.server_error import MagnetarError
+from txn.txn_id import TxnId
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -158,6 +161,8 @@ def acknowledge(
     try:
         if not isinstance(consumer, Consumer):
             raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
+        if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
+            return _answer_when_held(connection, ack, _hold(consumer, ack))
         _apply(consumer, ack)
     except MagnetarError as error:
         if wants_answer:
@@ -167,10 +172,6 @@ def acknowledge(
 
 
 def _apply(consumer: Consumer, ack: CommandAck) -> None:
-    if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
-        raise ConsumerNotAllowed(
-            "Transactions are not enabled on this broker: acknowledge without one."
-        )
     if ack.ack_type == _CUMULATIVE:
         if len(ack.message_id) != 1:
             raise ConsumerNotAllowed(
@@ -180,7 +181,11 @@ def _apply(consumer: Consumer, ack: CommandAck) -> None:
         (last,) = ack.message_id
         consumer.subscription.acknowledge_up_to(consumer, position_of(last), list(last.ack_set))
         return
-    acks: list[Ack] = [
+    consumer.subscription.acknowledge(consumer, _acks_of(ack))
+
+
+def _acks_of(ack: CommandAck) -> "list[Ack]":
+    return [
         (
             Position(item.ledger_id, item.entry_id),
             list(item.ack_set) if item.ack_set else _NO_ACK_SET,
@@ -188,7 +193,30 @@ def _apply(consumer: Consumer, ack: CommandAck) -> None:
         )
         for item in ack.message_id
     ]
-    consumer.subscription.acknowledge(consumer, acks)
+
+
+def _hold(consumer: Consumer, ack: CommandAck) -> asyncio.Task[None]:
+    """Acknowledge when the transaction commits; the task ends when the messages are held."""
+    subscription = consumer.subscription
+    if not subscription.topic.broker.transactions.enabled:
+        raise ConsumerNotAllowed(
+            "Transactions are not enabled on this broker: acknowledge without one."
+        )
+    txn = TxnId(ack.txnid_most_bits, ack.txnid_least_bits)
+    cumulative = ack.ack_type == _CUMULATIVE
+    return subscription.acknowledge_in(consumer, txn, _acks_of(ack), cumulative=cumulative)
+
+
+async def _answer_when_held(
+    connection: "Connection", ack: CommandAck, held: asyncio.Task[None]
+) -> None:
+    refusal: MagnetarError | None = None
+    try:
+        await asyncio.shield(held)
+    except MagnetarError as error:
+        refusal = error
+    if ack.HasField("request_id"):
+        _ack_response(connection, ack, refusal)
 
 
 async def _answer_when_durable(

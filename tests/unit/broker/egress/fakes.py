@@ -190,6 +190,7 @@ class FakeTopic:
             clock=SimpleNamespace(now_ms=lambda: 10_000),
             scalable=self.scalable,
             random=random.Random(1),
+            transactions=SimpleNamespace(enabled=False),
         )
 
     def max_read_position(self) -> Position:

@@ -1,0 +1,97 @@
+"""Coordinators over a metadata store in memory, with a store that counts, fails and interferes."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.store import MetadataError
+from tests.unit.txn.virtual_time import VirtualClock
+from txn.coordinators import Coordinators
+from txn.counters import TransactionCounters
+from txn.decisions import Decisions
+from txn.leadership import Leader
+from txn.parts import TransactionParts
+from txn.store import TransactionStore
+
+Hook = Callable[[str, str], Awaitable[None]]
+
+
+class WatchedStore(MemoryMetadataStore):
+    """Counts calls; `before` is awaited before each and may raise."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.calls: list[tuple[str, str]] = []
+        self.before: Hook | None = None
+
+    async def _see(self, what: str, key: str) -> None:
+        self.calls.append((what, key))
+        if self.before is not None:
+            await self.before(what, key)
+
+    async def get(self, key: str, **given: object) -> object:  # type: ignore[override]
+        await self._see("get", key)
+        return await super().get(key, **given)  # type: ignore[arg-type]
+
+    async def put(self, key: str, value: bytes, **given: object) -> object:  # type: ignore[override]
+        await self._see("put", key)
+        return await super().put(key, value, **given)  # type: ignore[arg-type]
+
+    async def delete(self, key: str, **given: object) -> bool:  # type: ignore[override]
+        await self._see("delete", key)
+        return await super().delete(key, **given)  # type: ignore[arg-type]
+
+    async def scan(self, lo: str, hi: str, **given: object) -> object:  # type: ignore[override]
+        await self._see("scan", lo)
+        return await super().scan(lo, hi, **given)  # type: ignore[arg-type]
+
+    async def scan_index(self, index: str, lo: str, hi: str, **given: object) -> object:  # type: ignore[override]
+        await self._see("scan_index", index)
+        return await super().scan_index(index, lo, hi, **given)  # type: ignore[arg-type]
+
+    def of_transactions(self) -> list[str]:
+        """What was called about headers since the last time this was asked."""
+        calls, self.calls = self.calls, []
+        return [what for what, key in calls if key.startswith("/txn/id/")]
+
+
+class World:
+    """One metadata store and the processes at it."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.metadata = WatchedStore(self.clock)
+
+    def parts(self, name: str = "here") -> TransactionParts:
+        counters = TransactionCounters()
+        store = TransactionStore(self.metadata, counters)
+        return TransactionParts(store, Decisions(store), counters, self.clock, name, False)
+
+    @asynccontextmanager
+    async def coordinators(
+        self, name: str = "here", *, parallelism: int = 4, max_open: int = 0
+    ) -> AsyncIterator[tuple[Coordinators, TransactionParts]]:
+        parts = self.parts(name)
+        made = Coordinators(
+            parts,
+            Leader(name, f"pulsar://{name}:6650", None, f"http://{name}:8080"),
+            parallelism=parallelism,
+            max_open=max_open,
+        )
+        try:
+            await made.start()
+            yield made, parts
+        finally:
+            self.metadata.before = None
+            await made.stop()
+            await parts.decisions.stop()
+
+
+def failing(what: str, prefix: str) -> Hook:
+    """A hook that fails such calls."""
+
+    async def hook(called: str, key: str) -> None:
+        if called == what and key.startswith(prefix):
+            raise MetadataError("The disk is full: give it room.")
+
+    return hook

@@ -1,0 +1,337 @@
+"""Coordinators: numbers, ends, deadlines, leadership."""
+
+import asyncio
+
+import pytest
+
+from config.bounds import TXN_ID_BLOCK, TXN_PAGE
+from storage.metadata.store import MetadataError
+from tests.unit.txn.coordinator_world import World, failing
+from tests.unit.txn.virtual_time import in_virtual_time
+from txn import records
+from txn.coordinators import CoordinatorCountDiffers
+from txn.errors import InvalidTxnStatus, TooManyTransactions, TransactionNotFound
+from txn.header import ended
+from txn.parts import TransactionParts
+from txn.records import TxnState
+from txn.txn_id import CoordinatorId, TxnId
+
+ZERO = CoordinatorId(0)
+COMMIT, ABORT = TxnState.COMMITTED, TxnState.ABORTED
+
+
+async def state_of(parts: TransactionParts, txn: TxnId) -> TxnState | None:
+    stored = await parts.store.read_header(txn)
+    return None if stored is None else stored.header.state
+
+
+@in_virtual_time
+async def test_begin_and_end_are_one_write_each() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        await coordinators.begin(ZERO, 1000, None)
+        world.metadata.of_transactions()
+        txn = await coordinators.begin(ZERO, 1000, "alice")
+        assert world.metadata.of_transactions() == ["put"]
+        await coordinators.require_open(txn, "alice")
+        assert world.metadata.of_transactions() == []
+        await coordinators.end(txn, COMMIT, "alice")
+        assert world.metadata.of_transactions() == ["put"]
+        assert await state_of(parts, txn) is COMMIT
+        counters = parts.counters
+        assert (counters.created, counters.committed, counters.header_cas_ok) == (2, 1, 1)
+
+
+@in_virtual_time
+async def test_no_number_is_given_twice_over_blocks_restarts_and_rivals() -> None:
+    world = World()
+    seen: set[TxnId] = set()
+    count = TXN_ID_BLOCK + TXN_ID_BLOCK // 2
+    for _ in range(2):
+        async with (
+            world.coordinators() as (coordinators, _),
+            world.coordinators("here") as (rival, _),
+        ):
+            begun = await asyncio.gather(
+                *(coordinators.begin(ZERO, 1000, None) for _ in range(count)),
+                *(rival.begin(ZERO, 1000, None) for _ in range(count)),
+            )
+        assert len(set(begun)) == 2 * count
+        assert not seen & set(begun)
+        seen |= set(begun)
+
+
+@in_virtual_time
+async def test_beginning_does_not_wait_for_numbers() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, _):
+        await coordinators.begin(ZERO, 1000, None)
+        world.metadata.before = failing("put", "/txn/tc-seq/")
+        for _ in range(TXN_ID_BLOCK - 1):
+            await coordinators.begin(ZERO, 1000, None)
+        with pytest.raises(MetadataError):
+            await coordinators.begin(ZERO, 1000, None)
+        world.metadata.before = None
+        assert (await coordinators.begin(ZERO, 1000, None)).least == TXN_ID_BLOCK
+
+
+@in_virtual_time
+async def test_an_end_that_lost_the_race_reads_again() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 60_000, None)
+        stored = await parts.store.read_header(txn)
+        assert stored is not None
+        await parts.store.end_header(txn, ended(stored.header, ABORT, 1), stored.version)
+        with pytest.raises(InvalidTxnStatus):
+            await coordinators.end(txn, COMMIT, None)
+        assert parts.counters.header_cas_conflict == 1
+        assert parts.counters.header_cas_reject == 1
+        await coordinators.end(txn, ABORT, None)
+        assert coordinators.open_transactions() == []
+
+
+@in_virtual_time
+async def test_an_end_of_unknown_outcome_can_be_asked_for_again() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 60_000, None)
+
+        async def lose_the_answer(what: str, key: str) -> None:
+            if (what, key) == ("put", records.header_key(txn)):
+                world.metadata.before = None
+                stored = await parts.store.read_header(txn)
+                assert stored is not None
+                final = ended(stored.header, COMMIT, 1)
+                await parts.store.end_header(txn, final, stored.version)
+                raise MetadataError("The answer was lost: ask again.")
+
+        world.metadata.before = lose_the_answer
+        with pytest.raises(MetadataError):
+            await coordinators.end(txn, COMMIT, None)
+        await coordinators.end(txn, COMMIT, None)
+        assert coordinators.open_transactions() == []
+
+
+@in_virtual_time
+async def test_a_collected_transaction_is_not_made_again() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 60_000, None)
+        await coordinators.end(txn, COMMIT, None)
+        stored = await parts.store.read_header(txn)
+        assert stored is not None
+        await parts.store.delete_header(stored)
+        with pytest.raises(TransactionNotFound):
+            await coordinators.end(txn, COMMIT, None)
+        assert await state_of(parts, txn) is None
+
+
+@in_virtual_time
+async def test_of_another_owner_there_is_none() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, _):
+        txn = await coordinators.begin(ZERO, 60_000, "alice")
+        for owner in ("bob", None):
+            with pytest.raises(TransactionNotFound):
+                await coordinators.require_open(txn, owner)
+            with pytest.raises(TransactionNotFound):
+                await coordinators.end(txn, COMMIT, owner)
+        assert len(coordinators.open_transactions()) == 1
+        await coordinators.end(txn, COMMIT, "alice")
+
+
+@in_virtual_time
+async def test_what_is_being_begun_counts_against_the_limit() -> None:
+    world = World()
+    async with world.coordinators(max_open=3) as (coordinators, _):
+        begun = await asyncio.gather(
+            *(coordinators.begin(ZERO, 1000, None) for _ in range(5)), return_exceptions=True
+        )
+        assert sum(isinstance(one, TooManyTransactions) for one in begun) == 2
+        await coordinators.begin(CoordinatorId(1), 1000, None)
+
+
+@in_virtual_time
+async def test_a_failed_begin_leaves_its_room() -> None:
+    world = World()
+    async with world.coordinators(max_open=1) as (coordinators, _):
+        world.metadata.before = failing("put", "/txn/id/")
+        with pytest.raises(MetadataError):
+            await coordinators.begin(ZERO, 1000, None)
+        world.metadata.before = None
+        await coordinators.begin(ZERO, 1000, None)
+
+
+# Deadlines
+
+
+@in_virtual_time
+async def test_a_deadline_aborts_when_it_comes_and_not_before() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        late = await coordinators.begin(ZERO, 90_000, None)
+        soon = await coordinators.begin(ZERO, 30_000, None)
+        await asyncio.sleep(29.9)
+        assert await state_of(parts, soon) is TxnState.OPEN
+        await asyncio.sleep(0.2)
+        assert await state_of(parts, soon) is ABORT
+        assert await state_of(parts, late) is TxnState.OPEN
+        await asyncio.sleep(60)
+        assert await state_of(parts, late) is ABORT
+        assert (parts.counters.timed_out, parts.counters.aborted) == (2, 2)
+
+
+@in_virtual_time
+async def test_ten_thousand_deadlines_at_once() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        await asyncio.gather(*(coordinators.begin(ZERO, 5_000, None) for _ in range(10_000)))
+        await asyncio.sleep(6)
+        assert parts.counters.timed_out == 10_000
+        assert coordinators.open_transactions() == []
+
+
+@in_virtual_time
+async def test_a_wall_clock_put_forward_is_noticed() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 3_600_000, None)
+        world.clock.shift_ms += 3_600_000
+        await asyncio.sleep(11)
+        assert await state_of(parts, txn) is ABORT
+
+
+@in_virtual_time
+async def test_an_abort_that_fails_is_tried_until_it_works() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 1_000, None)
+        world.metadata.before = failing("put", "/txn/id/")
+        await asyncio.sleep(5)
+        assert await state_of(parts, txn) is TxnState.OPEN
+        world.metadata.before = None
+        await asyncio.sleep(1.1)
+        assert await state_of(parts, txn) is ABORT
+
+
+@in_virtual_time
+async def test_what_was_begun_by_others_is_timed_out_too() -> None:
+    """As by a leader that did not know yet that it no longer was, after this one had looked."""
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        txn = TxnId(0, 10**6)
+        header = records.Header(TxnState.OPEN, 1000, world.clock.now_ms())
+        await parts.store.create_header(txn, header)
+        await asyncio.sleep(62)
+        assert await state_of(parts, txn) is ABORT
+        assert coordinators.open_transactions() == []
+
+
+@in_virtual_time
+async def test_a_damaged_header_does_not_hold_up_the_others() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, _):
+        good = [await coordinators.begin(ZERO, 600_000, None) for _ in range(3)]
+        damaged = records.header_key(TxnId(0, 999_999))
+        await world.metadata.put(
+            damaged,
+            b"{",
+            partition="0_999999",
+            indexes=records.header_indexes(records.Header(TxnState.OPEN, 1, 1)),
+        )
+    async with world.coordinators() as (coordinators, _):
+        assert [stored.txn for stored in coordinators.open_transactions()] == good
+
+
+@in_virtual_time
+async def test_more_headers_of_one_deadline_than_fit_a_page() -> None:
+    world = World()
+    count = 2 * TXN_PAGE + 500
+    async with world.coordinators() as (coordinators, _):
+        await coordinators.begin(ZERO, 599_999, None)
+        same = (coordinators.begin(ZERO, 600_000, None) for _ in range(count))
+        await asyncio.gather(*same)
+        await coordinators.begin(ZERO, 600_001, None)
+    async with world.coordinators() as (coordinators, parts):
+        assert len({stored.txn for stored in coordinators.open_transactions()}) == count + 2
+        found = [len(page) async for page in parts.store.open_headers()]
+        assert sum(found) == count + 2
+
+
+# Leadership
+
+
+@in_virtual_time
+async def test_leaders_records_are_pulsars() -> None:
+    world = World()
+    async with world.coordinators("a") as (coordinators, _):
+        record = await world.metadata.get("/txn/tc/leader/3")
+        assert record is not None
+        assert record.ephemeral
+        assert record.value == (
+            b'{"brokerId":"a","brokerServiceUrl":"pulsar://a:6650","webServiceUrl":"http://a:8080"}'
+        )
+        assert len(coordinators.assignments()) == 4
+    assert await world.metadata.get("/txn/tc/leader/3") is None
+    parallelism = await world.metadata.get("/txn/tc/parallelism")
+    assert parallelism is not None
+    assert parallelism.value == b"4"
+
+
+@in_virtual_time
+async def test_the_other_process_takes_over_with_what_is_open() -> None:
+    world = World()
+    changes: list[int] = []
+    async with world.coordinators("b") as (second, parts):
+        second.on_change(lambda: changes.append(len(second.led())))
+        assert [one.coordinator_id for one in second.led()] == [0, 1, 2, 3]
+        async with world.coordinators("c") as (third, _):
+            assert third.led() == []
+            assert {leader.broker_id for leader in third.assignments().values()} == {"b"}
+            txn = await second.begin(ZERO, 5_000, None)
+            await second.stop()
+            await asyncio.sleep(0.5)
+            assert third.leads(ZERO)
+            assert {leader.broker_id for leader in third.assignments().values()} == {"c"}
+            assert [stored.txn for stored in third.open_transactions()] == [txn]
+            await asyncio.sleep(5)
+            assert await state_of(parts, txn) is ABORT
+
+
+@in_virtual_time
+async def test_a_lost_session_ends_leadership_and_begins_another() -> None:
+    world = World()
+    async with world.coordinators("a") as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 600_000, None)
+        led = coordinators.led()[0]
+        world.metadata.before = failing("put", "/txn/tc/leader/")
+        await coordinators._elections._session.close()  # type: ignore[union-attr]
+        await asyncio.sleep(1)
+        assert not coordinators.leads(ZERO)
+        assert coordinators.assignments() == {}
+        world.metadata.before = None
+        await asyncio.sleep(15)
+        assert coordinators.leads(ZERO)
+        assert coordinators.led()[0] is not led
+        assert [stored.txn for stored in coordinators.open_transactions()] == [txn]
+        await coordinators.end(txn, COMMIT, None)
+        assert await state_of(parts, txn) is COMMIT
+
+
+@in_virtual_time
+async def test_another_number_of_coordinators_is_refused() -> None:
+    world = World()
+    async with world.coordinators(parallelism=4):
+        pass
+    with pytest.raises(CoordinatorCountDiffers, match="set it to 4"):
+        async with world.coordinators(parallelism=5):
+            pass
+
+
+def test_stopping_twice_is_fine() -> None:
+    async def twice() -> None:
+        async with World().coordinators() as (coordinators, _):
+            await coordinators.stop()
+
+    asyncio.run(twice())

@@ -1,0 +1,74 @@
+"""The header's state machine: END as a table."""
+
+import itertools
+
+import pytest
+
+from txn.errors import InvalidTxnStatus, TransactionAssertion, TransactionNotFound
+from txn.header import (
+    MOVES,
+    OPERATOR,
+    EndVerdict,
+    bounded_timeout_ms,
+    decide_end,
+    ended,
+    refusal,
+)
+from txn.records import Header, TxnState
+from txn.txn_id import TxnId
+
+OPEN = Header(TxnState.OPEN, 1000, 5, None, "alice")
+COMMITTED = ended(OPEN, TxnState.COMMITTED, 9)
+ABORTED = ended(OPEN, TxnState.ABORTED, 9)
+TXN = TxnId(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("header", "action", "owner", "verdict"),
+    [
+        (OPEN, TxnState.COMMITTED, "alice", EndVerdict.WRITE),
+        (OPEN, TxnState.ABORTED, "alice", EndVerdict.WRITE),
+        (COMMITTED, TxnState.COMMITTED, "alice", EndVerdict.DONE),
+        (ABORTED, TxnState.ABORTED, "alice", EndVerdict.DONE),
+        (COMMITTED, TxnState.ABORTED, "alice", EndVerdict.OTHERWISE),
+        (ABORTED, TxnState.COMMITTED, "alice", EndVerdict.OTHERWISE),
+        (None, TxnState.COMMITTED, "alice", EndVerdict.NOT_FOUND),
+        (OPEN, TxnState.COMMITTED, "bob", EndVerdict.NOT_FOUND),
+        (OPEN, TxnState.COMMITTED, None, EndVerdict.NOT_FOUND),
+        (COMMITTED, TxnState.COMMITTED, "bob", EndVerdict.NOT_FOUND),
+        (OPEN, TxnState.ABORTED, OPERATOR, EndVerdict.WRITE),
+        (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, "bob", EndVerdict.WRITE),
+        (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, None, EndVerdict.WRITE),
+    ],
+)
+def test_what_end_is_answered(
+    header: Header | None, action: TxnState, owner: str | None, verdict: EndVerdict
+) -> None:
+    assert decide_end(header, action, owner) is verdict
+
+
+def test_only_open_moves() -> None:
+    for header, action in itertools.product((OPEN, COMMITTED, ABORTED), TxnState):
+        if action in MOVES[header.state]:
+            assert ended(header, action, 9).state is action
+        else:
+            with pytest.raises(TransactionAssertion):
+                ended(header, action, 9)
+    assert [state for state in TxnState if MOVES[state]] == [TxnState.OPEN]
+
+
+def test_an_end_keeps_everything_else() -> None:
+    assert ended(OPEN, TxnState.COMMITTED, 77) == Header(TxnState.COMMITTED, 1000, 5, 77, "alice")
+
+
+def test_refusals() -> None:
+    assert isinstance(refusal(TXN, COMMITTED, EndVerdict.OTHERWISE), InvalidTxnStatus)
+    assert isinstance(refusal(TXN, None, EndVerdict.NOT_FOUND), TransactionNotFound)
+    told = str(refusal(TXN, OPEN, EndVerdict.NOT_FOUND))
+    assert "alice" not in told
+
+
+def test_timeouts() -> None:
+    assert bounded_timeout_ms(0) == 60_000
+    assert bounded_timeout_ms(1) == 1
+    assert bounded_timeout_ms(2**64 - 1) == 24 * 3600 * 1000

@@ -28,11 +28,6 @@ def segment_hash(key: bytes) -> int:
     return key_hash(key) >> 16
 
 
-def legacy_partition(key: bytes, partitions: int) -> int:
-    """The partition that v4 clients choose for a key, and v5 ones when all segments are legacy."""
-    return (key_hash(key) & 0x7FFF_FFFF) % partitions
-
-
 def sticky_hash(sticky_key: bytes) -> int:
     """The hash by which Key_Shared gives keys to consumers: 1 to 65535.
 

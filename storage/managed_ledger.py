@@ -10,7 +10,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -19,6 +19,7 @@ from protocol.server_error import MagnetarError
 from storage.cursor import Cursor
 from storage.managed_ledger_core import StopListener, StreamCore
 from storage.managed_ledger_cursors import Cursors
+from storage.managed_ledger_map import LedgerInfo
 from storage.managed_ledger_reader import StreamReader
 from storage.managed_ledger_trimmer import Trimmer
 from storage.managed_ledger_types import (
@@ -31,10 +32,11 @@ from storage.managed_ledger_types import (
     Retention,
     RetentionSource,
 )
-from storage.managed_ledger_writer import LedgerWriter
+from storage.managed_ledger_writer import GroupCallback, LedgerWriter
 
 __all__ = [
     "Entry",
+    "GroupCallback",
     "Limits",
     "ManagedLedger",
     "ManagedLedgerState",
@@ -111,9 +113,9 @@ class ManagedLedger:
         return self._core.ledgers.entry_count
 
     @property
-    def ledger_count(self) -> int:
-        """Ledgers that hold them."""
-        return len(self._core.ledgers.infos)
+    def ledgers(self) -> Sequence[LedgerInfo]:
+        """What holds them, oldest first.  Not to be changed."""
+        return self._core.ledgers.infos
 
     # Appending
 
@@ -124,6 +126,14 @@ class ManagedLedger:
         `ManagedLedgerBusy`: the entry was not taken and `done` is not called.
         """
         self._writer.append(data, done)
+
+    def append_all(self, entries: Sequence[bytes], done: GroupCallback) -> int:
+        """Store entries in order; returns how many were taken, the first at least.
+
+        `done` is called on the loop, in order, when that is decided.  Call again for the rest:
+        raises as `append` does if the first one is not taken.
+        """
+        return self._writer.append_all(entries, done)
 
     def on_append(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once for each group of entries that became readable.
@@ -193,10 +203,6 @@ class ManagedLedger:
     def previous_position(self, position: Position) -> Position:
         """The last entry before `position`; entry -1 of the first ledger if there is none."""
         return self._core.ledgers.before(position)
-
-    def entries_between(self, after: Position, up_to: Position) -> int:
-        """How many entries there are after `after`, up to and with `up_to`."""
-        return max(0, self._core.ledgers.rank(up_to) - self._core.ledgers.rank(after))
 
     async def find_first(self, predicate: Callable[[Entry], bool]) -> Position | None:
         """The first entry for which `predicate` holds, given that it holds for all later ones.

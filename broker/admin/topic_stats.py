@@ -83,6 +83,16 @@ def internal_stats(topic: "Topic") -> dict[str, object]:
         "totalSize": ledger.total_size_bytes,
         "lastConfirmedEntry": _place(ledger.last_confirmed),
         "state": ledger.state.name.title(),
+        "ledgers": [
+            {
+                "ledgerId": info.ledger_id,
+                "entries": info.entries,
+                "size": info.size_bytes,
+                "timestamp": info.closed_ms,
+                "offloaded": False,
+            }
+            for info in ledger.ledgers
+        ],
         "cursors": {
             name: {
                 "markDeletePosition": _place(cursor.mark_delete),

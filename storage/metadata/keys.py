@@ -12,7 +12,6 @@ Rules:
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from storage.metadata.store import IndexEntry, InvalidMetadataRequest
 
@@ -24,7 +23,6 @@ LAST = "\U0010ffff"
 UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U0010ffff"
 """Characters that some backend refuses in keys (ZooKeeper's list, and `LAST`)."""
 
-_SEQUENCE_NAME = re.compile(r"-([0-9]{20})")
 _ESCAPED = re.compile(rf"[%/{UNPRINTABLE}]|\A\.{{1,2}}\Z")
 
 
@@ -33,19 +31,9 @@ def level_of(key: str) -> str:
     return key[: key.rfind("/") + 1]
 
 
-def parent_of(key: str) -> str:
-    """The path above; "/" above the first level."""
-    return key[: key.rfind("/")] or "/"
-
-
 def name_of(key: str) -> str:
     """The last part of a path."""
     return key[key.rfind("/") + 1 :]
-
-
-def child_of(key: str, name: str) -> str:
-    """The path of a direct child.  `name` must be one part (see `escape_part`)."""
-    return f"{level_under(key)}{name}"
 
 
 def level_under(key: str) -> str:
@@ -73,14 +61,6 @@ def sequence_key(prefix: str, value: int) -> str:
     return f"{prefix}-{number(value)}"
 
 
-def sequence_number(key: str) -> int:
-    """The number in a key made by a sequence.  Raises `InvalidMetadataRequest` for other keys."""
-    found = _SEQUENCE_NAME.fullmatch(name_of(key))
-    if found is None:
-        raise InvalidMetadataRequest(f"{key!r} was not made by a sequence: pass one of its keys.")
-    return int(found.group(1))
-
-
 def exact_range(index_key: str) -> tuple[str, str]:
     """Index bounds that only this secondary key is within (keys have no control characters)."""
     return index_key, f"{index_key}\x02"
@@ -92,15 +72,10 @@ def prefix_range(prefix: str) -> tuple[str, str]:
 
 
 def escape_part(text: str) -> str:
-    """Any text as one part of a path, reversibly.  Percent signs as in URLs; "" becomes "%"."""
+    """Any text as one part of a path, each as another.  Percent signs as in URLs, "" as "%"."""
     if not text:
         return "%"
     return _ESCAPED.sub(_percent, text)
-
-
-def unescape_part(part: str) -> str:
-    """The text that `escape_part` made `part` from."""
-    return "" if part == "%" else unquote(part, errors="surrogatepass")
 
 
 def _percent(found: re.Match[str]) -> str:

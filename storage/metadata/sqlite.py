@@ -31,7 +31,7 @@ from storage.metadata.embedded import EmbeddedStore, Waiting
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.operations import Operation
-from storage.metadata.sqlite_file import back_up, connect, metadata_error, open_file
+from storage.metadata.sqlite_file import connect, metadata_error, open_file
 from storage.metadata.sqlite_reader import Children, IndexScan, RangeRead, Scan, SqliteReader
 from storage.metadata.sqlite_writer import Committed, SqliteWriter
 from storage.metadata.store import IndexHit, MetadataError, Record
@@ -44,10 +44,9 @@ R = TypeVar("R")
 class SqliteMetadataStore(EmbeddedStore):
     """See the module's rules.  Made by `open`."""
 
-    def __init__(self, path: Path, clock: Clock, files: "SqliteConnections") -> None:
+    def __init__(self, clock: Clock, files: "SqliteConnections") -> None:
         """Take open connections; use `open`."""
         super().__init__(clock)
-        self._path = path
         self._files = files
         self._told_revision = files.writer.revision
         self._early: deque[tuple[int, Delivery]] = deque()
@@ -86,7 +85,7 @@ class SqliteMetadataStore(EmbeddedStore):
         """
         loop = asyncio.get_running_loop()
         files = await loop.run_in_executor(None, SqliteConnections, path)
-        return cls(path, clock, files)
+        return cls(clock, files)
 
     async def get(self, key: str, *, partition: str | None = None) -> Record | None:
         """See `MetadataStore.get`."""
@@ -138,15 +137,6 @@ class SqliteMetadataStore(EmbeddedStore):
         operations.check_partition(partition)
         read = IndexScan(index, lo, hi, partition, limit)
         return cast(list[IndexHit], await self._read(self._ranges, read))
-
-    async def backup_to(self, target: Path) -> None:
-        """Copy the store as of one moment to a file that appears whole, or not at all.
-
-        Reads and writes go on meanwhile.  Sessions and ephemerals are in the copy; opening it ends
-        them.  Raises `MetadataError`.
-        """
-        self._check_open()
-        await self._loop.run_in_executor(None, back_up, self._path, target)
 
     def _enqueue(self, waiting: Waiting[Operation]) -> None:
         self._commits.submit(waiting)

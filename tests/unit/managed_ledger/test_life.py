@@ -213,7 +213,7 @@ async def test_ledgers_that_all_cursors_passed_are_dropped() -> None:
     positions = await publish(ledger, 35)
     fast.acknowledge_up_to(positions[29])
     await settle()
-    assert ledger.ledger_count == 4
+    assert len(ledger.ledgers) == 4
     slow.acknowledge_up_to(positions[18])
     await settle()
     assert sorted(world.ledgers.ledgers) == [2, 3, 4]
@@ -311,13 +311,13 @@ async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
     positions = await publish(ledger, 25)
     cursor.acknowledge_up_to(positions[-1])
     await settle()
-    assert ledger.ledger_count == 3
+    assert len(ledger.ledgers) == 3
     policy[0] = Retention(-1, 20)
     await ledger.trim()
-    assert ledger.ledger_count == 2
+    assert len(ledger.ledgers) == 2
     policy[0] = None
     await ledger.trim()
-    assert ledger.ledger_count == 1
+    assert len(ledger.ledgers) == 1
 
 
 async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +326,9 @@ async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None
     ledger = await world.open()
     await publish(ledger, 12)
     await settle()
-    assert ledger.ledger_count == 3
+    assert len(ledger.ledgers) == 3
     world.clock.ms += 20
-    await until(lambda: ledger.ledger_count == 1)
+    await until(lambda: len(ledger.ledgers) == 1)
     assert len(await contents(ledger)) == 2
 
 
@@ -371,7 +371,7 @@ async def test_a_crash_at_each_step_of_trimming() -> None:
     async def check(world: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
         assert data_of(await contents(ledger))[-5:] == numbered(25)[20:], step
         assert ledger.cursors["s"].backlog == 3
-        await until(lambda: ledger.ledger_count == 1)
+        await until(lambda: len(ledger.ledgers) == 1)
         await world.factory.close()
         world.factory = world.new_factory()
         orphans = await world.factory.sweep_orphans()

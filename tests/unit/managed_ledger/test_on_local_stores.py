@@ -94,7 +94,7 @@ async def test_reads_from_the_disk_over_many_ledgers(local: Local) -> None:
     assert ledger.read_cached(EARLIEST, 10, 1000) is None, "evicted"
     assert data_of(await contents(ledger)) == [f"e{n}".encode() for n in range(500)]
     assert await ledger.find_first(lambda entry: int(entry.data[1:]) >= 333) == positions[333]
-    assert ledger.ledger_count == 50
+    assert len(ledger.ledgers) == 50
 
 
 async def test_terminate_trim_and_delete(local: Local) -> None:
@@ -103,14 +103,14 @@ async def test_terminate_trim_and_delete(local: Local) -> None:
     positions = await publish(ledger, 35)
     assert await ledger.terminate() == positions[-1]
     cursor.acknowledge_up_to(positions[25])
-    await until(lambda: ledger.ledger_count == 2)
+    await until(lambda: len(ledger.ledgers) == 2)
     ledger = await local.reopen(clean=False)
     assert ledger.state is ManagedLedgerState.TERMINATED
     with pytest.raises(ManagedLedgerTerminated):
         ledger.append(b"late", lambda *_: None)
     assert ledger.last_confirmed == positions[-1]
     ledger.cursors["s"].acknowledge_up_to(LATEST)
-    await until(lambda: ledger.ledger_count == 0)
+    await until(lambda: len(ledger.ledgers) == 0)
     await local.factory.delete(NAME)
     assert not await local.factory.exists(NAME)
     await local.factory.sweep_orphans()  # the crash may have come between the list and a deletion

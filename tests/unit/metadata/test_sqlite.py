@@ -12,7 +12,7 @@ from storage.clock import SystemClock
 from storage.metadata.embedded import Waiting
 from storage.metadata.operations import Operation
 from storage.metadata.sqlite import SqliteMetadataStore
-from storage.metadata.sqlite_file import SCHEMA_VERSION, UnknownMetadataFile
+from storage.metadata.sqlite_file import SCHEMA_VERSION, UnknownMetadataFile, back_up
 from storage.metadata.sqlite_writer import Committed
 from storage.metadata.store import EventKind, IndexEntry, MetadataError
 
@@ -226,7 +226,7 @@ async def test_a_backup_is_of_one_moment(store: SqliteMetadataStore, tmp_path: P
         await asyncio.sleep(0.001)
     before = {record.key for record in await store.scan("/b/", "/b//")}
     target = tmp_path / "backup.db"
-    await store.backup_to(target)
+    await asyncio.to_thread(back_up, tmp_path / "metadata.db", target)
     after = {record.key for record in await store.scan("/b/", "/b//")}
     stop.set()
     await asyncio.gather(*writing)
@@ -245,7 +245,7 @@ async def test_a_backup_replaces_an_older_one(store: SqliteMetadataStore, tmp_pa
     target = tmp_path / "backup.db"
     target.write_bytes(b"older")
     await store.put("/a", b"")
-    await store.backup_to(target)
+    await asyncio.to_thread(back_up, tmp_path / "metadata.db", target)
     copy = await open_store(target)
     assert await copy.children("/") == ["a"]
     await copy.close()
@@ -253,5 +253,5 @@ async def test_a_backup_replaces_an_older_one(store: SqliteMetadataStore, tmp_pa
 
 async def test_a_backup_that_fails_says_so(store: SqliteMetadataStore, tmp_path: Path) -> None:
     with pytest.raises(MetadataError, match="could not be copied"):
-        await store.backup_to(tmp_path / "no" / "backup.db")
+        await asyncio.to_thread(back_up, tmp_path / "metadata.db", tmp_path / "no" / "backup.db")
     await store.put("/a", b"")

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from protocol.key_hash import (
     KEY_SPACE,
     key_hash,
-    legacy_partition,
     segment_hash,
     segment_hash_m1,
     sticky_hash,
@@ -28,7 +27,6 @@ from protocol.key_hash import (
 def test_known_values(key: bytes, later: int, m1: int) -> None:
     assert (segment_hash(key), segment_hash_m1(key)) == (later, m1)
     assert key_hash(key) == later << 16 | m1
-    assert legacy_partition(key, 1000) == ((later & 0x7FFF) << 16 | m1) % 1000
 
 
 def test_the_sticky_hash_is_never_0() -> None:
@@ -41,4 +39,3 @@ def test_ranges(key: bytes) -> None:
     assert 0 <= segment_hash(key) < KEY_SPACE
     assert 0 <= segment_hash_m1(key) < KEY_SPACE
     assert 1 <= sticky_hash(key) < KEY_SPACE
-    assert 0 <= legacy_partition(key, 7) < 7

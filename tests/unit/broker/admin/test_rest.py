@@ -146,6 +146,8 @@ async def test_persistent_topics(rest: Rest) -> None:
     internal = await rest.get(f"{PERSISTENT}/x/internalStats")
     assert isinstance(internal, dict)
     assert internal["numberOfEntries"] == 3
+    assert [ledger["entries"] for ledger in internal["ledgers"]] == [3]
+    assert internal["ledgers"][0]["size"] == internal["totalSize"]
     last = await rest.get(f"{PERSISTENT}/x/lastMessageId")
     assert isinstance(last, dict)
     assert last["entryId"] == 2

@@ -5,12 +5,13 @@ only takes a fraction of the time.  Numbers are unsigned: what is negative must 
 `protocol.ids.to_wire`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final
 
 _SIZES: Final = Struct(">II")
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
+_MORE_FOLLOW: Final = tuple(bytes((value | 128,)) for value in range(128))
 _MASK_64: Final = 2**64 - 1
 
 
@@ -19,9 +20,9 @@ def varint(value: int) -> bytes:
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
-        return bytes((value & 127 | 128, value >> 7))
+        return _MORE_FOLLOW[value & 127] + _ONE_BYTE[value >> 7]
     if value < 0x200000:
-        return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
+        return _MORE_FOLLOW[value & 127] + _MORE_FOLLOW[value >> 7 & 127] + _ONE_BYTE[value >> 14]
     if value < 0x10000000:
         return bytes(
             (value & 127 | 128, value >> 7 & 127 | 128, value >> 14 & 127 | 128, value >> 21)
@@ -48,6 +49,38 @@ def encode_send_receipt(
     )
     size = len(receipt) + 4
     return b"%b\x08\x07\x3a%b%b" % (_SIZES.pack(size + 4, size), _ONE_BYTE[size - 4], receipt)
+
+
+def encode_send_receipts(
+    producer_id: int, ledger_id: int, receipts: Iterable[tuple[int, int, int]]
+) -> bytes:
+    """SEND_RECEIPT frames of one producer for entries of one ledger, one after the other.
+
+    `receipts`: sequence id, highest sequence id and entry id of each.  The bytes are those of
+    `encode_send_receipt`; what the receipts share is encoded once.
+    """
+    producer, ledger = varint(producer_id), varint(ledger_id)
+    heads: dict[int, bytes] = {}
+    middles: dict[int, bytes] = {}
+    pieces: list[bytes] = []
+    for sequence_id, highest_sequence_id, entry_id in receipts:
+        sequence, entry = varint(sequence_id), varint(entry_id)
+        tail = b"\x20" + varint(highest_sequence_id)
+        middle = middles.get(len(entry))
+        if middle is None:
+            size = len(ledger) + len(entry) + 2
+            middle = middles[len(entry)] = b"\x1a%b\x08%b\x10" % (_ONE_BYTE[size], ledger)
+        size = len(sequence) + len(middle) + len(entry) + len(tail)
+        head = heads.get(size)
+        if head is None:
+            receipt = len(producer) + size + 2
+            head = heads[size] = b"%b\x08\x07\x3a%b\x08%b\x10" % (
+                _SIZES.pack(receipt + 8, receipt + 4),
+                _ONE_BYTE[receipt],
+                producer,
+            )
+        pieces += (head, sequence, middle, entry, tail)
+    return b"".join(pieces)
 
 
 def encode_message_head(

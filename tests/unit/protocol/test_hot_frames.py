@@ -10,6 +10,7 @@ from protocol.frames import (
     encode_message_head,
     encode_send_receipt,
 )
+from protocol.hot_frames import encode_send_receipts
 from protocol.ids import LONG_MAX, from_wire, to_wire
 from tests.unit.protocol.strategies import i64, u32, u64
 
@@ -28,6 +29,16 @@ def test_send_receipt(producer: int, sequence: int, highest: int, ledger: int, e
     command = pb.BaseCommand(type=pb.BaseCommand.SEND_RECEIPT, send_receipt=receipt)
     assert encode_send_receipt(producer, sequence, highest, ledger, entry) == encode_command(
         command
+    )
+
+
+@given(numbers, numbers, st.lists(st.tuples(numbers, numbers, numbers), max_size=10))
+def test_receipts_together_are_the_receipts_one_by_one(
+    producer: int, ledger: int, receipts: list[tuple[int, int, int]]
+) -> None:
+    assert encode_send_receipts(producer, ledger, receipts) == b"".join(
+        encode_send_receipt(producer, sequence, highest, ledger, entry)
+        for sequence, highest, entry in receipts
     )
 
 

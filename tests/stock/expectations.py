@@ -19,3 +19,13 @@ def assert_every_message_once(facts: Facts, prefix: str = "", *, at_least: int =
 def assert_key_order(facts: Facts, prefix: str = "") -> None:
     """Within each key, first deliveries came in the order of sending."""
     assert facts[f"{prefix}order_breaks"] == 0, facts[f"{prefix}order_break_examples"]
+
+
+def assert_every_transaction_whole(facts: Facts) -> None:
+    """Stored: all of each committed transaction, nothing of an aborted one, one output per input."""
+    assert facts["torn"] == []
+    assert facts["committed_but_missing"] == []
+    assert facts["aborted_but_stored"] == []
+    assert facts["inputs_missing"] == 0
+    assert facts["inputs_twice"] == 0
+    assert facts["stored_twice"] == []

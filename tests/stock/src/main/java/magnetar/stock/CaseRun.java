@@ -17,8 +17,10 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.PulsarClientBuilder;
 import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
 import org.apache.pulsar.client.api.v5.config.ConnectionPolicy;
+import org.apache.pulsar.client.api.v5.config.TransactionPolicy;
 
 /** What a running case has at hand: its broker, its arguments, its facts, and everything it must close. */
 final class CaseRun {
@@ -99,15 +101,29 @@ final class CaseRun {
         return admin.create(arg("namespace", "public/default"), localName(), segments);
     }
 
+    /** Another topic of the case, its name with that ending. */
+    ScalableTopic scalableTopic(String ending, int segments) throws Exception {
+        return admin.create(arg("namespace", "public/default"), localName() + "-" + ending, segments);
+    }
+
     PulsarClient client() throws Exception {
-        PulsarClient client = PulsarClient.builder()
+        return closing(clientBuilder().build());
+    }
+
+    /** A client whose transactions end by themselves after that time. */
+    PulsarClient transactionalClient(Duration timeout) throws Exception {
+        return closing(clientBuilder()
+                .transactionPolicy(TransactionPolicy.builder().timeout(timeout).build())
+                .build());
+    }
+
+    private PulsarClientBuilder clientBuilder() {
+        return PulsarClient.builder()
                 .serviceUrl(url)
                 .operationTimeout(Duration.ofSeconds(intArg("operationTimeoutS", 30)))
                 .connectionPolicy(ConnectionPolicy.builder()
                         .connectionBackoff(BackoffPolicy.exponential(Duration.ofMillis(100), Duration.ofSeconds(1)))
-                        .build())
-                .build();
-        return closing(client);
+                        .build());
     }
 
     <T extends AutoCloseable> T closing(T resource) {

@@ -43,7 +43,11 @@ public final class Driver {
         SchemaCases.addTo(cases);
         NamespaceCases.addTo(cases);
         OutageCases.addTo(cases);
+        TransactionCases.addTo(cases);
+        TransactionAckCases.addTo(cases);
+        TransactionLoadCases.addTo(cases);
         BenchCases.addTo(cases);
+        TransactionBenchCases.addTo(cases);
         return cases;
     }
 

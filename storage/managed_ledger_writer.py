@@ -18,7 +18,8 @@ import asyncio
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import structlog
 
@@ -48,6 +49,21 @@ from storage.metadata.store import MetadataError
 log = structlog.get_logger(__name__)
 Listener = Callable[[], None]
 _NEVER = sys.maxsize
+_new_tuple: Final = tuple.__new__
+"""A NamedTuple without the call of its Python constructor."""
+
+GroupCallback = Callable[[Sequence[Position], MagnetarError | None], None]
+"""Called with the positions, in one ledger, of entries that were appended one after the other and
+are durable; or with none and the error, once for each entry that failed."""
+
+
+def one_by_one(done: PublishCallback) -> GroupCallback:
+    """`done` for an entry that was appended alone."""
+
+    def completed(positions: Sequence[Position], error: MagnetarError | None) -> None:
+        done(positions[0] if positions else None, error)
+
+    return completed
 
 
 class LedgerWriter:
@@ -101,8 +117,8 @@ class LedgerWriter:
         self._refusal: MagnetarError | None = None
         self._listeners: dict[int, Listener] = {}
         self._listener_keys = itertools.count()
-        self._held_back: deque[tuple[bytes, PublishCallback]] = deque()
-        self._completed: deque[tuple[PublishCallback, Position | None, MagnetarError | None]] = (
+        self._held_back: deque[tuple[bytes, GroupCallback]] = deque()
+        self._completed: deque[tuple[GroupCallback, Sequence[Position], MagnetarError | None]] = (
             deque()
         )
         self._done = self._on_done
@@ -123,7 +139,7 @@ class LedgerWriter:
         self._current = ledger
         self._writable: WritableLedger | None = None
         self._ledger_id = -1 if ledger is None else int(ledger.ledger_id)
-        self._inflight: deque[tuple[bytes, PublishCallback]] = deque()
+        self._inflight: deque[tuple[bytes, GroupCallback]] = deque()
         self._next_id = 0
         self._confirmed = self._durable = self._returned = -1
         self._size_bytes = 0
@@ -144,23 +160,34 @@ class LedgerWriter:
 
     def append(self, data: bytes, done: PublishCallback) -> None:
         """Store one entry; `done` follows on the loop, in order.  Raises when it is not taken."""
+        self.append_all((data,), one_by_one(done))
+
+    def append_all(self, entries: Sequence[bytes], done: GroupCallback) -> int:
+        """Store entries; returns how many were taken.  Raises when the first is not taken."""
         ledger = self._writable
         if ledger is None:
-            self._hold_back(data, done)
-            return
-        self._inflight.append((data, done))
-        try:
-            entry_id = ledger.append(data, self._done)
-        except LedgerError as error:
-            self._fail(error)
-            return
-        if entry_id != self._next_id:
-            self._core.fence(self._wrong_id(entry_id))
-            return
-        self._next_id = entry_id + 1
-        self._size_bytes += len(data)
-        if entry_id >= self._full_at or self._size_bytes >= self._full_bytes:
-            self._full()
+            self._hold_back(entries[0], done)
+            return 1
+        enqueue, confirm = self._inflight.append, self._done
+        taken = 0
+        for data in entries:
+            enqueue((data, done))
+            taken += 1
+            try:
+                entry_id = ledger.append(data, confirm)
+            except LedgerError as error:
+                self._fail(error)
+                break
+            if entry_id != self._next_id:
+                self._core.fence(self._wrong_id(entry_id))
+                break
+            self._next_id = entry_id + 1
+            self._size_bytes += len(data)
+            if entry_id >= self._full_at or self._size_bytes >= self._full_bytes:
+                self._full()
+                if self._writable is None:
+                    break
+        return taken
 
     def _on_done(self, entry_id: int, error: LedgerError | None) -> None:
         self._returned = entry_id
@@ -183,12 +210,17 @@ class LedgerWriter:
         ledger_id, take, completed = self._ledger_id, self._inflight.popleft, self._completed
         entries: list[Entry] = []
         size_bytes = 0
+        group: GroupCallback | None = None
+        positions: list[Position] = []
         for entry_id in range(self._confirmed + 1, self._durable + 1):
             data, done = take()
-            position = Position(ledger_id, entry_id)
-            entries.append(Entry(position, data))
-            completed.append((done, position, None))
+            position = _new_tuple(Position, (ledger_id, entry_id))
+            entries.append(_new_tuple(Entry, (position, data)))
             size_bytes += len(data)
+            if done is not group:
+                group, positions = done, []
+                completed.append((done, positions, None))
+            positions.append(position)
         self._confirmed = self._durable
         core = self._core
         core.ledgers.grow(len(entries), size_bytes)
@@ -201,8 +233,8 @@ class LedgerWriter:
         completed, whole = self._completed, False
         try:
             while completed:
-                done, position, error = completed.popleft()
-                done(position, error)
+                done, positions, error = completed.popleft()
+                done(positions, error)
             whole = True
         finally:
             if not whole:
@@ -232,7 +264,7 @@ class LedgerWriter:
 
     # Refusing, holding back, failing
 
-    def _hold_back(self, data: bytes, done: PublishCallback) -> None:
+    def _hold_back(self, data: bytes, done: GroupCallback) -> None:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         if self._core.state not in (ManagedLedgerState.OPEN, ManagedLedgerState.ROLLING):
@@ -271,8 +303,8 @@ class LedgerWriter:
         self._give_up(self._held_back, error)
         self._tell()
 
-    def _give_up(self, queue: deque[tuple[bytes, PublishCallback]], error: MagnetarError) -> None:
-        self._completed.extend((done, None, error) for _, done in queue)
+    def _give_up(self, queue: deque[tuple[bytes, GroupCallback]], error: MagnetarError) -> None:
+        self._completed.extend((done, (), error) for _, done in queue)
         queue.clear()
 
     def _wrong_id(self, entry_id: int) -> LedgerAssertion:
@@ -445,7 +477,8 @@ class LedgerWriter:
         self._roll_wanted = False
         self._writable = ledger
         while self._held_back and self._writable is not None:
-            self.append(*self._held_back.popleft())
+            data, done = self._held_back.popleft()
+            self.append_all((data,), done)
         if self._refusal is not None:
             self._writable = None
 

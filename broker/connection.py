@@ -16,13 +16,15 @@ Rules:
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from broker.handlers import produce
 from broker.outbox import Outbox
+from broker.protocol_violation import ProtocolViolation
 from config.bounds import (
     CLOSE_FLUSH_S,
     CONNECTION_WRITE_HIGH_WATER,
@@ -35,10 +37,10 @@ from config.bounds import (
     MAX_PENDING_REQUESTS,
 )
 from protocol.commands import FIELD_OF_TYPE
-from protocol.frames import Frame, FrameDecoder, FrameError, encode_command
+from protocol.frames import FrameDecoder, FrameError, Received, Send, encode_command
 from protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing, FeatureFlags
 from protocol.pulsar_pb2 import ServerError as WireError
-from protocol.server_error import MagnetarError, PeerError, ServerError
+from protocol.server_error import MagnetarError
 
 if TYPE_CHECKING:
     from broker.consumer import Consumer
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from broker.producer import Producer
     from broker.service import Broker
     from broker.topic_watch import TopicListWatch
+
+__all__ = ["Connection", "ConnectionState", "ProtocolViolation", "UnexpectedFailure"]
 
 log = structlog.get_logger(__name__)
 
@@ -55,12 +59,6 @@ _NO_REQUEST = 2**64 - 1
 _REQUESTS = "requests"
 _WRITING = "writing"
 _PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
-
-
-class ProtocolViolation(PeerError):
-    """The peer sent what the protocol forbids here; the connection ends."""
-
-    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class ConnectionState(enum.Enum):
@@ -113,9 +111,10 @@ class Connection(asyncio.Protocol):
         self._outbox: Outbox
         self.put: Callable[[bytes], None]
         """Queue one encoded frame, without asking whether the connection is still open."""
-        self._held: deque[Frame] = deque()
+        self._held: list[Received] = []
         self._frame_error: FrameError | None = None
-        self._paused: set[str] = set()
+        self.paused: set[str] = set()
+        """Why nothing is read."""
         self._reading = True
         self._tasks: set[asyncio.Future[None]] = set()
         self._on_close: dict[object, Callable[[], None]] = {}
@@ -155,11 +154,11 @@ class Connection(asyncio.Protocol):
         if self.closing:
             return
         try:
-            frames: list[Frame] | tuple[Frame, ...] = self._decoder.feed(data)
+            frames: Sequence[Received] = self._decoder.feed(data)
         except FrameError as error:
             frames = error.frames_before
             self._frame_error = error
-        if self._held or self._paused:
+        if self._held or self.paused:
             self._held.extend(frames)
         else:
             self._serve(frames)
@@ -267,7 +266,7 @@ class Connection(asyncio.Protocol):
         """Whether the peer says anything within LIVENESS_CHECK_S, PONG at least."""
         if self.closing:
             return False
-        if self._paused:
+        if self.paused:
             return True
         heard: asyncio.Future[None] = self._loop.create_future()
         self._liveness.append(heard)
@@ -308,23 +307,23 @@ class Connection(asyncio.Protocol):
         if self._reading and not self.closing:
             self._reading = False
             self._transport.pause_reading()
-        self._paused.add(why)
+        self.paused.add(why)
 
     def resume_reading(self, why: str) -> None:
         """Take one reason back."""
-        if why not in self._paused:
+        if why not in self.paused:
             return
-        self._paused.discard(why)
-        if not self._paused and not self.closing:
+        self.paused.discard(why)
+        if not self.paused and not self.closing:
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """Serve what was held back, then read again."""
-        if self._paused or self.closing:
+        if self.paused or self.closing:
             return
-        held, self._held = self._held, deque()
+        held, self._held = self._held, []
         self._serve(held)
-        if self._paused or self.closing:
+        if self.paused or self.closing:
             return
         if self._frame_error is not None:
             self._violated(self._frame_error)
@@ -333,23 +332,21 @@ class Connection(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
 
-    def _serve(self, frames: "list[Frame] | tuple[Frame, ...] | deque[Frame]") -> None:
+    def _serve(self, frames: Sequence[Received]) -> None:
         handlers = self._handlers
-        for index, frame in enumerate(frames):
-            if self._paused or not self._ready:
-                if self.closing:
-                    return
-                if self._paused:
-                    self._held.extend(list(frames)[index:])
-                    return
-                if frame.command.type != _CONNECT:
-                    self._violated(
-                        ProtocolViolation(
-                            f"{BaseCommand.Type.Name(frame.command.type)} came before CONNECT: "
-                            "send CONNECT first."
-                        )
-                    )
-                    return
+        at, end = 0, len(frames)
+        while at < end:
+            frame = frames[at]
+            if self.paused:
+                if not self.closing:
+                    self._held.extend(frames[at:])
+                return
+            if not self._ready and not self._may_begin(frame):
+                return
+            if isinstance(frame, Send):
+                at = self._serve_sends(frames, at)
+                continue
+            at += 1
             command = frame.command
             handler = handlers.get(command.type)
             if handler is None:
@@ -362,6 +359,28 @@ class Connection(asyncio.Protocol):
                 continue
             if result is not None:
                 self._start(command, result)
+
+    def _serve_sends(self, frames: Sequence[Received], at: int) -> int:
+        """Serve the SEND at frames[at], and what can be served with it; returns where that ends."""
+        try:
+            return produce.send(self, frames, at)
+        except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
+            self._violated(self._as_answer("SEND", error))
+            return at + 1
+
+    def _may_begin(self, frame: Received) -> bool:
+        """Whether a connection that is not READY may hear this."""
+        if self.closing:
+            return False
+        kind = BaseCommand.SEND if isinstance(frame, Send) else frame.command.type
+        if kind == _CONNECT:
+            return True
+        self._violated(
+            ProtocolViolation(
+                f"{BaseCommand.Type.Name(kind)} came before CONNECT: send CONNECT first."
+            )
+        )
+        return False
 
     def _start(self, command: BaseCommand, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -380,18 +399,20 @@ class Connection(asyncio.Protocol):
     def _failed(self, command: BaseCommand, error: BaseException) -> None:
         """Answer what a handler raised."""
         name = BaseCommand.Type.Name(command.type)
-        if isinstance(error, ProtocolViolation | FrameError):
-            self._violated(error)
-            return
-        if not isinstance(error, MagnetarError):
-            log.error("request_failed", command=name, remote=self.remote, exc_info=error)
-            error = UnexpectedFailure(f"The broker failed on {name}: its log has the cause.")
+        answer = self._as_answer(name, error)
         request_id = getattr(getattr(command, FIELD_OF_TYPE[command.type]), "request_id", None)
-        if request_id is None:
-            self._violated(error)
+        if request_id is None or isinstance(answer, ProtocolViolation | FrameError):
+            self._violated(answer)
         else:
-            log.debug("request_refused", command=name, remote=self.remote, error=str(error))
-            self.reply_error(request_id, error)
+            log.debug("request_refused", command=name, remote=self.remote, error=str(answer))
+            self.reply_error(request_id, answer)
+
+    def _as_answer(self, name: str, error: BaseException) -> MagnetarError:
+        """What the peer is told of an error; a fault of ours is logged."""
+        if isinstance(error, MagnetarError):
+            return error
+        log.error("request_failed", command=name, remote=self.remote, exc_info=error)
+        return UnexpectedFailure(f"The broker failed on {name}: its log has the cause.")
 
     def _unexpected(self, command: BaseCommand) -> None:
         self._violated(
@@ -460,9 +481,9 @@ class Connection(asyncio.Protocol):
     def _keep_alive(self) -> None:
         """Every KEEP_ALIVE_S: PING a silent peer, give up one that stays silent or never reads."""
         self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
-        stuck = _WRITING in self._paused and self._outbox.drained_bytes == self._output_seen
+        stuck = _WRITING in self.paused and self._outbox.drained_bytes == self._output_seen
         self._output_seen = self._outbox.drained_bytes
-        silent = not self._heard and not self._paused
+        silent = not self._heard and not self.paused
         self._heard = False
         if not silent and not stuck:
             self._ping_sent = False

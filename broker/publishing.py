@@ -4,6 +4,8 @@ Rules:
 
 - Appends complete in order, so one queue of what is in flight is all that is kept; there is no
   task, future or callback object for a message.
+- SENDs of one producer that came together are appended together, and what became durable together
+  is accounted and answered together: one buffer of receipts.
 - What is refused (a duplicate, too large, a sealed topic) takes its place in that queue: answers
   leave in SEND order, whatever they say.
 - A producer one of whose messages was not stored is put out at once: nothing of it may be stored
@@ -11,16 +13,18 @@ Rules:
 - Metadata is parsed for chunks, for deduplication and while a reconnected producer resends.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from broker.deduplication import Chunk, chunk_of, last_sequence
 from config.bounds import MAX_MESSAGE_SIZE
 from protocol.frames import FrameError
-from protocol.hot_frames import encode_send_receipt
-from protocol.ids import LONG_MAX, Position
+from protocol.hot_frames import encode_send_receipts
+from protocol.ids import Position
 from protocol.message import parse_metadata, payload_of
+from protocol.send import Send
 from protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 from storage.ledger.store import LedgerAssertion
 from storage.managed_ledger_types import (
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from broker.producer import Producer
     from broker.publish_limits import PublishLimits
     from broker.sequence_store import SequenceStore
-    from protocol.pulsar_pb2 import CommandSend
+    from protocol.frames import Received
     from storage.managed_ledger import ManagedLedger
 
 _NO_ID: Final = 2**64 - 1
@@ -79,7 +83,7 @@ class Publishing:
         store: "SequenceStore",
         failed: Callable[[MagnetarError], None],
     ) -> None:
-        self._append = ledger.append
+        self._append_all = ledger.append_all
         self._limits = limits
         self._failed = failed
         self._in_flight: deque[_Sent] = deque()
@@ -91,36 +95,67 @@ class Publishing:
         """SENDs that are not answered yet."""
         return len(self._in_flight)
 
-    def publish(self, producer: "Producer", send: "CommandSend", entry: bytes) -> None:
-        """Append one SEND; the receipt (or SEND_ERROR) follows by itself, in order."""
-        size = len(entry)
-        if producer.examined or size > MAX_MESSAGE_SIZE or send.is_chunk:
-            self._examine(producer, send, entry)
-            return
-        self._limits.started(producer.connection, size)
-        producer.pending += 1
-        self._in_flight.append(
-            (
-                producer,
-                send.sequence_id,
-                send.highest_sequence_id,
-                size,
-                send.num_messages,
-                None,
-                None,
-            )
-        )
-        try:
-            self._append(entry, self._done)
-        except MagnetarError as error:
-            self._not_taken(error)
+    def publish(self, producer: "Producer", sends: "Sequence[Received]", at: int) -> int:
+        """Append the SEND at sends[at], with those behind it that need no closer look.
 
-    def refuse(self, producer: "Producer", send: "CommandSend", error: MagnetarError) -> None:
+        Returns where those end: at anything but a plain SEND of the same producer, and where the
+        connection is to be read no further.  Receipts (or SEND_ERRORs) follow by themselves.
+        """
+        entries = [] if producer.examined else self._enqueue_plain(producer, sends, at)
+        if not entries:
+            self._examine(producer, cast("Send", sends[at]))
+            return at + 1
+        self._append(entries)
+        return at + len(entries)
+
+    def _enqueue_plain(
+        self, producer: "Producer", sends: "Sequence[Received]", at: int
+    ) -> list[bytes]:
+        """Take the plain SENDs of `producer` from sends[at] on; their entries."""
+        producer_id, connection = producer.producer_id, producer.connection
+        paused, started = connection.paused, self._limits.started
+        enqueue = self._in_flight.append
+        entries: list[bytes] = []
+        for index in range(at, len(sends)):
+            send = sends[index]
+            if type(send) is not Send or not send.plain or send.producer_id != producer_id:
+                break
+            entry = send.entry
+            if entry is None or (size := len(entry)) > MAX_MESSAGE_SIZE:
+                break
+            started(connection, size)
+            enqueue(
+                (
+                    producer,
+                    send.sequence_id,
+                    send.highest_sequence_id,
+                    size,
+                    send.num_messages,
+                    None,
+                    None,
+                )
+            )
+            entries.append(entry)
+            if paused:
+                break
+        producer.pending += len(entries)
+        return entries
+
+    def _append(self, entries: Sequence[bytes]) -> None:
+        """Hand over what was enqueued last."""
+        taken = 0
+        try:
+            while taken < len(entries):
+                taken += self._append_all(entries[taken:] if taken else entries, self._done)
+        except MagnetarError as error:
+            self._not_taken(len(entries) - taken, error)
+
+    def refuse(self, producer: "Producer", send: Send, error: MagnetarError) -> None:
         """Answer a SEND with SEND_ERROR, in its turn."""
         if not producer.behind_hole(send.sequence_id):
             self._enqueue(producer, send, 0, None, error)
 
-    def damaged(self, producer: "Producer", send: "CommandSend") -> None:
+    def damaged(self, producer: "Producer", send: Send) -> None:
         """Answer a SEND whose checksum is wrong; the client sends it again, and what followed it.
 
         Chunks have one sequence id, so nobody could tell which is missing: they start anew.
@@ -137,9 +172,10 @@ class Publishing:
             producer.leave_hole(send.sequence_id)
         self._enqueue(producer, send, 0, None, error)
 
-    def _examine(self, producer: "Producer", send: "CommandSend", entry: bytes) -> None:
+    def _examine(self, producer: "Producer", send: Send) -> None:
         """`publish` for what needs a closer look."""
-        if producer.behind_hole(send.sequence_id):
+        entry = send.entry
+        if entry is None or producer.behind_hole(send.sequence_id):
             return
         try:
             chunk, refusal = self._verdict(producer, send, entry)
@@ -147,13 +183,10 @@ class Publishing:
             chunk, refusal = None, MessageRefused(str(error))
         self._enqueue(producer, send, len(entry), chunk, refusal)
         if refusal is None:
-            try:
-                self._append(entry, self._done)
-            except MagnetarError as error:
-                self._not_taken(error)
+            self._append((entry,))
 
     def _verdict(
-        self, producer: "Producer", send: "CommandSend", entry: bytes
+        self, producer: "Producer", send: Send, entry: bytes
     ) -> tuple[Chunk | None, MagnetarError | None]:
         if len(entry) > MAX_MESSAGE_SIZE:
             payload = len(payload_of(entry))
@@ -174,7 +207,7 @@ class Publishing:
     def _enqueue(
         self,
         producer: "Producer",
-        send: "CommandSend",
+        send: Send,
         size: int,
         chunk: Chunk | None,
         refusal: MagnetarError | None,
@@ -195,42 +228,77 @@ class Publishing:
         if refusal is not None and len(self._in_flight) == 1:
             self._settle()
 
-    def _not_taken(self, error: MagnetarError) -> None:
-        """The ledger did not take the newest one."""
-        sent = self._in_flight.pop()
-        self._in_flight.append((*sent[:6], error))
-        producer = sent[0]
+    def _not_taken(self, count: int, error: MagnetarError) -> None:
+        """The ledger did not take the newest `count`: the first is answered, the rest dropped."""
+        in_flight = self._in_flight
+        producer = in_flight[-1][0]
+        for _ in range(count - 1):
+            self._limits.finished(producer.connection, in_flight.pop()[3])
+            producer.pending -= 1
+        sent = in_flight.pop()
+        in_flight.append((*sent[:6], error))
         producer.stop_taking()
-        if len(self._in_flight) == 1:
+        if len(in_flight) == 1:
             self._settle()
 
-    def _appended(self, position: Position | None, error: MagnetarError | None) -> None:
-        """The oldest append in flight is durable, or failed."""
-        in_flight = self._in_flight
-        producer, sequence_id, highest, size, messages, chunk, _ = in_flight.popleft()
-        self._limits.finished(producer.connection, size)
-        producer.pending -= 1
-        if position is None:
-            self._refused(producer, sequence_id, error)
-        else:
-            last = highest if highest > sequence_id else sequence_id
-            if last > LONG_MAX:
-                last = last_sequence(sequence_id, highest)
-            producer.sequence.stored(last, position, chunk)
-            store = self._store
-            store.durable = position
-            store.unsaved_entries += 1
-            store.unsaved_bytes += size
-            producer.messages_in += messages if messages > 0 else 1
-            producer.bytes_in += size
-            if producer.attached:
-                producer.connection.put(
-                    encode_send_receipt(producer.producer_id, sequence_id, highest, *position)
+    def _appended(self, positions: Sequence[Position], error: MagnetarError | None) -> None:
+        """The oldest appends in flight are durable at `positions`, of one ledger; or one failed."""
+        if error is not None:
+            self._lost(error)
+            return
+        rest = deque(positions)
+        while rest:
+            try:
+                self._stored(rest)
+                self._settle()
+            except Exception as failure:  # noqa: BLE001 - reported to the loop; the others go on
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a receipt failed", "exception": failure}
                 )
+
+    def _stored(self, rest: deque[Position]) -> None:
+        """Account and answer what is durable: as many as one producer has in a row."""
+        in_flight = self._in_flight
+        position = rest.popleft()
+        producer, chunk = in_flight[0][0], in_flight[0][5]
+        receipts: list[tuple[int, int, int]] = []
+        messages = size_bytes = 0
+        while True:
+            _, sequence_id, highest, size, count, _, _ = in_flight.popleft()
+            size_bytes += size
+            messages += count if count > 0 else 1
+            receipts.append((sequence_id, highest, position.entry_id))
+            if not rest or chunk is not None:
+                break
+            following = in_flight[0]
+            if following[0] is not producer or following[5] is not None or following[6] is not None:
+                break
+            position = rest.popleft()
+        self._limits.finished(producer.connection, size_bytes)
+        producer.pending -= len(receipts)
+        producer.sequence.stored(last_sequence(sequence_id, highest), position, chunk)
+        store = self._store
+        store.durable = position
+        store.unsaved_entries += len(receipts)
+        store.unsaved_bytes += size_bytes
+        producer.messages_in += messages
+        producer.bytes_in += size_bytes
+        if producer.attached:
+            producer.connection.put(
+                encode_send_receipts(producer.producer_id, position.ledger_id, receipts)
+            )
         if not producer.pending:
             producer.now_idle()
-        if in_flight and in_flight[0][6] is not None:
-            self._settle()
+
+    def _lost(self, error: MagnetarError) -> None:
+        """The oldest append in flight failed."""
+        producer, sequence_id, _, size, _, _, _ = self._in_flight.popleft()
+        self._limits.finished(producer.connection, size)
+        producer.pending -= 1
+        self._refused(producer, sequence_id, error)
+        if not producer.pending:
+            producer.now_idle()
+        self._settle()
 
     def _settle(self) -> None:
         """Answer what was refused, as far as nothing older is in flight."""
@@ -242,13 +310,12 @@ class Publishing:
             if isinstance(refusal, DuplicateMessage):
                 if producer.attached:
                     producer.receipt(sequence_id, highest, _NO_ID, _NO_ID)
-            else:
+            elif refusal is not None:
                 self._refused(producer, sequence_id, refusal)
             if not producer.pending:
                 producer.now_idle()
 
-    def _refused(self, producer: "Producer", sequence_id: int, error: MagnetarError | None) -> None:
-        error = error or InternalError("An append failed without a reason.")
+    def _refused(self, producer: "Producer", sequence_id: int, error: MagnetarError) -> None:
         if producer.attached:
             producer.send_error(sequence_id, error.code, str(error))
             if error.code not in _KEEPS_PRODUCER:

@@ -46,7 +46,7 @@ def parse_command(raw: bytes) -> BaseCommand:
         ) from error
     kind = command.type
     if kind == _SEND and command.send.IsInitialized():
-        return command  # the hot one: has required fields, so it is there, and has no text
+        return command  # has required fields, so it is there, and has no text
     if not command.IsInitialized():
         raise _incomplete(command)
     field = FIELD_OF_TYPE[kind]

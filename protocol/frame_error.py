@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from protocol.server_error import PeerError, ServerError
 
 if TYPE_CHECKING:
-    from protocol.frames import Frame
+    from protocol.frames import Received
 
 
 class FrameError(PeerError):
@@ -22,7 +22,7 @@ class FrameError(PeerError):
     """
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
-    frames_before: tuple[Frame, ...] = ()
+    frames_before: tuple[Received, ...] = ()
 
 
 class FrameTooLarge(FrameError):

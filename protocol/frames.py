@@ -36,7 +36,8 @@ from protocol.frame_error import (
     UnexpectedPayload,
 )
 from protocol.hot_frames import encode_message_head, encode_send_receipt
-from protocol.pulsar_pb2 import BaseCommand
+from protocol.pulsar_pb2 import BaseCommand, CommandSend
+from protocol.send import Send, parse_send
 
 __all__ = [
     "ChecksumMismatch",
@@ -49,6 +50,8 @@ __all__ = [
     "MalformedEntry",
     "MalformedFrame",
     "MissingPayload",
+    "Received",
+    "Send",
     "UnexpectedPayload",
     "encode_command",
     "encode_message",
@@ -60,27 +63,33 @@ __all__ = [
 _U32: Final = Struct(">I")
 _SIZES: Final = Struct(">II")
 _ENTRY_HEAD: Final = Struct(">HII")
+_unpack_entry_head: Final = _ENTRY_HEAD.unpack_from
 _HEADER: Final = 8
 """Bytes of the two sizes that begin every frame."""
 MAX_COMMAND_SIZE: Final = 1024 * 1024
 """Largest command of a client.  The largest that clients send are ACKs of thousands of messages and
 schemas; parsed, an ACK of tiny ids takes some forty times its bytes."""
-_SEND: Final = int(BaseCommand.SEND)
-_MESSAGE: Final = int(BaseCommand.MESSAGE)
+_SEND: Final = BaseCommand.SEND
+_MESSAGE: Final = BaseCommand.MESSAGE
 _MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
 
 
 class Frame(NamedTuple):
-    """One frame of a peer.
+    """One frame of a peer, for every command but SEND, which is a `Send`.
 
-    `entry` is set for SEND and MESSAGE unless `error` is: then the entry's checksum was wrong, and
-    the answer to the SEND is a SEND_ERROR with the error's code.
+    `entry` is set for MESSAGE unless `error` is: then the entry's checksum was wrong.
     """
 
     command: BaseCommand
     entry: bytes | None = None
     error: ChecksumMismatch | None = None
     broker_metadata: bytes | None = None
+
+
+Received = Frame | Send
+"""What a frame becomes."""
+_new_tuple: Final = tuple.__new__
+"""A NamedTuple without the call of its Python constructor."""
 
 
 class FrameDecoder:
@@ -103,7 +112,7 @@ class FrameDecoder:
         """Bytes held of a frame that is not complete."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> list[Received]:
         """The frames that `data` completes, in order.
 
         Raises a `FrameError` for the first bad frame, which takes along those completed before it
@@ -117,7 +126,7 @@ class FrameDecoder:
                 return []
             data = bytes(self._buffer)
             self._buffer = bytearray()
-        frames: list[Frame] = []
+        frames: list[Received] = []
         failure: FrameError | None = None
         try:
             self._cut(data, frames)
@@ -131,14 +140,18 @@ class FrameDecoder:
             raise failure
         return frames
 
-    def _cut(self, data: bytes, frames: list[Frame]) -> None:
+    def _cut(self, data: bytes, frames: list[Received]) -> None:
         """Append the whole frames of `data`; keep the rest and note how much would complete it."""
         position = 0
         available = len(data)
         limit = self._max_frame_size
         needed = 4
+        unpack_sizes = _SIZES.unpack_from
         while available - position >= 4:
-            (total,) = _U32.unpack_from(data, position)
+            if available - position >= _HEADER:
+                total, command_size = unpack_sizes(data, position)
+            else:
+                ((total,), command_size) = _U32.unpack_from(data, position), -1
             if total > limit:
                 raise FrameTooLarge(
                     f"A frame of {total} bytes is announced and {limit} is the most; send smaller "
@@ -149,10 +162,9 @@ class FrameDecoder:
                     f"A frame of {total} bytes has no room for the size of its command; "
                     "check that the peer speaks the Pulsar binary protocol."
                 )
-            if available - position < _HEADER:
+            if command_size < 0:
                 needed = _HEADER
                 break
-            (command_size,) = _U32.unpack_from(data, position + 4)
             if command_size > total - 4 or command_size > self._max_command_size:
                 raise self._bad_command_size(command_size, total - 4)
             end = position + 4 + total
@@ -177,22 +189,49 @@ class FrameDecoder:
         )
 
 
-def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Frame:
+def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Received:
     """The frame whose command begins at data[command_start], and which ends before data[end]."""
     command_end = command_start + command_size
+    known = parse_send(data, command_start, command_end)
+    if known is not None:
+        entry = _checked(_SEND, data[command_end:end])
+        if isinstance(entry, bytes):
+            return _new_tuple(Send, (*known, entry, True, False, 0, 0, None))
+        return Send(*known, None, plain=False, error=entry)
     command = parse_command(data[command_start:command_end])
     kind = command.type
     if kind == _SEND:
-        return _with_entry(command, data[command_end:end], None)
+        return _rare_send(command.send, _checked(_SEND, data[command_end:end]))
     if kind == _MESSAGE:
         metadata, entry_start = _broker_metadata(data, command_end, end)
-        return _with_entry(command, data[entry_start:end], metadata)
+        entry = _checked(_MESSAGE, data[entry_start:end])
+        if isinstance(entry, bytes):
+            return Frame(command, entry, None, metadata)
+        return Frame(command, None, entry, metadata)
     if command_end != end:
         raise UnexpectedPayload(
             f"{end - command_end} bytes follow a {BaseCommand.Type.Name(kind)} command; "
             "only SEND and MESSAGE carry a payload."
         )
     return Frame(command)
+
+
+def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
+    """A SEND that the generated parser has read."""
+    entry, error = (checked, None) if isinstance(checked, bytes) else (None, checked)
+    in_transaction = bool(send.txnid_most_bits or send.txnid_least_bits)
+    return Send(
+        send.producer_id,
+        send.sequence_id,
+        send.highest_sequence_id,
+        send.num_messages,
+        entry,
+        plain=entry is not None and not send.is_chunk and not in_transaction,
+        is_chunk=send.is_chunk,
+        txnid_most_bits=send.txnid_most_bits,
+        txnid_least_bits=send.txnid_least_bits,
+        error=error,
+    )
 
 
 def _broker_metadata(data: bytes, start: int, end: int) -> tuple[bytes | None, int]:
@@ -209,50 +248,50 @@ def _broker_metadata(data: bytes, start: int, end: int) -> tuple[bytes | None, i
     return data[start + 6 : entry_start], entry_start
 
 
-def _with_entry(command: BaseCommand, entry: bytes, broker_metadata: bytes | None) -> Frame:
-    """The frame of a command and its entry, checked."""
+def _checked(kind: "BaseCommand.Type", entry: bytes) -> bytes | ChecksumMismatch:
+    """The entry of a command of that type, as it is stored, or what is wrong with its checksum."""
     size = len(entry)
     if size >= _ENTRY_HEAD.size:
-        magic, checksum, metadata_size = _ENTRY_HEAD.unpack_from(entry)
+        magic, checksum, metadata_size = _unpack_entry_head(entry)
         if magic == _MAGIC:
             if metadata_size > size - 10:
-                raise _overlong_metadata(command, metadata_size, size - 10)
+                raise _overlong_metadata(kind, metadata_size, size - 10)
             actual = crc32c(entry[CHECKED_FROM:])
             if actual != checksum:
-                return Frame(command, None, _mismatch(command, checksum, actual), broker_metadata)
-            return Frame(command, entry, None, broker_metadata)
-    return Frame(command, _seal_unchecked(command, entry), None, broker_metadata)
+                return _mismatch(kind, checksum, actual)
+            return entry
+    return _seal_unchecked(kind, entry)
 
 
-def _seal_unchecked(command: BaseCommand, entry: bytes) -> bytes:
+def _seal_unchecked(kind: "BaseCommand.Type", entry: bytes) -> bytes:
     """The entry of a peer that sends no checksum, with one."""
     size = len(entry)
     if size == 0:
         raise MissingPayload(
-            f"{BaseCommand.Type.Name(command.type)} came without a payload; "
+            f"{BaseCommand.Type.Name(kind)} came without a payload; "
             "send message metadata and payload in the same frame."
         )
     if size < 4 or entry[:2] == CHECKSUM_MAGIC:
         raise MalformedEntry(
-            f"The {size} bytes after {BaseCommand.Type.Name(command.type)} are too few for message "
+            f"The {size} bytes after {BaseCommand.Type.Name(kind)} are too few for message "
             "metadata; send its size, the metadata and the payload."
         )
     (metadata_size,) = _U32.unpack_from(entry)
     if metadata_size > size - 4:
-        raise _overlong_metadata(command, metadata_size, size - 4)
+        raise _overlong_metadata(kind, metadata_size, size - 4)
     return seal_entry(entry)
 
 
-def _overlong_metadata(command: BaseCommand, metadata_size: int, left: int) -> MalformedEntry:
+def _overlong_metadata(kind: "BaseCommand.Type", metadata_size: int, left: int) -> MalformedEntry:
     return MalformedEntry(
-        f"{BaseCommand.Type.Name(command.type)} announces {metadata_size} bytes of metadata and "
+        f"{BaseCommand.Type.Name(kind)} announces {metadata_size} bytes of metadata and "
         f"{left} are left in its frame; the size counts the MessageMetadata alone."
     )
 
 
-def _mismatch(command: BaseCommand, announced: int, actual: int) -> ChecksumMismatch:
+def _mismatch(kind: "BaseCommand.Type", announced: int, actual: int) -> ChecksumMismatch:
     return ChecksumMismatch(
-        f"The entry of a {BaseCommand.Type.Name(command.type)} has the CRC32C {actual:08x} and "
+        f"The entry of a {BaseCommand.Type.Name(kind)} has the CRC32C {actual:08x} and "
         f"announces {announced:08x}: it was damaged on its way; send it again."
     )
 

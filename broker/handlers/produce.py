@@ -14,12 +14,12 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
 
-from broker.connection import ProtocolViolation
 from broker.producer import Producer, ProducerRequest, remember_closed
 from broker.producer_access import AccessMode
+from broker.protocol_violation import ProtocolViolation
 from broker.publishing import MessageRefused
 from broker.schemas import definition_from_wire, version_bytes
 from broker.topic import TopicState
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.handlers import Handler
     from broker.topic import Topic
+    from protocol.frames import Received, Send
 
 Opening = asyncio.Future[Producer]
 
@@ -168,24 +169,30 @@ def _succeed(connection: "Connection", request_id: int, attached: Producer, *, r
     connection.send(BaseCommand(type=BaseCommand.PRODUCER_SUCCESS, producer_success=success))
 
 
-def send(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
-    """SEND: the hot path."""
-    request = command.send
+def send(connection: "Connection", frames: "Sequence[Received]", at: int) -> int:
+    """SEND, the hot path: frames[at], with those behind it that can be published with it.
+
+    Returns where those end.  Raises `ProtocolViolation` for a producer that is not open.
+    """
+    request = cast("Send", frames[at])
     attached = connection.producers.get(request.producer_id)
     if isinstance(attached, Producer):
-        if entry is None:
+        if request.plain:
+            return attached.topic.publish(attached, frames, at)
+        if request.entry is None:
             attached.topic.damaged(attached, request)
         elif request.txnid_most_bits or request.txnid_least_bits:
             attached.topic.refuse(
                 attached, request, MessageRefused("Transactions are off: send without one.")
             )
         else:
-            attached.topic.publish(attached, request, entry)
+            return attached.topic.publish(attached, frames, at)
     elif request.producer_id not in connection.closed_producers:
         raise ProtocolViolation(
             f"SEND names producer {request.producer_id}, which is not open: wait for "
             "PRODUCER_SUCCESS first."
         )
+    return at + 1
 
 
 def close_producer(
@@ -233,6 +240,5 @@ def _closed(connection: "Connection", request_id: int) -> None:
 
 HANDLERS: "Mapping[int, Handler]" = {
     BaseCommand.PRODUCER: producer,
-    BaseCommand.SEND: send,
     BaseCommand.CLOSE_PRODUCER: close_producer,
 }

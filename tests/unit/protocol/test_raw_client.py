@@ -2,17 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
 from protocol import pulsar_pb2 as pb
-from protocol.frames import Frame, FrameDecoder, encode_command, encode_message, encode_send_receipt
+from protocol.frames import (
+    Frame,
+    FrameDecoder,
+    Received,
+    Send,
+    encode_command,
+    encode_message,
+    encode_send_receipt,
+)
 from protocol.message import build_entry
 from tests.support.raw_client import BrokerError, RawClient, Receipt, basecommand
 
 Kind = pb.BaseCommand
-Peer = Callable[[Frame], list[bytes]]
+Peer = Callable[[Any], list[bytes]]
 Connect = Callable[[Peer], Awaitable[RawClient]]
 MESSAGE_ID = pb.MessageIdData(ledger_id=1, entry_id=2)
 METADATA = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
@@ -27,8 +36,10 @@ def message(consumer_id: int, payload: bytes) -> bytes:
     return b"".join(encode_message(basecommand(Kind.MESSAGE, body), build_entry(METADATA, payload)))
 
 
-def greet(frame: Frame) -> list[bytes]:
+def greet(frame: Received) -> list[bytes]:
     """The answers that every peer here gives."""
+    if isinstance(frame, Send):
+        return []
     command = frame.command
     if command.type == Kind.CONNECT:
         return [reply(Kind.CONNECTED, pb.CommandConnected(server_version="peer"))]
@@ -74,9 +85,9 @@ async def connect() -> AsyncIterator[Connect]:
         await server.wait_closed()
 
 
-def receipts(frame: Frame) -> list[bytes]:
-    send = frame.command.send
-    assert frame.entry is not None
+def receipts(send: Received) -> list[bytes]:
+    assert isinstance(send, Send)
+    assert send.entry is not None
     return [encode_send_receipt(send.producer_id, send.sequence_id, 0, 5, send.sequence_id)]
 
 
@@ -93,8 +104,8 @@ async def test_sends_and_their_receipts(connect: Connect) -> None:
 
 
 async def test_a_send_error_is_raised(connect: Connect) -> None:
-    def refuse(frame: Frame) -> list[bytes]:
-        send = frame.command.send
+    def refuse(send: Received) -> list[bytes]:
+        assert isinstance(send, Send)
         error = pb.CommandSendError(
             producer_id=send.producer_id,
             sequence_id=send.sequence_id,
@@ -109,9 +120,7 @@ async def test_a_send_error_is_raised(connect: Connect) -> None:
 
 
 async def test_a_receipt_out_of_order_ends_the_connection(connect: Connect) -> None:
-    client = await connect(
-        lambda frame: [encode_send_receipt(frame.command.send.producer_id, 99, 0, 1, 1)]
-    )
+    client = await connect(lambda send: [encode_send_receipt(send.producer_id, 99, 0, 1, 1)])
     producer = await client.create_producer("t")
     with pytest.raises(ConnectionError, match="receipt of 99 came where 0 was due"):
         await producer.send(b"x")

@@ -1,8 +1,9 @@
 """The publish path over a ledger that does what the test says."""
 
+import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,37 +15,52 @@ from broker.deduplication import ProducerSequence
 from broker.producer import Producer, ProducerRequest, ProducerState
 from broker.publish_limits import PublishLimits
 from broker.publishing import MessageRefused, Publishing
+from config.bounds import MAX_MESSAGE_SIZE
 from protocol import pulsar_pb2 as pb
-from protocol.frames import FrameDecoder
+from protocol.frames import Frame, FrameDecoder, Send
 from protocol.ids import Position
 from protocol.server_error import MagnetarError
 from storage.ledger.store import DiskFull
-from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerBusy, PublishCallback
+from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerBusy
+from storage.managed_ledger_writer import GroupCallback
 
 ENTRY = b"\x0e\x01" + bytes(30)
 
 
 class Ledger:
-    """Holds appends until the test decides them, in order."""
+    """Holds appends until the test decides them, in order; takes `room` of them before `refusal`.
+
+    `bite` is how many it takes of those that it is given at once.
+    """
 
     def __init__(self) -> None:
-        self.waiting: deque[PublishCallback] = deque()
+        self.waiting: deque[GroupCallback] = deque()
         self.refusal: MagnetarError | None = None
+        self.room = 0
+        self.bite = 10**9
         self.stored = 0
 
-    def append(self, data: bytes, done: PublishCallback) -> None:
+    def append_all(self, entries: Sequence[bytes], done: GroupCallback) -> int:
+        takes = min(len(entries), self.bite)
         if self.refusal is not None:
-            raise self.refusal
-        self.waiting.append(done)
+            if not self.room:
+                raise self.refusal
+            takes = min(takes, self.room)
+            self.room -= takes
+        self.waiting.extend([done] * takes)
+        return takes
 
-    def succeed(self) -> None:
-        self.waiting.popleft()(Position(1, self.stored), None)
-        self.stored += 1
+    def succeed(self, count: int = 1) -> None:
+        """The next ones became durable together."""
+        done = [self.waiting.popleft() for _ in range(count)]
+        positions = [Position(1, self.stored + index) for index in range(count)]
+        self.stored += count
+        done[0](positions, None)
 
     def fail_all(self, error: MagnetarError) -> None:
         for done in list(self.waiting):
             self.waiting.popleft()
-            done(None, error)
+            done((), error)
 
 
 class Peer:
@@ -54,6 +70,8 @@ class Peer:
         self.producers: dict[int, object] = {}
         self.closed_producers: dict[int, None] = {}
         self.inflight_bytes = 0
+        self.paused: set[str] = set()
+        self.buffers = 0
         self.remote = "127.0.0.1:1"
         self.answers: list[tuple[str, int]] = []
         self._decoder = FrameDecoder(10**6)
@@ -62,6 +80,7 @@ class Peer:
         return lambda: None
 
     def put(self, buffer: bytes) -> None:
+        self.buffers += 1
         for frame in self._decoder.feed(buffer):
             self.answers.append(("receipt", frame.command.send_receipt.sequence_id))
 
@@ -74,18 +93,18 @@ class Peer:
             self.answers.append((name, command.send_error.sequence_id))
 
     def pause_reading(self, why: str) -> None:
-        """Nothing is read anyway."""
+        self.paused.add(why)
 
     def resume_reading(self, why: str) -> None:
-        """Nothing is read anyway."""
+        self.paused.discard(why)
 
 
 class Bench:
     """One topic's publish path with producers on peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection_bytes: int = 10**9) -> None:
         self.ledger = Ledger()
-        self.limits = PublishLimits(connection_bytes=10**9, total_bytes=10**9)
+        self.limits = PublishLimits(connection_bytes=connection_bytes, total_bytes=10**9)
         self.store = SimpleNamespace(durable=None, unsaved_entries=0, unsaved_bytes=0)
         self.lost: list[MagnetarError] = []
         self.gone: list[Producer] = []
@@ -108,20 +127,28 @@ class Bench:
         peer.producers[1] = producer
         return peer, producer
 
-    def send(self, producer: Producer, number: int, *, entry: bytes = ENTRY) -> None:
-        """What the SEND handler does: nothing for a producer that has lost its id."""
-        if cast("Peer", producer.connection).producers.get(1) is producer:
-            command = pb.CommandSend(producer_id=1, sequence_id=number)
-            self.publishing.publish(producer, command, entry)
+    def send(
+        self, producer: Producer, number: int, *, count: int = 1, entry: bytes = ENTRY
+    ) -> None:
+        """What the SEND handler does with `count` of them that came together.
+
+        Nothing, for a producer that has lost its id.
+        """
+        sends = [sent(number + index, entry) for index in range(count)]
+        at = 0
+        while at < count and cast("Peer", producer.connection).producers.get(1) is producer:
+            at = self.publishing.publish(producer, sends, at)
+
+
+def sent(number: int, entry: bytes | None = ENTRY, *, messages: int = 1) -> Send:
+    return Send(1, number, 0, messages, entry, plain=entry is not None)
 
 
 def test_refusals_wait_for_their_turn() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     bench.send(producer, 0)
-    bench.publishing.refuse(
-        producer, pb.CommandSend(producer_id=1, sequence_id=1), MessageRefused("No.")
-    )
+    bench.publishing.refuse(producer, sent(1), MessageRefused("No."))
     bench.send(producer, 2)
     assert peer.answers == []
     bench.ledger.succeed()
@@ -182,7 +209,7 @@ def test_no_receipt_for_a_producer_that_is_gone_but_its_sequence_counts() -> Non
 def test_a_damaged_chunk_ends_the_producer() -> None:
     bench = Bench()
     peer, producer = bench.producer()
-    bench.publishing.damaged(producer, pb.CommandSend(producer_id=1, sequence_id=0, is_chunk=True))
+    bench.publishing.damaged(producer, Send(1, 0, 0, 1, None, plain=False, is_chunk=True))
     assert peer.answers == [("UnknownError", 0)]
     assert producer.state is ProducerState.CLOSED
 
@@ -212,21 +239,22 @@ def test_answers_come_in_order_whatever_happens(steps: list[str], rng: random.Ra
         peer, producer = pairs[which]
         if step == "succeed":
             if bench.ledger.waiting:
-                bench.ledger.succeed()
+                bench.ledger.succeed(rng.randint(1, len(bench.ledger.waiting)))
         elif step == "fail":
             bench.ledger.fail_all(DiskFull("Full."))
         elif step == "close":
             producer.disconnected()
         elif step == "refuse":
             if peer.producers:
-                command = pb.CommandSend(producer_id=1, sequence_id=numbers[which])
-                bench.publishing.refuse(producer, command, MessageRefused("No."))
+                bench.publishing.refuse(producer, sent(numbers[which]), MessageRefused("No."))
                 numbers[which] += 1
         else:
             bench.ledger.refusal = ManagedLedgerBusy("Wait.") if step == "busy" else None
-            bench.send(producer, numbers[which])
+            bench.ledger.room, bench.ledger.bite = rng.randint(0, 2), rng.randint(1, 3)
+            count = rng.randint(1, 4)
+            bench.send(producer, numbers[which], count=count)
             bench.ledger.refusal = None
-            numbers[which] += 1
+            numbers[which] += count
     while bench.ledger.waiting:
         bench.ledger.succeed()
     for peer, producer in pairs:
@@ -244,8 +272,7 @@ def test_answers_come_in_order_whatever_happens(steps: list[str], rng: random.Ra
 def test_counters(size: int) -> None:
     bench = Bench()
     _, producer = bench.producer()
-    command = pb.CommandSend(producer_id=1, sequence_id=0, num_messages=size)
-    bench.publishing.publish(producer, command, ENTRY)
+    bench.publishing.publish(producer, [sent(0, messages=size)], 0)
     bench.ledger.succeed()
     assert (producer.messages_in, producer.bytes_in) == (size, len(ENTRY))
     assert (bench.store.unsaved_entries, bench.store.unsaved_bytes) == (1, len(ENTRY))
@@ -261,4 +288,86 @@ def test_a_producer_that_stops_taking_answers_what_it_took() -> None:
     assert peer.producers == {1: producer}
     bench.ledger.succeed()
     assert peer.answers == [("receipt", 0)]
+    assert bench.publishing.in_flight == 0
+
+
+def test_what_came_together_is_answered_together() -> None:
+    bench = Bench()
+    peer, producer = bench.producer()
+    bench.send(producer, 0, count=5)
+    assert len(bench.ledger.waiting) == producer.pending == 5
+    bench.ledger.succeed(3)
+    assert peer.answers == [("receipt", number) for number in range(3)]
+    assert (peer.buffers, producer.pending, producer.sequence.last) == (1, 2, 2)
+    assert producer.sequence.position == bench.store.durable == Position(1, 2)
+    assert bench.limits.inflight_bytes == peer.inflight_bytes == 2 * len(ENTRY)
+
+
+def test_a_group_of_two_producers_and_a_refusal_between_is_answered_in_order() -> None:
+    bench = Bench()
+    (one, first), (two, second) = bench.producer(), bench.producer()
+    bench.send(first, 0, count=2)
+    bench.publishing.refuse(first, sent(2), MessageRefused("No."))
+    bench.send(first, 3)
+    bench.send(second, 0, count=2)
+    bench.ledger.succeed(5)
+    kinds = ["receipt", "receipt", "NotAllowedError", "receipt"]
+    assert one.answers == list(zip(kinds, range(4), strict=True))
+    assert two.answers == [("receipt", 0), ("receipt", 1)]
+    assert (first.sequence.last, second.sequence.last) == (3, 1)
+
+
+def test_a_run_ends_where_the_ledger_takes_no_more() -> None:
+    bench = Bench()
+    peer, producer = bench.producer()
+    bench.ledger.refusal, bench.ledger.room = ManagedLedgerBusy("Wait."), 2
+    bench.send(producer, 0, count=5)
+    assert bench.publishing.in_flight == 3
+    bench.ledger.succeed(2)
+    assert peer.answers == [("receipt", 0), ("receipt", 1), ("TooManyRequests", 2)]
+    assert bench.gone == [producer]
+    assert (producer.pending, peer.inflight_bytes) == (0, 0)
+
+
+def test_a_run_ends_at_the_bound_of_its_connection() -> None:
+    bench = Bench(connection_bytes=2 * len(ENTRY))
+    peer, producer = bench.producer()
+    sends = [sent(number) for number in range(6)]
+    assert bench.publishing.publish(producer, sends, 1) == 4
+    assert peer.paused
+    bench.ledger.succeed(2)
+    assert not peer.paused
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Frame(pb.BaseCommand(type=pb.BaseCommand.PING)),
+        Send(2, 2, 0, 1, ENTRY),
+        sent(2, None),
+        Send(1, 2, 0, 1, ENTRY, plain=False, is_chunk=True),
+        Send(1, 2, 0, 1, ENTRY, plain=False, txnid_most_bits=1),
+        sent(2, bytes(MAX_MESSAGE_SIZE + 1)),
+    ],
+)
+def test_a_run_ends_at_anything_else(other: Frame | Send) -> None:
+    bench = Bench()
+    _, producer = bench.producer()
+    assert bench.publishing.publish(producer, [sent(0), sent(1), other, sent(3)], 0) == 2
+    assert len(bench.ledger.waiting) == 2
+
+
+async def test_a_receipt_that_fails_keeps_nobody_from_theirs() -> None:
+    bench = Bench()
+    (_, broken), (peer, producer) = bench.producer(), bench.producer()
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: failures.append(context["exception"])
+    )
+    broken.connection.put = lambda buffer: 1 // 0  # type: ignore[assignment, return-value]
+    bench.send(broken, 0)
+    bench.send(producer, 0, count=2)
+    bench.ledger.succeed(3)
+    assert [type(failure) for failure in failures] == [ZeroDivisionError]
+    assert peer.answers == [("receipt", 0), ("receipt", 1)]
     assert bench.publishing.in_flight == 0

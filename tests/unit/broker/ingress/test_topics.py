@@ -215,10 +215,10 @@ async def test_a_ledger_that_does_not_know_its_end_is_opened_anew(
     await producer.send(b"x")
     topic = broker.topics.loaded()[TOPIC]
 
-    def fails(data: bytes, done: object) -> None:
+    def fails(entries: object, done: object) -> int:
         raise AppendOutcomeUnknown("The disk does not answer: mend it.")
 
-    topic._publishing._append = fails  # type: ignore[assignment]
+    topic._publishing._append_all = fails  # type: ignore[assignment]
     assert await code_of(producer.send(b"y")) == "PersistenceError"
     client.write(producer.frame(b"z")[1])
     await client.ping()

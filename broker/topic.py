@@ -6,7 +6,9 @@ Rules:
   finish; SEALED is a terminated ledger, for ever; CLOSING answers nothing new.
 - Receipts leave in SEND order of a producer, one each, and never for a producer that is closed.
 - A ledger that failed so that its end is not known, or that was FENCED, is given up: the topic
-  closes, and the next one who asks for it loads it anew.
+  closes, and the next one who asks for it loads it anew.  So is a topic whose ownership was lost.
+- Consumers read up to the horizon and never see an entry of an aborted transaction.
+- What transactions left of a subscription that is gone is deleted before one of that name is made.
 """
 
 import asyncio
@@ -22,12 +24,16 @@ from broker.dispatch.errors import ConsumerBusy
 from broker.publishing import Publishing
 from broker.subscription import Subscription
 from broker.topic_producers import TopicProducers
+from broker.transactional_acks import forget_subscription
 from config.bounds import SEAL_WAIT_S
+from protocol.frames import FrameError
 from protocol.ids import Position
+from protocol.message import parse_metadata
 from protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.ledger.store import LedgerError
 from storage.managed_ledger_types import ManagedLedgerState
 from storage.metadata.store import MetadataError
+from txn.txn_id import TxnId
 
 if TYPE_CHECKING:
     from broker.consumer import Consumer, SubscribeRequest
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from protocol.names import TopicName
     from storage.managed_ledger import ManagedLedger
     from storage.managed_ledger_types import Entry
+    from txn.buffer import SegmentBuffer
 
 log = structlog.get_logger(__name__)
 
@@ -98,9 +105,14 @@ class Topic:
     """See the module's rules.  Made by `TopicRegistry`, used by handlers and scalable topics."""
 
     def __init__(
-        self, broker: "Broker", name: "TopicName", ledger: "ManagedLedger", store: "SequenceStore"
+        self,
+        broker: "Broker",
+        name: "TopicName",
+        ledger: "ManagedLedger",
+        store: "SequenceStore",
+        buffer: "SegmentBuffer",
     ) -> None:
-        """Over an open ledger and its loaded sequence ids."""
+        """Over an open ledger, its loaded sequence ids and transactions."""
         self.broker = broker
         self.name = name
         self.ledger = ledger
@@ -108,6 +120,8 @@ class Topic:
         self.uses = 0
         """How often it was asked for since it was loaded; see `broker.idle_topics`."""
         self.sequence_store = store
+        self.buffer = buffer
+        self.owner = buffer.owner
         self._producers = TopicProducers(self)
         self._publishing = Publishing(ledger, broker.publish_limits, store, self._ledger_failed)
         self._subscriptions: dict[str, Subscription] = {
@@ -120,10 +134,23 @@ class Topic:
         self._work = Background()
         self._sealing: asyncio.Task[Position] | None = None
         self._forget_appends = ledger.on_append(store.appended)
+        self._forget_horizon = buffer.on_horizon(self._horizon_moved)
         ledger.on_stop(self._ledger_failed)
         self.publish = self._publishing.publish
         self.refuse = self._publishing.refuse
         self.damaged = self._publishing.damaged
+
+    async def load_transactions(self) -> None:
+        """What is acknowledged in open transactions; before anybody consumes."""
+        for subscription in self._subscriptions.values():
+            await subscription.load_transactions()
+
+    async def abandon(self) -> None:
+        """Loading failed: let go of what was loaded.  The ledger and the buffer are others'."""
+        self._forget_appends()
+        self._forget_horizon()
+        for subscription in self._subscriptions.values():
+            await subscription.close(persist=False)
 
     def opened(self) -> None:
         """Loaded: serve."""
@@ -150,6 +177,7 @@ class Topic:
             and not self.producers
             and not self._publishing.in_flight
             and not self._work.busy
+            and self.buffer.idle
             and not self._subscription_change.locked()
             and (self._sealing is None or self._sealing.done())
             and all(subscription.idle for subscription in self._subscriptions.values())
@@ -201,12 +229,26 @@ class Topic:
         return self._past_bytes_out + now
 
     def max_read_position(self) -> Position:
-        """Up to where consumers may read."""
-        return self.ledger.last_confirmed
+        """Up to where consumers may read: the horizon of transactions."""
+        return self.buffer.horizon
 
     def is_aborted(self, entry: "Entry") -> bool:
-        """Whether an entry is never to be delivered."""
-        return False
+        """Whether an entry at or before the horizon is never to be delivered."""
+        if not self.buffer.anything_aborted:
+            return False
+        try:
+            metadata = parse_metadata(entry.data)
+        except FrameError:
+            return False
+        if not metadata.HasField("txnid_least_bits"):
+            return False
+        return self.buffer.is_aborted(TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits))
+
+    def _horizon_moved(self) -> None:
+        for subscription in list(self._subscriptions.values()):
+            subscription.wake()
+            if self.sealed:
+                subscription.look_at_end()
 
     def require_open(self) -> None:
         """Raise unless producers may come: `TopicTerminated`, `TopicUnavailable`."""
@@ -271,8 +313,7 @@ class Topic:
             existing = self._subscriptions.get(name)
             if existing is not None and existing.durable:
                 return existing
-            cursor = await self.ledger.open_cursor(name, start, properties=properties)
-            return self._keep(Subscription(self, name, cursor))
+            return await self._make_durable(name, start, properties)
 
     async def _unsubscribe(self, name: str, *, force: bool) -> None:
         async with self._subscription_change:
@@ -292,8 +333,25 @@ class Topic:
             try:
                 await self.ledger.delete_cursor(name)
             except (MetadataError, LedgerError):
-                self._keep(Subscription(self, name, subscription.cursor))
+                await self._restore(Subscription(self, name, subscription.cursor))
                 raise
+            if subscription.durable:
+                await self._forget_transactions_of(name)
+
+    async def _restore(self, subscription: Subscription) -> None:
+        """It could not be deleted, so it is still there."""
+        try:
+            await subscription.load_transactions()
+        except MagnetarError as error:
+            self._ledger_failed(error)
+        else:
+            self._keep(subscription)
+
+    async def _forget_transactions_of(self, name: str) -> None:
+        try:
+            await forget_subscription(self, name)
+        except MagnetarError as error:
+            log.warning("acknowledgement_records_left", topic=str(self.name), error=str(error))
 
     async def _subscription_for(self, request: "SubscribeRequest") -> Subscription:
         name = request.subscription
@@ -309,10 +367,16 @@ class Topic:
                 raise SubscriptionNotFound(
                     f"{self.name} has no subscription {name!r}: create it first."
                 )
-            cursor = await self.ledger.open_cursor(
-                name, request.start, properties=request.properties
-            )
-            return self._keep(Subscription(self, name, cursor))
+            return await self._make_durable(name, request.start, request.properties)
+
+    async def _make_durable(
+        self, name: str, start: Position, properties: Mapping[str, str]
+    ) -> Subscription:
+        await forget_subscription(self, name)
+        cursor = await self.ledger.open_cursor(name, start, properties=properties)
+        subscription = Subscription(self, name, cursor)
+        await subscription.load_transactions()
+        return self._keep(subscription)
 
     def _keep(self, subscription: Subscription) -> Subscription:
         self._subscriptions[subscription.name] = subscription
@@ -381,7 +445,8 @@ class Topic:
                     failures.append(error)
         await self._work.wait()
         self._forget_appends()
-        for close in (self.sequence_store.close, self.ledger.close):
+        self._forget_horizon()
+        for close in (self.buffer.close, self.sequence_store.close, self.ledger.close):
             try:
                 await close()
             except MagnetarError as error:
@@ -390,8 +455,13 @@ class Topic:
         if failures:
             raise failures[0]
 
+    def ownership_lost(self, error: MagnetarError) -> None:
+        """Another process owns the segment now."""
+        self._ledger_failed(error)
+
     def _ledger_failed(self, error: MagnetarError) -> None:
-        """The ledger must be opened anew."""
+        """The ledger must be opened anew; what is in flight may turn up later (W4)."""
+        self.buffer.stop(error)
         if self.state in _READABLE:
             log.warning("topic_given_up", topic=str(self.name), error=str(error))
             self.broker.topics.give_up(self)

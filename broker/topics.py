@@ -5,12 +5,15 @@ Rules:
 - One `Topic` for each name.  Who asks while it is being loaded shares that load; a load belongs to
   the registry, so the one who asked may go away.
 - Loading, unloading and deleting of one name happen one after the other.
+- Loading keeps W7 of transactions: the epoch first where others may own the topic too, then the
+  ledger, which fences, then claims and what they lead to.
 - A persistent topic is made on first use if its namespace allows it, unless a scalable topic has
   the name.  A segment exists by the word of its scalable topic only.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -40,6 +43,9 @@ from protocol.names import (
 from protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.managed_ledger_records import ledger_key
 from storage.managed_ledger_types import Retention
+from txn.buffer import SegmentBuffer
+from txn.forget_segment import forget_segment
+from txn.segment_owner import SegmentOwner
 
 if TYPE_CHECKING:
     from broker.namespaces import Policies
@@ -67,6 +73,9 @@ class TopicExists(PeerError):
 
 class TopicRegistry:
     """See the module's rules."""
+
+    buffer_class: ClassVar[type[SegmentBuffer]] = SegmentBuffer
+    owner_class: ClassVar[type[SegmentOwner]] = SegmentOwner
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
@@ -177,16 +186,7 @@ class TopicRegistry:
             policies = await self._broker.namespaces.require(name.namespace_name)
             sealed_by_layout = await self._require_openable(name, policies, create=create)
             created = not await self._is_stored(name)
-            store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
-            ledger = await self._broker.managed_ledgers.open(
-                name.ledger_path, create=True, retention=store.retention
-            )
-            try:
-                await store.load(ledger)
-                topic = Topic(self._broker, name, ledger, store)
-            except BaseException:
-                await self._broker.managed_ledgers.unload(name.ledger_path)
-                raise
+            topic = await self._open(name)
             self._topics[str(name)] = topic
             topic.opened()
             if sealed_by_layout:
@@ -195,6 +195,39 @@ class TopicRegistry:
             if created:
                 self._tell(name, exists=True)
             return topic
+
+    async def _open(self, name: TopicName) -> Topic:
+        """W7: epoch, log, claims, headers, aborted set, acknowledgements; in this order."""
+        store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
+        owner = await self._owner(name)
+        async with AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(self._broker.managed_ledgers.unload, name.ledger_path)
+            ledger = await self._broker.managed_ledgers.open(
+                name.ledger_path, create=True, retention=store.retention
+            )
+            await store.load(ledger)
+            parts = self._broker.transactions.parts
+            buffer = await self.buffer_class.load(str(name), ledger, owner, parts)
+            on_failure.push_async_callback(buffer.close)
+            topic = Topic(self._broker, name, ledger, store, buffer)
+            on_failure.push_async_callback(topic.abandon)
+            await topic.load_transactions()
+            on_failure.pop_all()
+        return topic
+
+    async def _owner(self, name: TopicName) -> SegmentOwner:
+        """Who writes under a new epoch; taken at once where other processes may own the topic."""
+
+        def lost(error: MagnetarError) -> None:
+            topic = self._topics.get(str(name))
+            if topic is not None and topic.owner is owner:
+                topic.ownership_lost(error)
+
+        parts = self._broker.transactions.parts
+        owner = self.owner_class(str(name), parts, lost)
+        if parts.eager_epochs:
+            await owner.take()
+        return owner
 
     async def _require_openable(
         self, name: TopicName, policies: "Policies", *, create: bool
@@ -341,6 +374,7 @@ class TopicRegistry:
                 _require_unused(topic)
             await self._unload(str(name))
             await self._broker.managed_ledgers.delete(name.ledger_path)
+            await self._forget_transactions(name)
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
                 await self._forget_schemas(name)
         self._tell(name, exists=False)
@@ -361,6 +395,13 @@ class TopicRegistry:
             except TopicNotFound:
                 continue
         await self._forget_schemas(name)
+
+    async def _forget_transactions(self, name: TopicName) -> None:
+        """What is left after a failure goes when its transactions are collected."""
+        try:
+            await forget_segment(self._broker.transactions.store, str(name))
+        except MagnetarError as error:
+            log.warning("transaction_records_left", topic=str(name), error=str(error))
 
     async def _forget_schemas(self, name: TopicName) -> None:
         if not await self.has_scalable_twin(name):

@@ -152,19 +152,6 @@ async def forget_subscription(topic: "Topic", subscription: str) -> None:
     await ack_records.forget_subscription(store, str(topic.name), subscription)
 
 
-async def rescan(topic: "Topic") -> None:
-    """A6 for everything on the topic."""
-    durable = [each for each in topic.subscriptions.values() if each.durable]
-    for subscription in durable:
-        if subscription.transactional is not None and not subscription.closed:
-            await subscription.transactional.pending.rescan()
-    await ack_records.rescan_orphans(
-        topic.broker.transactions.parts.store,
-        str(topic.name),
-        [each.name for each in durable],
-    )
-
-
 def _individual(acks: "Sequence[PendingAck]") -> "list[AckedPosition]":
     return [each for ack in acks if not ack.cumulative for each in ack.acks]
 

@@ -141,12 +141,13 @@ class Transactions:
         buffer = _buffer_of(topic)
         if buffer is not None:
             await buffer.rescan()
-        for record in found:
-            if not isinstance(record, AckRecord):
-                continue
-            subscription = topic.subscriptions.get(record.subscription)
-            if subscription is None:
-                await self._delete((record,))
+        acks = [record for record in found if isinstance(record, AckRecord)]
+        for holder in sorted({ack.subscription for ack in acks}):
+            subscription = topic.subscriptions.get(holder)
+            if subscription is not None and subscription.transactional is not None:
+                await subscription.transactional.pending.rescan()
+            else:
+                await self._delete([ack for ack in acks if ack.subscription == holder])
         return True
 
     async def _delete(self, found: Sequence[Claim | AckRecord]) -> None:

@@ -9,7 +9,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 from config.bounds import TXN_PAGE
 from txn import records
@@ -29,14 +29,6 @@ async def delete_ended(store: TransactionStore, strays: Sequence[AckRecord]) -> 
 async def forget_subscription(store: TransactionStore, segment: str, subscription: str) -> None:
     """Delete every record of a subscription that is gone, or not there yet."""
     await delete_records(store, await store.acks_on(segment, subscription))
-
-
-async def rescan_orphans(
-    store: TransactionStore, segment: str, subscriptions: Collection[str]
-) -> None:
-    """A6 for records of subscriptions that there are not."""
-    found = await store.acks_on_segment(segment)
-    await delete_ended(store, [each for each in found if each.subscription not in subscriptions])
 
 
 async def delete_records(store: TransactionStore, found: Sequence[AckRecord]) -> None:

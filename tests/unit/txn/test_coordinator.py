@@ -183,12 +183,12 @@ async def test_a_deadline_aborts_when_it_comes_and_not_before() -> None:
 
 
 @in_virtual_time
-async def test_ten_thousand_deadlines_at_once() -> None:
+async def test_thousands_of_deadlines_at_once() -> None:
     world = World()
     async with world.coordinators() as (coordinators, parts):
-        await asyncio.gather(*(coordinators.begin(ZERO, 5_000, None) for _ in range(10_000)))
+        await asyncio.gather(*(coordinators.begin(ZERO, 5_000, None) for _ in range(3_000)))
         await asyncio.sleep(6)
-        assert parts.counters.timed_out == 10_000
+        assert parts.counters.timed_out == 3_000
         assert coordinators.open_transactions() == []
 
 

@@ -1,0 +1,179 @@
+"""Who is told how a transaction ended, when, and what cannot be read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from storage.metadata.store import IndexEntry, Record
+from tests.unit.txn.coordinator_world import World, failing
+from tests.unit.txn.virtual_time import in_virtual_time
+from txn import decisions as decisions_module
+from txn import records
+from txn.decisions import Decisions
+from txn.header import ended
+from txn.parts import TransactionParts
+from txn.records import Header, TxnState
+from txn.store import StoredHeader
+from txn.txn_id import TxnId
+
+OPEN = Header(TxnState.OPEN, 60_000, 1)
+TXN = TxnId(0, 1)
+
+
+class Told(list[tuple[TxnId, TxnState | None]]):
+    """A follower that remembers."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __call__(self, txn: TxnId, state: TxnState | None) -> None:
+        self.append((txn, state))
+
+
+@asynccontextmanager
+async def deciding(world: World) -> AsyncIterator[tuple[Decisions, TransactionParts]]:
+    parts = world.parts()
+    parts.decisions.start()
+    try:
+        yield parts.decisions, parts
+    finally:
+        await parts.decisions.stop()
+
+
+async def end(parts: TransactionParts, txn: TxnId, action: TxnState) -> None:
+    version = await parts.store.create_header(txn, OPEN)
+    await parts.store.end_header(txn, ended(OPEN, action, 2), version)
+
+
+async def collect(parts: TransactionParts, txn: TxnId) -> None:
+    stored = await parts.store.read_header(txn)
+    assert stored is not None
+    await parts.store.delete_header(stored)
+
+
+@in_virtual_time
+async def test_each_follower_is_told_once() -> None:
+    world, told, other, forgotten = World(), Told(), Told(), Told()
+    async with deciding(world) as (decisions, parts):
+        for follower in (told, other, forgotten):
+            decisions.follow(TXN, follower)
+        decisions.forget(TXN, forgotten)
+        await end(parts, TXN, TxnState.ABORTED)
+        await asyncio.sleep(1)
+        await collect(parts, TXN)
+        await asyncio.sleep(1)
+        assert told == other == [(TXN, TxnState.ABORTED)]
+        assert forgotten == []
+        assert decisions.followed == 0
+
+
+@in_virtual_time
+async def test_a_follower_that_fails_does_not_keep_others_from_hearing() -> None:
+    world, told = World(), Told()
+
+    def fail(txn: TxnId, state: TxnState | None) -> None:
+        raise ValueError("a defect")
+
+    async with deciding(world) as (decisions, parts):
+        decisions.follow(TXN, fail)
+        decisions.follow(TXN, told)
+        await end(parts, TXN, TxnState.COMMITTED)
+        await asyncio.sleep(1)
+        assert told == [(TXN, TxnState.COMMITTED)]
+
+
+def test_what_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    real = decisions_module.stored_header
+
+    def note(record: Record) -> StoredHeader:
+        decoded.append(record.key)
+        return real(record)
+
+    monkeypatch.setattr(decisions_module, "stored_header", note)
+
+    @in_virtual_time
+    async def run() -> None:
+        async with deciding(World()) as (decisions, parts):
+            told = Told()
+            decisions.follow(TxnId(0, 7), told)
+            for number in range(10):
+                await end(parts, TxnId(0, number), TxnState.COMMITTED)
+            await asyncio.sleep(1)
+            assert len(told) == 1
+
+    run()
+    assert decoded == ["/txn/id/0_7"]
+
+
+@in_virtual_time
+async def test_after_a_resync_everything_followed_is_read() -> None:
+    world, told = World(), Told()
+    async with deciding(world) as (decisions, parts):
+        await end(parts, TxnId(0, 1), TxnState.COMMITTED)
+        await end(parts, TxnId(0, 2), TxnState.ABORTED)
+        await parts.store.create_header(TxnId(0, 3), OPEN)
+        for number in range(1, 5):
+            decisions.follow(TxnId(0, number), told)
+        decisions._watch.resync()  # type: ignore[attr-defined]
+        await asyncio.sleep(1)
+        assert sorted(told, key=lambda one: one[0]) == [
+            (TxnId(0, 1), TxnState.COMMITTED),
+            (TxnId(0, 2), TxnState.ABORTED),
+            (TxnId(0, 4), None),
+        ]
+        assert decisions.followed == 1
+
+
+@in_virtual_time
+async def test_a_header_gone_before_it_was_told_is_told_as_gone() -> None:
+    world, told = World(), Told()
+    async with deciding(world) as (decisions, parts):
+        await end(parts, TXN, TxnState.ABORTED)
+        await asyncio.sleep(1)
+        decisions.follow(TXN, told)
+        await collect(parts, TXN)
+        await asyncio.sleep(1)
+        assert told == [(TXN, None)]
+
+
+@in_virtual_time
+async def test_what_cannot_be_read_is_read_again_and_holds_up_nobody() -> None:
+    world, told, other = World(), Told(), Told()
+    async with deciding(world) as (decisions, parts):
+        decisions.follow(TXN, told)
+        await world.metadata.put(
+            records.header_key(TXN),
+            b"{",
+            partition=str(TXN),
+            indexes=[IndexEntry(records.FINAL_STATE_INDEX, "COMMITTED:00000000000000000001")],
+        )
+        await asyncio.sleep(5)
+        assert told == []
+        decisions.follow(TxnId(0, 2), other)
+        await end(parts, TxnId(0, 2), TxnState.COMMITTED)
+        await asyncio.sleep(0.1)
+        assert other == [(TxnId(0, 2), TxnState.COMMITTED)]
+        whole = ended(OPEN, TxnState.COMMITTED, 2)
+        await world.metadata.put(
+            records.header_key(TXN), records.encode_header(whole), partition=str(TXN)
+        )
+        await asyncio.sleep(11)
+        assert told == [(TXN, TxnState.COMMITTED)]
+
+
+@in_virtual_time
+async def test_a_store_that_fails_is_asked_again_until_it_answers() -> None:
+    world, told = World(), Told()
+    async with deciding(world) as (decisions, parts):
+        await end(parts, TXN, TxnState.ABORTED)
+        await asyncio.sleep(1)
+        decisions.follow(TXN, told)
+        world.metadata.before = failing("get", "/txn/id/")
+        decisions._watch.resync()  # type: ignore[attr-defined]
+        await asyncio.sleep(30)
+        assert told == []
+        world.metadata.before = None
+        await asyncio.sleep(11)
+        assert told == [(TXN, TxnState.ABORTED)]

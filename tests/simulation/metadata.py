@@ -73,6 +73,19 @@ class MetadataService:
         finally:
             asyncio.events._set_running_loop(None)
         self.handles: list[MetadataHandle] = []
+        self.holds: list[tuple[str, str]] = []
+        """(kind, part of a key) of requests that are to wait on their way until released."""
+        self.held: list[tuple[MetadataHandle, _Call]] = []
+
+    def holding(self, call: "_Call") -> bool:
+        return any(kind == call.kind and part in call.key for kind, part in self.holds)
+
+    def release(self) -> None:
+        """What was held arrives now, in order, whoever asked for it."""
+        self.holds.clear()
+        held, self.held = self.held, []
+        for handle, call in held:
+            self.host.context.copy().run(handle.arrive, call)
 
     def handle(self, host: Host) -> "MetadataHandle":
         handle = MetadataHandle(self, host)
@@ -93,9 +106,13 @@ class MetadataService:
 class _Call:
     """One request on its way."""
 
-    __slots__ = ("answer", "error", "fault", "made", "request")
+    __slots__ = ("answer", "fault", "key", "kind", "made", "request")
 
-    def __init__(self, request: Request, answer: "asyncio.Future[object]", fault: str) -> None:
+    def __init__(
+        self, kind: str, key: str, request: Request, answer: "asyncio.Future[object]", fault: str
+    ) -> None:
+        self.kind = kind
+        self.key = key
         self.request = request
         self.answer = answer
         self.fault = fault
@@ -107,8 +124,6 @@ class MetadataHandle(MetadataStore):
 
     def __init__(self, service: MetadataService, host: Host) -> None:
         self.host = host
-        self.hook: Callable[[str, str], None] = lambda what, key: None
-        """Told of every write when it is asked for: kind and key."""
         self._service = service
         self._loop = service.loop
         self._calls: deque[_Call] = deque()
@@ -119,13 +134,13 @@ class MetadataHandle(MetadataStore):
 
     # Requests
 
-    def _ask(self, request: Request) -> "asyncio.Future[object]":
+    def _ask(self, kind: str, key: str, request: Request) -> "asyncio.Future[object]":
         """Put a request on its way; it arrives behind those before it."""
         service, loop = self._service, self._loop
         if self._closed:
             raise MetadataError("The metadata store is closed: open it again.")
         answer: asyncio.Future[object] = loop.create_future()
-        call = _Call(request, answer, self._fault())
+        call = _Call(kind, key, request, answer, self._fault())
         self._calls.append(call)
         self._last = max(self._last, loop.time() + service.delay())
         loop.call_at(self._last, self._arrive, call, context=service.host.context.copy())
@@ -140,8 +155,15 @@ class MetadataHandle(MetadataStore):
     def _arrive(self, call: _Call) -> None:
         if call.made:
             return
-        call.made = True
         self._calls.remove(call)
+        if self._service.holding(call):
+            self._service.held.append((self, call))
+        else:
+            self.arrive(call)
+
+    def arrive(self, call: _Call) -> None:
+        """The service has it."""
+        call.made = True
         if call.fault == "refused":
             self._answer(call, None, _unavailable())
             return
@@ -182,12 +204,15 @@ class MetadataHandle(MetadataStore):
     # The interface
 
     async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        return cast("Record | None", await self._ask(lambda s: s.get(key, partition=partition)))
+        return cast("Record | None", await self._ask("get", key, lambda s: s.get(key, partition=partition)))
 
     async def get_many(
         self, keys: Sequence[str], *, partition: str | None = None
     ) -> list[Record | None]:
-        found = await self._ask(lambda s: s.get_many(list(keys), partition=partition))
+        asked = list(keys)
+        found = await self._ask(
+            "get", " ".join(asked), lambda s: s.get_many(asked, partition=partition)
+        )
         return cast("list[Record | None]", found)
 
     async def put(
@@ -206,8 +231,9 @@ class MetadataHandle(MetadataStore):
             if session.lost:
                 raise SessionLost("The session has ended: open a new one.")
             inner = cast("SimulatedSession", session).inner
-        self.hook("put", key)
         result = await self._ask(
+            "put",
+            key,
             lambda s: s.put(
                 key,
                 value,
@@ -216,24 +242,27 @@ class MetadataHandle(MetadataStore):
                 session=inner,
                 sequence=sequence,
                 indexes=list(indexes),
-            )
+            ),
         )
         return cast(PutResult, result)
 
     async def delete(
         self, key: str, *, partition: str | None = None, expect: Version | None = None
     ) -> bool:
-        self.hook("delete", key)
-        deleted = await self._ask(lambda s: s.delete(key, partition=partition, expect=expect))
+        deleted = await self._ask(
+            "delete", key, lambda s: s.delete(key, partition=partition, expect=expect)
+        )
         return cast(bool, deleted)
 
     async def children(self, key: str) -> list[str]:
-        return cast("list[str]", await self._ask(lambda s: s.children(key)))
+        return cast("list[str]", await self._ask("scan", key, lambda s: s.children(key)))
 
     async def scan(
         self, lo: str, hi: str, *, partition: str | None = None, fresh: bool = False
     ) -> list[Record]:
-        found = await self._ask(lambda s: s.scan(lo, hi, partition=partition, fresh=fresh))
+        found = await self._ask(
+            "scan", lo, lambda s: s.scan(lo, hi, partition=partition, fresh=fresh)
+        )
         return cast("list[Record]", found)
 
     async def scan_index(
@@ -247,7 +276,9 @@ class MetadataHandle(MetadataStore):
         limit: int | None = None,
     ) -> list[IndexHit]:
         found = await self._ask(
-            lambda s: s.scan_index(index, lo, hi, partition=partition, fresh=fresh, limit=limit)
+            "scan",
+            f"{index} {lo}",
+            lambda s: s.scan_index(index, lo, hi, partition=partition, fresh=fresh, limit=limit),
         )
         return cast("list[IndexHit]", found)
 
@@ -269,7 +300,9 @@ class MetadataHandle(MetadataStore):
         return watch
 
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
-        inner = await self._ask(lambda s: s.open_session(timeout_ms=timeout_ms, identity=identity))
+        inner = await self._ask(
+            "session", "", lambda s: s.open_session(timeout_ms=timeout_ms, identity=identity)
+        )
         session = SimulatedSession(self, self._service, cast(Session, inner))
         self._sessions.append(session)
         if self._service.rng.random() < self._service.faults.session_expiry:
@@ -302,7 +335,7 @@ class SimulatedSession(Session):
     async def close(self) -> None:
         self._ended.set()
         if not self.inner.lost:
-            await self._handle._ask(lambda store: self.inner.close())
+            await self._handle._ask("session", "", lambda store: self.inner.close())
 
     def expire_later(self, seconds: float) -> None:
         """The service gives it up; the process hears of it."""

@@ -24,7 +24,7 @@ import structlog
 from broker.service import Broker
 from config.settings import Settings
 from protocol.ids import EARLIEST
-from protocol.names import parse_topic_name
+from protocol.names import TopicName, parse_topic_name
 from protocol.server_error import MagnetarError
 from tests.simulation.actors import (
     QUEUE,
@@ -32,6 +32,7 @@ from tests.simulation.actors import (
     Actor,
     Producer,
     QueueConsumer,
+    Sender,
     StreamConsumer,
 )
 from tests.simulation.broker_host import BrokerHost
@@ -43,9 +44,13 @@ from tests.simulation.loop import Host, SimulatedLoop, Stuck
 from tests.simulation.metadata import MetadataFaults, MetadataService
 from tests.simulation.network import Network, NetworkFaults
 from tests.simulation.plan import Plan, plan_of
+from tests.simulation.transactor import COORDINATORS, Transactor
+from txn import records
 
 START_MS = 1_700_000_000_000
 PORT = 6650
+COLLECTED_S = 200.0
+"""Virtual time after which nothing of an ended transaction may be left."""
 SETTLE_S = 600.0
 """Virtual time after which what is not delivered never will be."""
 
@@ -78,7 +83,7 @@ class Outcome:
 class World:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, plan: Plan, *, broker_class: object = None) -> None:
+    def __init__(self, seed: int, plan: Plan) -> None:
         self.seed = seed
         self.plan = plan
         self.rng = random.Random(f"world {seed}")
@@ -94,6 +99,8 @@ class World:
         self.topics = [f"topic://public/default/t{n}" for n in range(plan.topics)]
         self.actors: list[Actor] = []
         self.draining = False
+        self.restarts = True
+        """Whether a broker that crashed is followed by another one."""
         self.crashes = 0
         self.port = PORT
         self.running: BrokerHost
@@ -109,6 +116,9 @@ class World:
             idle_topic_unload_s=5,
             sealed_segment_prune_interval_s=7,
             scalable_consumer_grace_period_s=3,
+            transaction_coordinators=COORDINATORS,
+            transaction_gc_interval_s=20,
+            transaction_gc_retention_s=30,
         )
         self.checker = Checker(self.history, {topic: [QUEUE, STREAM] for topic in self.topics})
         self.loop.set_exception_handler(self._unhandled)
@@ -149,6 +159,8 @@ class World:
         self.network.crashed(broker.host)
         self.metadata.crashed(broker.host)
         self._files = broker.disk.after_crash()
+        if not self.restarts:
+            return
         later = self.rng.choice((0.01, self.rng.uniform(0.05, 4)))
         self.loop.call_later(later, self.start_broker, context=self.loop.world.context.copy())
 
@@ -209,12 +221,14 @@ class World:
             name = parse_topic_name(topic)
             segments = self.rng.choice((1, 1, 2, 4))
             await self.loop.spawn(host, scalable.create(name, segments=segments, properties={}))
-            for subscription, kind in ((QUEUE, "QUEUE"), (STREAM, "STREAM")):
-                work = scalable.create_subscription(
-                    name, subscription, kind=kind, start=EARLIEST
-                )
-                await self.loop.spawn(host, work)
+            await self._subscriptions(name)
         self._make_actors()
+
+    async def _subscriptions(self, name: TopicName) -> None:
+        scalable = self.running.broker.scalable
+        for subscription, kind in ((QUEUE, "QUEUE"), (STREAM, "STREAM")):
+            work = scalable.create_subscription(name, subscription, kind=kind, start=EARLIEST)
+            await self.loop.spawn(self.running.host, work)
 
     def _make_actors(self) -> None:
         plan = self.plan
@@ -226,6 +240,8 @@ class World:
                 ),
                 f"p{number}",
             )
+        for number in range(plan.transactors):
+            self.add(lambda *given: Transactor(self, *given, self.topics), f"x{number}")
         for topic_number, topic in enumerate(self.topics):
             for number in range(plan.queue_consumers):
                 self.add(
@@ -256,7 +272,7 @@ class World:
         self.disk_faults.stall = self.disk_faults.failure = 0.0
         for actor in self.actors:
             self.loop.resume(actor.host)
-            if isinstance(actor, Producer):
+            if isinstance(actor, Sender):
                 actor.stopping = True
         self.running.host.crash_at_step = -1
         await asyncio.sleep(60)
@@ -285,6 +301,14 @@ class World:
 
     async def _collect(self) -> None:
         """Nothing of ended transactions may stay for ever."""
+        if not self.history.headers:
+            return
+        await asyncio.sleep(COLLECTED_S)
+        tables = self.metadata.store._tables
+        for level in (records.HEADERS, records.OPERATIONS):
+            for key in sorted(tables._records):
+                if key.startswith(level):
+                    self.history.violated(f"left behind: {key}")
 
     # Faults
 
@@ -327,7 +351,7 @@ class World:
             name = parse_topic_name(self.rng.choice(self.topics))
             self.loop.spawn(self.running.host, self._split_or_merge(self.running.broker, name))
 
-    async def _split_or_merge(self, broker: Broker, name: Any) -> None:
+    async def _split_or_merge(self, broker: Broker, name: TopicName) -> None:
         try:
             record = await broker.scalable.get(name)
             active = [each.segment_id for each in record.layout.active]

@@ -1,0 +1,307 @@
+"""Plain-text stories, run in the machinery of the simulation.
+
+A story is a text file: comments (`#`), and blocks of one directive, a line `----`, and what comes of
+it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really came.  Directives:
+
+    topic [segments=N]          make topic `t` with subscriptions `q` (queue) and `s` (stream)
+    client NAME ...             connect clients
+    begin C T [timeout=MS]      a transaction, called T from then on
+    join C T [seg=N]            ADD_PARTITION_TO_TXN
+    send C NAME [seg=N] [txn=T] one message; "receipt", or the error
+    consume C q|s               attach to all segments, where that is possible
+    receive C                   names that came within a second of virtual time, in order
+    ack C NAME [txn=T]          of a message that C received, answered
+    end C T commit|abort        END_TXN
+    disconnect C                its connection breaks
+    split N / merge N M         change the layout
+    crash / restart             the broker dies here and now / a new one starts and serves
+    stale                       a new broker takes the disk; the old one goes on, without it
+    use old|new                 which of the two the next directives talk to
+    hold KIND PART / release    requests of KIND (put, get, delete, scan) whose key has PART wait
+    slow SECONDS                every sync of the disk takes so long (0: as usual)
+    start X: DIRECTIVE          begin it and go on; `finish X` waits and says what came of it
+    wait SECONDS                virtual time passes
+    keys PART                   keys of records with PART in them
+    backlog                     of each subscription of each loaded segment
+
+`{T}` in PART is the id of a transaction.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol import pulsar_pb2 as pb
+from protocol.names import parse_topic_name
+from protocol.server_error import MagnetarError
+from tests.simulation.actors import QUEUE, Layout, Sender, segment_topic
+from tests.simulation.client import GONE, SimulatedClient
+from tests.simulation.history import Message, Transaction, Txn
+from tests.simulation.plan import Plan
+from tests.simulation.world import PORT, World
+from tests.support.raw_client import BrokerError, Delivery, RawConsumer
+
+STORIES = Path(__file__).parent / "scenarios"
+TOPIC = "topic://public/default/t0"
+ANSWER_S = 60.0
+
+
+@dataclass
+class Block:
+    """One directive of a story."""
+
+    comment: str
+    directive: str
+    expected: str
+
+
+def parse(text: str) -> list[Block]:
+    blocks = []
+    for piece in text.strip().split("\n\n"):
+        lines = piece.strip().splitlines()
+        comment = [line for line in lines if line.startswith("#")]
+        rest = [line for line in lines if not line.startswith("#")]
+        directive, _, expected = "\n".join(rest).partition("\n----")
+        blocks.append(Block("\n".join(comment), directive.strip(), expected.strip()))
+    return blocks
+
+
+class Story(World):
+    """A world in which nothing happens but what the story says."""
+
+    def __init__(self, blocks: list[Block], seed: int = 1) -> None:
+        super().__init__(seed, Plan(producers=0, burst_producers=0, queue_consumers=0))
+        self.blocks = blocks
+        self.found: list[str] = []
+        self.clients: dict[str, SimulatedClient] = {}
+        self.senders: dict[str, Sender] = {}
+        self.consumers: dict[str, list[RawConsumer]] = {}
+        self.received: dict[tuple[str, str], tuple[RawConsumer, Delivery]] = {}
+        self.txns: dict[str, Txn] = {}
+        self._begun: dict[str, asyncio.Task[str]] = {}
+
+    async def _main(self) -> None:
+        self.start_broker()
+        await self._until_up()
+        for block in self.blocks:
+            self.history.note("story", block.directive)
+            self.found.append(await self._do(block.directive) if block.directive else "")
+
+    async def _do(self, directive: str) -> str:
+        if directive.startswith("start "):
+            name, _, rest = directive.removeprefix("start ").partition(": ")
+            self._begun[name] = asyncio.create_task(self._do(rest))
+            await asyncio.sleep(0.5)
+            return ""
+        words = directive.split()
+        plain = [word for word in words[1:] if "=" not in word]
+        given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+        work: Callable[..., Awaitable[str]] = getattr(self, f"_{words[0]}")
+        try:
+            return await asyncio.wait_for(work(*plain, **given), ANSWER_S)
+        except BrokerError as error:
+            return pb.ServerError.Name(error.code)
+        except MagnetarError as error:
+            return type(error).__name__
+        except TimeoutError:
+            return "no answer"
+        except GONE:
+            return "connection lost"
+
+    # Directives
+
+    async def _topic(self, segments: str = "1") -> str:
+        scalable, host = self.running.broker.scalable, self.running.host
+        name = parse_topic_name(TOPIC)
+        await self.loop.spawn(host, scalable.create(name, segments=int(segments), properties={}))
+        await self._subscriptions(name)
+        return ""
+
+    async def _client(self, *names: str) -> str:
+        for name in names:
+            sender = Sender(self, name, self.loop.new_host(name), self.rng, [TOPIC])
+            work = SimulatedClient.of(self.history, name, self.port)
+            self.clients[name] = await self.loop.spawn(sender.host, work)
+            await self.loop.spawn(sender.host, sender.open(self.clients[name]))
+            self.senders[name] = sender
+        return ""
+
+    async def _begin(self, client: str, called: str, timeout: str = "60000") -> str:
+        txn = await self._on(client, self.clients[client].begin(int(timeout)))
+        self.txns[called] = txn
+        self.history.transactions[txn] = Transaction(txn, self.loop.time(), int(timeout))
+        return f"{txn[0]}_{txn[1]}"
+
+    async def _join(self, client: str, called: str, seg: str = "0") -> str:
+        segment = await self._segment(client, int(seg))
+        await self._on(client, self.clients[client].add_partition(self.txns[called], [segment]))
+        return "joined"
+
+    async def _send(self, client: str, name: str, seg: str = "0", txn: str = "") -> str:
+        return await self._on(client, self._send_one(client, name, int(seg), txn))
+
+    async def _send_one(self, client: str, name: str, seg: int, txn: str) -> str:
+        sender, raw = self.senders[client], self.clients[client]
+        producer = await sender.producer_on(raw, await self._segment(client, seg))
+        sender.sent += 1
+        known = self.txns[txn] if txn else None
+        message = Message(name, TOPIC, "k", client, sender.sent, True, known)
+        refusal = await raw.wait(sender.begin_send(producer, message))
+        return refusal.partition(":")[0] if refusal else "receipt"
+
+    async def _consume(self, client: str, subscription: str) -> str:
+        kind = pb.CommandSubscribe.Shared if subscription == QUEUE else pb.CommandSubscribe.Exclusive
+        raw = self.clients[client]
+        attached = self.consumers.setdefault(client, [])
+        for number in range(len((await self._layout(client)).dag.segments)):
+            segment = await self._segment(client, number)
+            work = raw.attach(segment, subscription, kind, f"{client}-seg-{number}", 100)
+            attached.append(await self._on(client, work))
+        return ""
+
+    async def _receive(self, client: str) -> str:
+        await asyncio.sleep(1)
+        names = []
+        for consumer in self.consumers[client]:
+            while not consumer.messages.empty():
+                delivery = consumer.messages.get_nowait()
+                place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
+                seen = self.clients[client].delivered[(consumer.consumer_id, *place)]
+                self.received[client, seen.message] = (consumer, delivery)
+                names.append(seen.message)
+        return " ".join(names) or "nothing"
+
+    async def _ack(self, client: str, name: str, txn: str = "") -> str:
+        return await self._on(client, self._ack_one(client, name, txn))
+
+    async def _ack_one(self, client: str, name: str, txn: str) -> str:
+        raw = self.clients[client]
+        consumer, delivery = self.received[client, name]
+        place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
+        seen = raw.delivered[(consumer.consumer_id, *place)]
+        ack = self.history.acking(seen, self.txns[txn] if txn else None)
+        if txn:
+            await raw.add_subscription(self.txns[txn], seen.segment, seen.subscription)
+            await raw.transactional_ack(consumer, [delivery.message_id], self.txns[txn])
+        else:
+            await consumer.ack_answered(delivery.message_id)
+        self.history.ack_answered(ack, None)
+        return "durable"
+
+    async def _end(self, client: str, called: str, action: str) -> str:
+        record = self.history.transactions[self.txns[called]]
+        which = pb.COMMIT if action == "commit" else pb.ABORT
+        await self._on(client, self.clients[client].end(record.txn, which))
+        record.answers.append(("COMMITTED" if action == "commit" else "ABORTED", ""))
+        return "committed" if action == "commit" else "aborted"
+
+    async def _disconnect(self, client: str) -> str:
+        self.clients[client].drop()
+        return ""
+
+    async def _split(self, number: str) -> str:
+        work = self.running.broker.scalable.split(parse_topic_name(TOPIC), int(number))
+        await self.loop.spawn(self.running.host, work)
+        return ""
+
+    async def _merge(self, first: str, second: str) -> str:
+        name = parse_topic_name(TOPIC)
+        work = self.running.broker.scalable.merge(name, int(first), int(second))
+        await self.loop.spawn(self.running.host, work)
+        return ""
+
+    async def _crash(self) -> str:
+        self.restarts = False
+        self.crash(self.running)
+        return ""
+
+    async def _restart(self) -> str:
+        self.start_broker()
+        await self._until_up()
+        return ""
+
+    async def _hold(self, kind: str, part: str) -> str:
+        self.metadata.holds.append((kind, self._named(part)))
+        return ""
+
+    async def _release(self) -> str:
+        self.metadata.release()
+        await asyncio.sleep(0.5)
+        return ""
+
+    async def _slow(self, seconds: str) -> str:
+        longest = float(seconds)
+        self.disk_faults.sync = (longest, longest) if longest else (0.0003, 0.004)
+        return ""
+
+    async def _finish(self, name: str) -> str:
+        return await self._begun.pop(name)
+
+    async def _wait(self, seconds: str) -> str:
+        await asyncio.sleep(float(seconds))
+        return ""
+
+    async def _keys(self, part: str) -> str:
+        wanted = self._named(part)
+        keys = sorted(self.metadata.store._tables._records)
+        return "\n".join(key for key in keys if wanted in key) or "none"
+
+    async def _backlog(self) -> str:
+        return "\n".join(self._backlogs()) or "none"
+
+    # Within
+
+    async def _on(self, client: str, work):  # type: ignore[no-untyped-def]
+        """On the host of a client."""
+        return await self.loop.spawn(self.senders[client].host, work)
+
+    async def _layout(self, client: str) -> Layout:
+        layout = self.senders[client].layouts[TOPIC]
+        layout.refresh()
+        return layout
+
+    async def _segment(self, client: str, number: int) -> str:
+        layout = await self._layout(client)
+        for segment in layout.dag.segments:
+            if segment.segment_id == number:
+                return segment_topic(TOPIC, segment)
+        raise ConnectionError(f"no segment {number}")
+
+    def _named(self, part: str) -> str:
+        for called, (most, least) in self.txns.items():
+            part = part.replace("{" + called + "}", f"{most}_{least}")
+        return part
+
+
+def run(path: Path) -> Iterator[tuple[Block, str]]:
+    """Each block with what came of it; the last one is what the checker says."""
+    blocks = parse(path.read_text("utf-8"))
+    story = Story(blocks)
+    outcome = story.run()
+    yield from zip(blocks, story.found, strict=False)
+    wrong = [each for each in outcome.violations if not each.startswith(("lost", "stuck"))]
+    yield Block("", "(the checker)", ""), "\n".join(wrong)
+
+
+def rewrite(path: Path) -> None:
+    """Put what really comes into the story."""
+    pieces = []
+    for block, found in run(path):
+        if block.directive == "(the checker)":
+            if found:
+                sys.stderr.write(f"{found}\n")
+            continue
+        lines = [line for line in (block.comment, block.directive) if line]
+        if block.directive:
+            lines.append("----")
+        lines += [found] if found else []
+        pieces.append("\n".join(lines))
+    path.write_text("\n\n".join(pieces) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        if name != "--rewrite":
+            rewrite(Path(name))

@@ -17,6 +17,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from broker.transaction_metrics import transaction_metrics
+
 if TYPE_CHECKING:
     from broker.service import Broker
     from broker.topic import Topic
@@ -59,6 +61,7 @@ class BrokerCollector(Collector):
         yield from self._namespaces(topics)
         yield from self._topics(topics)
         yield from self._subscriptions(topics)
+        yield from transaction_metrics(self._broker)
 
     def _connections(self) -> Iterator[Metric]:
         active = _Family("pulsar_active_connections", "Open client connections", ("cluster",))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from storage.metadata.store import VersionConflict
-from txn.counters import END_BUCKETS_S, Histogram
+from txn.counters import EXECUTION_BUCKETS_MS, Histogram
 from txn.deadlines import Deadlines
 from txn.errors import (
     InvalidTxnStatus,
@@ -51,7 +51,7 @@ class CoordinatorCounters:
     aborted: int = 0
     timed_out: int = 0
     header_writes: int = 0
-    open_s: Histogram = field(default_factory=lambda: Histogram(END_BUCKETS_S))
+    open_ms: Histogram = field(default_factory=lambda: Histogram(EXECUTION_BUCKETS_MS))
     """How long committed transactions were open."""
 
 
@@ -206,7 +206,7 @@ class Coordinator:
         if action is TxnState.COMMITTED:
             counters.committed += 1
             self.counters.committed += 1
-            self.counters.open_s.observe(open_ms / 1000)
+            self.counters.open_ms.observe(open_ms)
         else:
             counters.aborted += 1
             self.counters.aborted += 1

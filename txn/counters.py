@@ -11,23 +11,28 @@ from config.bounds import TXN_LATENCY_SAMPLES
 
 INDEX_QUERY_BUCKETS_S: Sequence[float] = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
 END_BUCKETS_S: Sequence[float] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
+EXECUTION_BUCKETS_MS: Sequence[int] = (
+    *(10, 20, 50, 100, 500, 1_000, 5_000, 15_000, 30_000, 60_000),
+    *(300_000, 1_500_000, 3_000_000),
+)
+"""Pulsar's, for how long transactions are open."""
 
 
 class Histogram:
-    """Counts of durations in seconds, for each upper bound and above all."""
+    """Counts of durations, for each upper bound (of the same unit) and above all."""
 
-    __slots__ = ("_bounds", "counts", "total_s")
+    __slots__ = ("_bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        self.total_s = 0.0
+        self.total = 0.0
 
-    def observe(self, duration_s: float) -> None:
+    def observe(self, duration: float) -> None:
         """Count one duration."""
-        self.total_s += duration_s
+        self.total += duration
         for place, bound in enumerate(self._bounds):
-            if duration_s <= bound:
+            if duration <= bound:
                 self.counts[place] += 1
                 return
         self.counts[-1] += 1

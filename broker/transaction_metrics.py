@@ -1,0 +1,109 @@
+"""Metrics of transactions: PIP-471's of the metadata store, and Pulsar's of coordinators.
+
+Rules: as in `metrics`: values are read at scrape time.  What Pulsar counts of its coordinators is
+told for those that this process leads, since it leads them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from txn.counters import EXECUTION_BUCKETS_MS
+
+if TYPE_CHECKING:
+    from broker.service import Broker
+    from txn.coordinator import Coordinator
+    from txn.counters import Histogram
+
+_STORE = "pulsar_txn_metadata_store"
+_LABELS = ("cluster", "coordinator_id")
+
+
+def transaction_metrics(broker: "Broker") -> Iterator[Metric]:
+    """All families with their samples of this moment."""
+    cluster = broker.settings.cluster_name
+    yield from _of_store(broker, cluster)
+    led = broker.transactions.coordinators.led()
+    yield from _of_coordinators(led, cluster)
+    yield from _latencies(led, cluster)
+
+
+def _of_store(broker: "Broker", cluster: str) -> Iterator[Metric]:
+    counters = broker.transactions.counters
+    writes = CounterMetricFamily(
+        f"{_STORE}_op_writes", "Claims and acknowledgement records written", labels=("cluster",)
+    )
+    writes.add_metric((cluster,), counters.op_writes)
+    yield writes
+    ends = CounterMetricFamily(
+        f"{_STORE}_header_cas", "Ends of transactions by outcome", labels=("cluster", "result")
+    )
+    ends.add_metric((cluster, "ok"), counters.header_cas_ok)
+    ends.add_metric((cluster, "conflict"), counters.header_cas_conflict)
+    ends.add_metric((cluster, "reject"), counters.header_cas_reject)
+    yield ends
+    yield _histogram(
+        f"{_STORE}_index_query_seconds", "Time of index scans", cluster, counters.index_query
+    )
+    outstanding = GaugeMetricFamily(
+        f"{_STORE}_outstanding_op_records",
+        "Claims and acknowledgement records of transactions that are open or being cleaned up",
+        labels=("cluster",),
+    )
+    outstanding.add_metric((cluster,), counters.op_records)
+    yield outstanding
+    yield _histogram(
+        "pulsar_txn_end_seconds", "Time from END_TXN to its answer", cluster, counters.end
+    )
+
+
+def _of_coordinators(led: "Sequence[Coordinator]", cluster: str) -> Iterator[Metric]:
+    active = GaugeMetricFamily("pulsar_txn_active_count", "Open transactions", labels=_LABELS)
+    created = CounterMetricFamily("pulsar_txn_created", "Transactions begun", labels=_LABELS)
+    committed = CounterMetricFamily("pulsar_txn_committed", "... committed", labels=_LABELS)
+    aborted = CounterMetricFamily(
+        "pulsar_txn_aborted", "... aborted, timed-out ones included", labels=_LABELS
+    )
+    timed_out = CounterMetricFamily(
+        "pulsar_txn_timeout", "... aborted at their deadline", labels=_LABELS
+    )
+    written = CounterMetricFamily(
+        "pulsar_txn_append_log",
+        "Writes of headers, which are the coordinator's log",
+        labels=_LABELS,
+    )
+    for one in led:
+        labels, counters = (cluster, str(one.coordinator_id)), one.counters
+        active.add_metric(labels, one.open_count)
+        created.add_metric(labels, counters.created)
+        committed.add_metric(labels, counters.committed)
+        aborted.add_metric(labels, counters.aborted)
+        timed_out.add_metric(labels, counters.timed_out)
+        written.add_metric(labels, counters.header_writes)
+    yield from (active, created, committed, aborted, timed_out, written)
+
+
+def _latencies(led: "Sequence[Coordinator]", cluster: str) -> Iterator[Metric]:
+    """One family for each bucket, each with its own transactions only, as Pulsar has it."""
+    for place, name in enumerate((*map(str, EXECUTION_BUCKETS_MS), "overflow")):
+        family = GaugeMetricFamily(
+            f"pulsar_txn_execution_latency_le_{name}",
+            "Committed transactions that were open so long, in ms",
+            labels=_LABELS,
+        )
+        for one in led:
+            labels = (cluster, str(one.coordinator_id))
+            family.add_metric(labels, one.counters.open_ms.counts[place])
+        yield family
+
+
+def _histogram(name: str, text: str, cluster: str, held: "Histogram") -> Metric:
+    family = HistogramMetricFamily(name, text, labels=("cluster",))
+    family.add_metric((cluster,), buckets=held.cumulative(), sum_value=held.total)
+    return family

@@ -159,7 +159,8 @@ class Sender(Actor):
             else:
                 history.refused(message, str(receipt))
             if not outcome.done():
-                outcome.set_result("" if isinstance(receipt, pb.CommandSendReceipt) else str(receipt))
+                stored = isinstance(receipt, pb.CommandSendReceipt)
+                outcome.set_result("" if stored else str(receipt))
 
         producer.send_frame(number, frame, done)
         return outcome

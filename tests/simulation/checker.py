@@ -13,6 +13,7 @@ Rules (letters as in `docs/transactions.md` where there is one):
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from tests.simulation.history import Acked, Delivered, History, Message, Txn
 
@@ -106,7 +107,7 @@ class Checker:
                 by_key[message.topic, message.key].append(message)
         for (_, key), messages in by_key.items():
             messages.sort(key=lambda each: each.number)
-            for before, after in zip(messages, messages[1:], strict=False):
+            for before, after in pairwise(messages):
                 if first[after.name] < first[before.name]:
                     yield f"order: {after.name} came before {before.name} for key {key}"
 

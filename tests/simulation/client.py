@@ -1,4 +1,4 @@
-"""The bare client on the simulated network, which writes down what it sees; and its transactions."""
+"""The bare client on the simulated network: it writes down what it sees, and has transactions."""
 
 import asyncio
 from collections.abc import Sequence

@@ -65,7 +65,8 @@ class TimedDisk(SimulatedDisk):
     def append(
         self, name: str, buffers: Sequence[bytes], *, create: bool, done: AppendDone
     ) -> None:
-        self._loop.call_later(self._rng.uniform(0, 0.0002), self._write, name, buffers, create, done)
+        seconds = self._rng.uniform(0, 0.0002)
+        self._loop.call_later(seconds, self._write, name, buffers, create, done)
 
     def _write(self, name: str, buffers: Sequence[bytes], create: bool, done: AppendDone) -> None:
         """Into the page cache now; `_append` would do all of it in one instant."""

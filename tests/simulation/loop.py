@@ -15,6 +15,7 @@ Rules:
 """
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
 import itertools
@@ -78,9 +79,16 @@ class Host:
 class NumberedTask(asyncio.Task[T]):
     """A task with the same hash in every run."""
 
-    def __init__(self, number: int, coro: Coroutine[Any, Any, T], **given: Any) -> None:
+    def __init__(
+        self,
+        number: int,
+        coro: Coroutine[Any, Any, T],
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        context: contextvars.Context | None,
+    ) -> None:
         self.number = number
-        super().__init__(coro, **given)
+        super().__init__(coro, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self.number
@@ -104,14 +112,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._runnable: list[Host] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count(1)
-        self._hosts = itertools.count()
+        self._hosts: list[Host] = []
         self._graveyard: list[object] = []
         self.world = self.new_host("world")
 
     # Hosts
 
     def new_host(self, name: str) -> Host:
-        return Host(name, next(self._hosts))
+        host = Host(name, len(self._hosts))
+        self._hosts.append(host)
+        return host
 
     def spawn(self, host: Host, coro: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T]":
         """Run a coroutine as a task of `host`."""
@@ -128,10 +138,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._runnable.remove(host)
 
     def bury(self) -> None:
-        """The run is over: let go of everything that would still have run."""
+        """The run is over: end what would still have run, and whatever it says to that."""
+        self.set_exception_handler(lambda loop, context: None)
+        for task in [task for host in self._hosts for task in host.tasks if not task.done()]:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            for _ in range(3):
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()  # type: ignore[union-attr]
         self._graveyard.clear()
         self._timers.clear()
-        for host in self._runnable:
+        for host in self._hosts:
             host.ready.clear()
         self._runnable.clear()
 
@@ -154,7 +170,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -167,7 +183,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self,
         when: float,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
@@ -178,7 +194,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self,
         delay: float,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -192,13 +208,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> "asyncio.Task[T]":
         number = next(self._numbers)
         name = name or f"Task-{number}"
-        task = NumberedTask(number, coro, loop=self, name=name, context=context)
+        task = NumberedTask(number, coro, self, name, context)
         host = (context if context is not None else contextvars.copy_context()).get(HOST)
         (host or self.world).tasks.add(task)
         return task
 
     def run_in_executor(  # type: ignore[override]
-        self, executor: object, func: Callable[..., T], *args: Any
+        self, executor: object, func: Callable[..., T], *args: object
     ) -> "asyncio.Future[T]":
         future: asyncio.Future[T] = self.create_future()
         self.call_later(self._rng.uniform(*EXECUTOR_S), _run_job, future, func, args)

@@ -204,7 +204,8 @@ class MetadataHandle(MetadataStore):
     # The interface
 
     async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        return cast("Record | None", await self._ask("get", key, lambda s: s.get(key, partition=partition)))
+        found = await self._ask("get", key, lambda s: s.get(key, partition=partition))
+        return cast("Record | None", found)
 
     async def get_many(
         self, keys: Sequence[str], *, partition: str | None = None

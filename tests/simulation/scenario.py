@@ -1,7 +1,7 @@
 """Plain-text stories, run in the machinery of the simulation.
 
-A story is a text file: comments (`#`), and blocks of one directive, a line `----`, and what comes of
-it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really came.  Directives:
+A story is a text file: comments (`#`), and blocks of one directive, a line `----`, and what comes
+of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really came.  Directives:
 
     topic [segments=N]          make topic `t` with subscriptions `q` (queue) and `s` (stream)
     client NAME ...             connect clients
@@ -39,13 +39,17 @@ from protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, Layout, Sender, segment_topic
 from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import Message, Transaction, Txn
+from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.plan import Plan
-from tests.simulation.world import PORT, World
+from tests.simulation.world import World
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
 
 STORIES = Path(__file__).parent / "scenarios"
 TOPIC = "topic://public/default/t0"
 ANSWER_S = 60.0
+CHECKER = "(the checker)"
+_UNFINISHED = ("lost", "stuck")
+"""What a story need not bring to its end."""
 
 
 @dataclass
@@ -71,8 +75,8 @@ def parse(text: str) -> list[Block]:
 class Story(World):
     """A world in which nothing happens but what the story says."""
 
-    def __init__(self, blocks: list[Block], seed: int = 1) -> None:
-        super().__init__(seed, Plan(producers=0, burst_producers=0, queue_consumers=0))
+    def __init__(self, blocks: list[Block], parts: Parts) -> None:
+        super().__init__(1, Plan(topics=1), parts)
         self.blocks = blocks
         self.found: list[str] = []
         self.clients: dict[str, SimulatedClient] = {}
@@ -152,7 +156,9 @@ class Story(World):
         return refusal.partition(":")[0] if refusal else "receipt"
 
     async def _consume(self, client: str, subscription: str) -> str:
-        kind = pb.CommandSubscribe.Shared if subscription == QUEUE else pb.CommandSubscribe.Exclusive
+        kind = pb.CommandSubscribe.Exclusive
+        if subscription == QUEUE:
+            kind = pb.CommandSubscribe.Shared
         raw = self.clients[client]
         attached = self.consumers.setdefault(client, [])
         for number in range(len((await self._layout(client)).dag.segments)):
@@ -275,21 +281,21 @@ class Story(World):
         return part
 
 
-def run(path: Path) -> Iterator[tuple[Block, str]]:
+def run(path: Path, parts: Parts = ASSERTING) -> Iterator[tuple[Block, str]]:
     """Each block with what came of it; the last one is what the checker says."""
     blocks = parse(path.read_text("utf-8"))
-    story = Story(blocks)
+    story = Story(blocks, parts)
     outcome = story.run()
     yield from zip(blocks, story.found, strict=False)
-    wrong = [each for each in outcome.violations if not each.startswith(("lost", "stuck"))]
-    yield Block("", "(the checker)", ""), "\n".join(wrong)
+    wrong = [each for each in outcome.violations if not each.startswith(_UNFINISHED)]
+    yield Block("", CHECKER, ""), "\n".join(wrong)
 
 
 def rewrite(path: Path) -> None:
     """Put what really comes into the story."""
     pieces = []
     for block, found in run(path):
-        if block.directive == "(the checker)":
+        if block.directive == CHECKER:
             if found:
                 sys.stderr.write(f"{found}\n")
             continue

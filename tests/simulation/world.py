@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
@@ -40,6 +40,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.disk import DiskFaults, TimedDisk
 from tests.simulation.headers import watch_headers
 from tests.simulation.history import History
+from tests.simulation.injection import ASSERTING, Parts, injected
 from tests.simulation.loop import Host, SimulatedLoop, Stuck
 from tests.simulation.metadata import MetadataFaults, MetadataService
 from tests.simulation.network import Network, NetworkFaults
@@ -83,7 +84,9 @@ class Outcome:
 class World:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, plan: Plan) -> None:
+    def __init__(self, seed: int, plan: Plan, parts: Parts = ASSERTING) -> None:
+        """`parts` of the broker are replaced while it runs."""
+        self.parts = parts
         self.seed = seed
         self.plan = plan
         self.rng = random.Random(f"world {seed}")
@@ -91,9 +94,7 @@ class World:
         self.clock = VirtualClock(self.loop)
         self.history = History(self.loop.time)
         self.network = Network(self.loop, random.Random(f"network {seed}"))
-        self.metadata = MetadataService(
-            self.loop, random.Random(f"metadata {seed}"), self.clock
-        )
+        self.metadata = MetadataService(self.loop, random.Random(f"metadata {seed}"), self.clock)
         self.disk_rng = random.Random(f"disk {seed}")
         self.disk_faults = DiskFaults()
         self.topics = [f"topic://public/default/t{n}" for n in range(plan.topics)]
@@ -168,7 +169,7 @@ class World:
 
     def run(self) -> Outcome:
         """All of it.  What is wrong is in the outcome."""
-        with _determined(self), contextlib.closing(self.loop):
+        with injected(self.parts), _determined(self), contextlib.closing(self.loop):
             main = self.loop.spawn(self.loop.world, self._main(), "main")
             try:
                 self.loop.run_until_complete(main)
@@ -374,7 +375,7 @@ class World:
             raise error
         self.history.violated(f"unhandled: {context.get('message')}: {error!r}")
 
-    def logged(self, logger: object, level: str, event: Any) -> Any:
+    def logged(self, logger: object, level: str, event: dict[str, Any]) -> object:
         """Every line that the broker logs."""
         error = event.get("exc_info")
         error = sys.exc_info()[1] if error is True else error
@@ -404,7 +405,7 @@ def _determined(world: World) -> Iterator[None]:
         structlog.configure(processors=[_drop])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            _forget(world)
+            world.loop.bury()
             gc.collect()
         sys.unraisablehook = hook
         structlog.configure(**saved)
@@ -416,20 +417,16 @@ def _drop(logger: object, level: str, event: object) -> object:
     raise structlog.DropEvent
 
 
-def _forget(world: World) -> None:
-    """Let go of whatever ran, without a word from what is destroyed."""
-    world.loop.bury()
-    for task in asyncio.all_tasks(world.loop):
-        cast(Any, task)._log_destroy_pending = False
-    world.loop.set_exception_handler(lambda loop, context: None)
-
-
 def simulate(
-    seed: int, *, transactions: bool = False, trace: Callable[[str], None] | None = None
+    seed: int,
+    *,
+    transactions: bool = True,
+    trace: Callable[[str], None] | None = None,
+    parts: Parts = ASSERTING,
 ) -> Outcome:
     """One run of a seed."""
     plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions)
-    world = World(seed, plan)
+    world = World(seed, plan, parts)
     if trace is not None:
         world.history.keep_lines = True
         world.history.on_line = trace

@@ -1,0 +1,159 @@
+"""Brokers that break one rule each: what the simulation is worth is that it finds every one.
+
+Each mutant overrides the one method that keeps its rule.  `caught_by` names the story that ends
+otherwise with it, or the seed that does.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from broker.topics import TopicRegistry
+from broker.transactional_acks import TransactionalAcks
+from config.bounds import TXN_ID_BLOCK
+from tests.simulation.injection import Parts
+from txn.buffer import SegmentBuffer
+from txn.buffer_core import SegmentBufferCore
+from txn.buffer_effects import Admission, DeleteClaims, RecordAborted
+from txn.coordinator import Coordinator
+from txn.membership import Member, Membership
+from txn.numbers import NumberBlocks
+from txn.pending_ack import PendingAck
+from txn.pending_acks import PendingAcks
+from txn.records import AckRecord, decode_next, sequence_key
+from txn.txn_id import TxnId
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    rule: str
+    parts: Parts
+    caught_by: str
+    """The name of a story, or "seed N"."""
+
+
+def _with_core(core: type[SegmentBufferCore]) -> Parts:
+    class Buffer(SegmentBuffer):
+        core_class: ClassVar[type[SegmentBufferCore]] = core
+
+    return {(TopicRegistry, "buffer_class"): Buffer}
+
+
+class AppendBesideClaim(SegmentBufferCore):
+    """W1 broken: the first append does not wait for the claim."""
+
+    def _first_write(self, member: Member) -> Admission:
+        answer = super()._first_write(member)
+        self._move(member, Membership.CHECKING)
+        self._join(member)
+        return answer
+
+
+class NoHeaderRead(SegmentBufferCore):
+    """W2 broken: after the claim nobody asks whether the transaction is still open."""
+
+    def _after_claim(self, member: Member) -> None:
+        self._move(member, Membership.CHECKING)
+        self._join(member)
+
+
+class AbortsAtOnce(SegmentBufferCore):
+    """W4 broken: an abort is recorded below appends that are still on their way."""
+
+    def _appends_decided(self, member: Member) -> bool:
+        return True
+
+
+class ClaimsFirst(SegmentBufferCore):
+    """W5 broken: claims are deleted before the aborted record is durable."""
+
+    def _clean_aborted(self, member: Member) -> None:
+        if self._appends_decided(member):
+            self._effects.append(DeleteClaims(member.txn, tuple(sorted(member.epochs))))
+            self._effects.append(RecordAborted(member.txn, self._log.last_confirmed))
+
+
+class AbortedSetFirst(SegmentBuffer):
+    """W7 broken: the aborted set is read before the claims."""
+
+    async def _load(self) -> None:
+        aborted = await self._store.aborted_on(self.segment)
+        self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
+        for txn in list(self._core.members):
+            self._decisions.follow(txn, self._follower)
+            await self._load_header(txn)
+        self._core.loaded(aborted)
+
+
+class AnswersUnproven(PendingAcks):
+    """A1 broken: the answer does not wait for the record, nor for the proof of ownership."""
+
+    async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
+        epoch = await self._owner.take()
+        for ack in taken:
+            record = AckRecord(
+                txn,
+                self._segment,
+                self._subscription,
+                epoch,
+                self._owner.next_number(),
+                ack.cumulative,
+                ack.acks,
+            )
+            self.core.putting(ack, record)
+            self._start(self._store.put_ack(record))
+        self.core.stored(taken)
+        self._check_header(txn)
+
+
+class DeletesBeforeDurable(PendingAcks):
+    """A2 broken: records of a commit go before the cursor is durable."""
+
+    async def _finish_applying(self) -> None:
+        self.core.durable(self.core.applying)
+
+
+class LoadsNothing(PendingAcks):
+    """A3, A4 broken: what earlier owners left is not held again."""
+
+    async def _rebuild(self) -> None:
+        return
+
+
+class _ReusedNumbers(NumberBlocks):
+    async def reserve(self) -> range:
+        """T1 broken: the counter is read, and not moved before its numbers are used."""
+        record = await self._store.metadata.get(sequence_key(self._coordinator))
+        first = 0 if record is None else decode_next(record.key, record.value)
+        later = self._store.reserve_numbers(self._coordinator, TXN_ID_BLOCK)
+        self._later = asyncio.get_running_loop().create_task(_after(60.0, later))
+        return range(first, first + TXN_ID_BLOCK)
+
+
+async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
+    await asyncio.sleep(seconds)
+    return await work
+
+
+MUTANTS = (
+    Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append"),
+    Mutant("W2", _with_core(NoHeaderRead), "abort_while_joining"),
+    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight"),
+    Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort"),
+    Mutant("W7", {(TopicRegistry, "buffer_class"): AbortedSetFirst}, "stale_owner_cleans_up"),
+    Mutant(
+        "A1",
+        {(TransactionalAcks, "pending_acks_class"): AnswersUnproven},
+        "crash_before_the_ack_record",
+    ),
+    Mutant(
+        "A2",
+        {(TransactionalAcks, "pending_acks_class"): DeletesBeforeDurable},
+        "crash_while_a_commit_is_applied",
+    ),
+    Mutant(
+        "A3", {(TransactionalAcks, "pending_acks_class"): LoadsNothing}, "pending_acks_after_reload"
+    ),
+    Mutant("T1", {(Coordinator, "numbers_type"): _ReusedNumbers}, "numbers_are_never_used_again"),
+)

@@ -1,0 +1,75 @@
+"""Runs of the simulation that belong to every test run; longer ones are `make simulate`."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.injection import ASSERTING, Parts
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.scenario import CHECKER, STORIES, run
+from tests.simulation.world import simulate
+
+WALL_S = 60.0
+FIRST_SEED = 1
+LEAST_SEEDS = 5
+STORY_FILES = sorted(STORIES.glob("*.txt"))
+
+
+def replay(seed: int) -> str:
+    return f"replay: make simulate SEED={seed}   (python -m tests.simulation --seed {seed} --trace)"
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_shown_or_delivered_that_must_not_be() -> None:
+    began, seed = time.monotonic(), FIRST_SEED
+    while time.monotonic() - began < WALL_S or seed < FIRST_SEED + LEAST_SEEDS:
+        outcome = simulate(seed)
+        assert not outcome.violations, "\n".join([*outcome.violations[:20], replay(seed)])
+        seed += 1
+
+
+def test_one_seed_is_one_run() -> None:
+    """In this process, and in others whose strings hash otherwise."""
+    program = "from tests.simulation.world import simulate; print(simulate(7).digest)"
+    digests = {str(simulate(7).digest)}
+    for hash_seed in ("1", "2"):
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        digests.add(found.stdout.strip())
+    assert len(digests) == 1
+
+
+def wrong_in(path: Path, parts: Parts) -> list[str]:
+    """Where a story does not go as it is written."""
+    wrong = []
+    for block, found in run(path, parts):
+        if block.directive == CHECKER:
+            wrong += found.splitlines()
+        elif block.expected != found:
+            wrong.append(f"{block.directive}: {found!r} came instead of {block.expected!r}")
+    return wrong
+
+
+@pytest.mark.parametrize("path", STORY_FILES, ids=[path.stem for path in STORY_FILES])
+def test_story(path: Path) -> None:
+    assert not wrong_in(path, ASSERTING)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.rule for mutant in MUTANTS])
+def test_a_broken_rule_is_found(mutant: Mutant) -> None:
+    kind, _, seed = mutant.caught_by.partition(" ")
+    if kind == "seed":
+        assert simulate(int(seed), parts=mutant.parts).violations
+    else:
+        assert wrong_in(STORIES / f"{kind}.txt", mutant.parts)

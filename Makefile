@@ -1,10 +1,10 @@
-# make run | make test | make bench | make stock-peer | make image-test
+# make run | make test | make bench | make bench-transactions | make stock-peer | make image-test
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check proto bench stock-peer image-test clean
+.PHONY: run test check proto bench bench-transactions stock-peer image-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml
@@ -30,6 +30,9 @@ proto: $(VENV)/.installed  ## regenerate the protobuf modules
 
 bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and Maven)
 	$(BIN)/python -m bench
+
+bench-transactions: $(VENV)/.installed  ## of that, only transactions
+	$(BIN)/python -m bench --measure transactions
 
 stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
 	$(BIN)/python -m pytest tests/stock --peer

@@ -27,6 +27,7 @@ from bench.measures import (
     stock_client,
 )
 from bench.report import print_table
+from bench.transactions import transactions
 from tests.stock import stock_driver
 from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.stock.peer_process import PeerProcess, resolve_jars
@@ -35,7 +36,7 @@ from tests.support.broker_process import ROOT, free_port
 
 OUTPUT: Final = ROOT / "build" / "bench" / "latest.json"
 BROKERS: Final = ("magnetar", "peer")
-MEASURES: Final = ("start", "idle", "stock", "raw")
+MEASURES: Final = ("start", "idle", "stock", "raw", "transactions")
 
 
 def magnetar(directory: Path) -> BrokerUnderTest:
@@ -80,11 +81,16 @@ def measure(name: str, measures: set[str], effort: Effort, directory: Path) -> R
         if "idle" in measures:
             say(f"{name}: idle memory")
             results |= idle_memory(broker)
-        if "stock" in measures:
-            say(f"{name}: stock client")
+        for measure_name, what, take in (
+            ("stock", "stock client", stock_client),
+            ("transactions", "transactions", transactions),
+        ):
+            if measure_name not in measures:
+                continue
+            say(f"{name}: {what}")
             driver = StockDriver(heap="1g")
             try:
-                results |= stock_client(broker, driver, effort)
+                results |= take(broker, driver, effort)
             finally:
                 driver.close()
         if "raw" in measures:
@@ -115,12 +121,13 @@ def main() -> int:
     measures = set(options.measure or MEASURES)
     names = (options.only,) if options.only else BROKERS
     missing = stock_driver.missing_tools()
-    if missing and ("stock" in measures or "peer" in names):
+    stock = bool(measures & {"stock", "transactions"})
+    if missing and (stock or "peer" in names):
         print(
             f"bench: {missing}: install JDK 17 and Maven, or use --only magnetar", file=sys.stderr
         )
         return 2
-    if "stock" in measures:
+    if stock:
         stock_driver.build()
     if "peer" in names:
         resolve_jars()

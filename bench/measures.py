@@ -40,11 +40,13 @@ class Effort:
     sends: int = 1_000
     raw_s: float = 5.0
     raw_warmup_s: float = 5.0
+    transactions_s: int = 8
+    commits: int = 300
 
     @classmethod
     def quick(cls) -> "Effort":
         """A minute for everything."""
-        return cls(1, 1, 10_000, 3_000, 200, 2.0, 1.0)
+        return cls(1, 1, 10_000, 3_000, 200, 2.0, 1.0, 3, 50)
 
 
 def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:

@@ -28,6 +28,15 @@ ROWS: Final = (
     Row("single_broker_cores", "  broker's processor use", "cores", 2),
     Row("send_p50_us", "awaited send, p50", "us"),
     Row("send_p99_us", "awaited send, p99", "us"),
+    Row("transactions_per_s", "transactions of 10 sends, 32 at once", "transactions/s"),
+    Row("transactions_broker_cores", "  broker's processor use", "cores", 2),
+    Row("commit_p50_ms", "  commit under that load, p50", "ms", 2),
+    Row("commit_p99_ms", "  commit under that load, p99", "ms", 2),
+    Row("visible_p50_ms", "commit to visible, one at a time, p50", "ms", 2),
+    Row("visible_p99_ms", "commit to visible, one at a time, p99", "ms", 2),
+    Row("end_1_ms", "commit of 1 send", "ms", 2),
+    Row("end_100_ms", "commit of 100 sends", "ms", 2),
+    Row("end_10000_ms", "commit of 10,000 sends", "ms", 2),
     Row("raw_sends_per_s", "raw unbatched 1 KB sends, window 1,000", "sends/s"),
     Row("raw_broker_cores", "  broker's processor use", "cores", 2),
     Row("peak_rss_mib", "peak memory over all of it", "MiB"),
@@ -46,10 +55,12 @@ def print_table(results: dict[str, Results], generator_limit: float | None) -> N
         table.add_column("ratio", justify="right")
     for row in ROWS:
         figures = [broker.get(row.key) for broker in results.values()]
+        if figures.count(None) == len(figures):
+            continue  # not measured in this run
         cells = ["-" if figure is None else f"{figure:,.{row.decimals}f}" for figure in figures]
         if both:
             first, second = figures
-            cells.append("-" if not first or not second else f"{first / second:.2f}")
+            cells.append("-" if not first or not second else f"{first / second:.3g}")
         table.add_row(row.label, row.unit, *cells)
     console = Console()
     console.print(table)

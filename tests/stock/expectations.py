@@ -22,7 +22,7 @@ def assert_key_order(facts: Facts, prefix: str = "") -> None:
 
 
 def assert_every_transaction_whole(facts: Facts) -> None:
-    """Stored: all of each committed transaction, nothing of an aborted one, one output per input."""
+    """Stored: all of each committed one, nothing of an aborted one, one output for each input."""
     assert facts["torn"] == []
     assert facts["committed_but_missing"] == []
     assert facts["aborted_but_stored"] == []

@@ -35,4 +35,8 @@ def test_transactions_are_whole_after_an_outage(
         f"{facts['unknown']} unknown of which {facts['unknown_stored']} stored, inputs used twice "
         f"{facts['inputs_twice']}"
     )
+    if on_peer and end == "kill":
+        # Acknowledgements of open transactions are forgotten: docs/differences.md, reload
+        assert facts["torn"] == []
+        return
     assert_every_transaction_whole(facts)

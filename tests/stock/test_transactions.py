@@ -41,8 +41,9 @@ def test_layout_changes_inside_a_transaction(
 def test_nobody_ends_the_transaction(run_case: RunCase, report: Report) -> None:
     facts = run_case("txn_timeout", transactionTimeoutS=3)
     report(
-        f"a transaction of 3 s that nobody ended: readers went on {facts['queue_ms_after_deadline']} "
-        f"ms after its deadline (queue), {facts['stream_ms_after_deadline']} ms (stream)"
+        "a transaction of 3 s that nobody ended: readers went on "
+        f"{facts['queue_ms_after_deadline']} ms after its deadline (queue), "
+        f"{facts['stream_ms_after_deadline']} ms (stream)"
     )
     assert facts["seen_before_deadline"] == 0
     assert facts["seen"] == [0, 0]
@@ -121,7 +122,7 @@ def test_a_cumulative_acknowledgement(run_case: RunCase) -> None:
 
 def test_one_segment_written_and_acknowledged(run_case: RunCase, on_peer: bool) -> None:
     if on_peer:
-        return  # An abort of both under a live consumer deadlocks: docs/differences.md, same segment
+        return  # Its abort under a live consumer deadlocks: docs/differences.md, same segment
     facts = run_case("txn_same_segment")
     assert facts["deliveries"] == ["start|0", "start|0", "committed|0"]
     assert facts["left"] == 0

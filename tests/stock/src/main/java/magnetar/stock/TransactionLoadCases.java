@@ -2,9 +2,11 @@ package magnetar.stock;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -13,6 +15,8 @@ import org.apache.pulsar.client.api.v5.StreamConsumer;
 
 /** Many random transactions at once, with and without the broker going away in the middle. */
 final class TransactionLoadCases {
+    private static final Duration REREAD_LIMIT = Duration.ofSeconds(20);
+
     private TransactionLoadCases() {
     }
 
@@ -56,9 +60,16 @@ final class TransactionLoadCases {
         private List<String> stored() throws Exception {
             List<String> stored = new ArrayList<>();
             PulsarClient client = run.client();
-            for (ScalableTopic output : outputs) {
+            for (int i = 0; i < outputs.size(); i++) {
                 StreamConsumer<String> consumer = run.closing(
-                        Readers.stream(client, output.name(), "stored").consumerName("holder").subscribe());
+                        Readers.stream(client, outputs.get(i).name(), "stored").consumerName("holder").subscribe());
+                // Whatever has been watched is there, however slowly it comes.
+                Set<String> awaited = new HashSet<>(watchers.get(i).values());
+                long limit = System.nanoTime() + REREAD_LIMIT.toNanos();
+                Readers.readUntil(consumer::receive, () -> awaited.isEmpty() || System.nanoTime() > limit, message -> {
+                    stored.add(message.value());
+                    awaited.remove(message.value());
+                });
                 Readers.readUntilQuiet(consumer::receive, message -> stored.add(message.value()));
             }
             return stored;

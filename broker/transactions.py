@@ -12,7 +12,7 @@ Rules:
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -35,20 +35,10 @@ from txn.txn_id import TxnId
 
 if TYPE_CHECKING:
     from broker.service import Broker
-    from broker.topic import Topic
 
 log = structlog.get_logger(__name__)
 
 _GONE = (TopicNotFound, NamespaceNotFound, TenantNotFound, InvalidTopicName)
-
-
-class _Buffer(Protocol):
-    async def join(self, txn: TxnId) -> None: ...
-    async def rescan(self) -> None: ...
-
-
-def _buffer_of(topic: "Topic") -> _Buffer | None:
-    return cast("_Buffer | None", getattr(topic, "buffer", None))
 
 
 class Transactions:
@@ -118,9 +108,7 @@ class Transactions:
             return
         try:
             topic = await broker.topics.get(name, create=False)
-            buffer = _buffer_of(topic)
-            if buffer is not None:
-                await buffer.join(txn)
+            await topic.buffer.join(txn)
         except TransactionEnded as error:
             raise InvalidTxnStatus(str(error)) from error
         except InvalidTxnStatus:
@@ -138,9 +126,7 @@ class Transactions:
         except _GONE:
             await self._delete(found)
             return True
-        buffer = _buffer_of(topic)
-        if buffer is not None:
-            await buffer.rescan()
+        await topic.buffer.rescan()
         acks = [record for record in found if isinstance(record, AckRecord)]
         for holder in sorted({ack.subscription for ack in acks}):
             subscription = topic.subscriptions.get(holder)

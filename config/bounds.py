@@ -218,3 +218,5 @@ TXN_HELD_SENDS = 1000
 """SENDs of one producer that wait for a transaction to be joined; its connection pauses above."""
 TXN_PRUNE_S = 300
 """Pause between looks for aborted transactions whose ledgers are gone."""
+TXN_PINS_SHOWN = 100
+"""Transactions that are shown for one segment when an operator asks what pins it."""

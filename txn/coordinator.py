@@ -95,6 +95,11 @@ class Coordinator:
         """Open transactions known here."""
         return len(self._open)
 
+    @property
+    def last_number(self) -> int:
+        """The last number given out here; -1 before the first one."""
+        return self._numbers.last
+
     def open_transactions(self) -> Sequence[StoredHeader]:
         """Open transactions known here, in no order."""
         return list(self._open.values())

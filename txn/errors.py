@@ -42,6 +42,7 @@ class CoordinatorNotFound(PeerError):
     """This broker does not lead that coordinator: follow the assignments."""
 
     code: ClassVar[ServerError] = ServerError.TRANSACTION_COORDINATOR_NOT_FOUND
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
 
 
 class TooManyTransactions(OperatorError):

@@ -25,6 +25,11 @@ class NumberBlocks:
         self._end = 0
         self._reserving: asyncio.Task[range] | None = None
 
+    @property
+    def last(self) -> int:
+        """The last number taken here; -1 before the first one."""
+        return self._next - 1
+
     def prepare(self) -> None:
         """Reserve the next block, unless that is under way."""
         reserving = self._reserving

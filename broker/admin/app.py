@@ -14,6 +14,7 @@ from broker.admin import (
     schemas,
     subscriptions,
     tenants,
+    transactions,
 )
 from broker.admin.keys import BROKER, REGISTRY
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
@@ -42,6 +43,7 @@ def build_app(broker: "Broker") -> web.Application:
         schemas,
         subscriptions,
         tenants,
+        transactions,
     ):
         app.add_routes(resource.routes())
     app.router.add_get(INDEX, index)

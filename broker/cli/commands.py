@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, register_topics
+from broker.cli.transactions import register_transactions
 from config.logging import configure_logging
 from config.settings import ConfigurationError, Settings, load_settings
 from protocol.server_error import MagnetarError
@@ -103,3 +104,4 @@ def register(app: typer.Typer) -> None:
     app.command("health")(health)
     app.command("backup")(backup)
     register_topics(app)
+    register_transactions(app)

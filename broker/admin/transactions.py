@@ -1,0 +1,207 @@
+"""`/admin/v3/transactions`: open transactions, one of them, what pins a topic, and ending by hand.
+
+Pulsar's own paths answer in Pulsar's form (`coordinators`, `coordinatorStats`, `slowTransactions`,
+`transactionMetadata`, `abortTransaction`); the others are ours.  A request for a coordinator that
+another broker leads is sent on to that one (307).  While transactions are off, all is 503.
+"""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from aiohttp import web
+
+from broker.admin.keys import BROKER
+from broker.admin.rest import RestError, no_content, number, refused
+from broker.transaction_inspection import TransactionInspection
+from broker.transactions import Transactions
+from config.bounds import TXN_LISTED
+from protocol.names import parse_topic_name
+from txn.errors import CoordinatorNotFound
+from txn.header import OPERATOR
+from txn.records import TxnState
+from txn.txn_id import CoordinatorId, TxnId
+
+BASE = "/admin/v3/transactions"
+ONE = "/{most}/{least}"
+DEFAULT_LIMIT = 100
+_ACTIONS: Mapping[str, TxnState] = {"commit": TxnState.COMMITTED, "abort": TxnState.ABORTED}
+_DOMAIN = re.compile("topic|persistent|segment")
+
+
+def routes() -> list[web.RouteDef]:
+    """The resource's routes."""
+    return [
+        web.get(BASE + "/coordinators", coordinators),
+        web.get(BASE + "/coordinatorStats", coordinator_stats),
+        web.get(BASE + "/slowTransactions/{timeout}", slow),
+        web.get(BASE + "/transactionMetadata" + ONE, metadata),
+        web.post(BASE + "/abortTransaction" + ONE, abort),
+        web.get(BASE + "/open", open_ones),
+        web.get(BASE + "/transaction" + ONE, show),
+        web.post(BASE + "/end" + ONE, end),
+        web.get(BASE + "/why/{domain}/{tenant}/{namespace}/{topic:.+}", why),
+    ]
+
+
+def _enabled(request: web.Request) -> Transactions:
+    transactions = request.app[BROKER].transactions
+    if not transactions.enabled:
+        raise RestError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "Transactions are switched off on this broker: set transactions_enabled.",
+        )
+    return transactions
+
+
+def _inspection(request: web.Request) -> TransactionInspection:
+    _enabled(request)
+    return TransactionInspection(request.app[BROKER])
+
+
+def _txn(request: web.Request) -> TxnId:
+    most, least = number(request, "most"), number(request, "least")
+    if most < 0 or least < 0:
+        raise refused(f"({most},{least}) is no transaction: both numbers are 0 or more.")
+    return TxnId(most, least)
+
+
+def _coordinator(request: web.Request) -> CoordinatorId | None:
+    """The one asked about, which must be led here; None for all."""
+    if "coordinatorId" not in request.query:
+        return None
+    asked = CoordinatorId(number(request, "coordinatorId"))
+    _require_led(request, asked)
+    return asked
+
+
+def _require_led(request: web.Request, coordinator: CoordinatorId) -> None:
+    served = _enabled(request).coordinators
+    try:
+        served.require_served(coordinator)
+    except CoordinatorNotFound:
+        leader = served.assignments().get(coordinator)
+        if leader is None or leader.web_url is None or leader.web_url == _here(request):
+            raise
+        raise web.HTTPTemporaryRedirect(leader.web_url + str(request.rel_url)) from None
+
+
+def _here(request: web.Request) -> str:
+    return request.app[BROKER].placement.web_url
+
+
+async def coordinators(request: web.Request) -> web.Response:
+    """GET: each coordinator with the broker that leads it."""
+    found = sorted(_enabled(request).coordinators.assignments().items())
+    return web.json_response(
+        [{"id": number, "brokerServiceUrl": leader.broker_url} for number, leader in found]
+    )
+
+
+async def coordinator_stats(request: web.Request) -> web.Response:
+    """GET `?coordinatorId=`: how many transactions each has open."""
+    asked = _coordinator(request)
+    found = {
+        str(one.coordinator_id): {
+            "state": "Ready",
+            "leastSigBits": one.last_number,
+            "lowWaterMark": -1,
+            "ongoingTxnSize": one.open_count,
+        }
+        for one in _enabled(request).coordinators.led()
+        if asked is None or one.coordinator_id == asked
+    }
+    return web.json_response(found if asked is None else found[str(asked)])
+
+
+async def slow(request: web.Request) -> web.Response:
+    """GET `?coordinatorId=`: what is open for longer than `{timeout}` ms, in Pulsar's form."""
+    inspection = _inspection(request)
+    found = inspection.open_transactions(
+        _coordinator(request), number(request, "timeout"), TXN_LISTED
+    )
+    listed = found["transactions"]
+    rows = listed if isinstance(listed, list) else []
+    return web.json_response({_pulsar_id(row): _pulsar_form(row) for row in rows})
+
+
+async def metadata(request: web.Request) -> web.Response:
+    """GET: one transaction, in Pulsar's form."""
+    shown = await _inspection(request).show(_txn(request))
+    return web.json_response(_pulsar_form(shown))
+
+
+async def abort(request: web.Request) -> web.Response:
+    """POST: abort one."""
+    await _end(request, TxnState.ABORTED)
+    return no_content()
+
+
+async def open_ones(request: web.Request) -> web.Response:
+    """GET `?coordinatorId=&olderThanMs=&limit=`: open transactions, the oldest first."""
+    limit = number(request, "limit", DEFAULT_LIMIT)
+    if not 0 < limit <= TXN_LISTED:
+        raise refused(f"limit = {limit} is out of bounds: give 1 to {TXN_LISTED}.")
+    older_than_ms = number(request, "olderThanMs", 0)
+    found = _inspection(request).open_transactions(_coordinator(request), older_than_ms, limit)
+    return web.json_response(found)
+
+
+async def show(request: web.Request) -> web.Response:
+    """GET: one transaction with everything that it touches."""
+    return web.json_response(await _inspection(request).show(_txn(request)))
+
+
+async def end(request: web.Request) -> web.Response:
+    """POST `?action=commit|abort`: end one by hand."""
+    asked = request.query.get("action", "")
+    action = _ACTIONS.get(asked)
+    if action is None:
+        raise refused(f"action = {asked!r} is unknown: give commit or abort.")
+    await _end(request, action)
+    return no_content()
+
+
+async def why(request: web.Request) -> web.Response:
+    """GET: what keeps readers of a topic from its end."""
+    info = request.match_info
+    if not _DOMAIN.fullmatch(info["domain"]):
+        raise refused(f"{info['domain']!r} is no domain: give topic, persistent or segment.")
+    name = parse_topic_name(
+        f"{info['domain']}://{info['tenant']}/{info['namespace']}/{info['topic']}"
+    )
+    return web.json_response(await _inspection(request).why(name))
+
+
+async def _end(request: web.Request, action: TxnState) -> None:
+    txn = _txn(request)
+    _require_led(request, txn.coordinator)
+    await _enabled(request).coordinators.end(txn, action, OPERATOR)
+
+
+def _pulsar_id(row: Mapping[str, object]) -> str:
+    most, _, least = str(row["txnId"]).partition("_")
+    return f"({most},{least})"
+
+
+def _pulsar_form(row: Mapping[str, object]) -> dict[str, object]:
+    """Pulsar's TransactionMetadata.  `timeoutAt` is the timeout there, whatever its name says."""
+    produced: dict[str, object] = {}
+    acknowledged: dict[str, dict[str, object]] = {}
+    writes, acks = row.get("writes"), row.get("acknowledgements")
+    for write in writes if isinstance(writes, list) else ():
+        produced[write["segment"]] = {"startPosition": write["floor"]}
+    for ack in acks if isinstance(acks, list) else ():
+        of_topic = acknowledged.setdefault(ack["segment"], {})
+        of_topic[ack["subscription"]] = {
+            "cumulativeAckPosition": ack["positions"][-1] if ack["cumulative"] else None
+        }
+    return {
+        "txnId": _pulsar_id(row),
+        "status": row["status"],
+        "openTimestamp": row["createdMs"],
+        "timeoutAt": row["timeoutMs"],
+        "owner": row["owner"],
+        "producedPartitions": produced,
+        "ackedPartitions": acknowledged,
+    }

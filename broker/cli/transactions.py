@@ -1,0 +1,157 @@
+"""`magnetar txn`: open transactions, what one touches, what pins a topic, and ending by hand."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
+
+BASE = "/admin/v3/transactions"
+_TXN = re.compile(r"\(?(\d+)[_,:] ?(\d+)\)?")
+TxnArgument = Annotated[str, typer.Argument(help="Id of a transaction, as 3_42 or (3,42)")]
+_COLUMNS = f"{'transaction':<16}  {'state':<9}  {'age':>8}  {'ends in':>8}  owner"
+
+
+def txn_path(txn: str) -> str:
+    """`most/least` of an id as this command, Pulsar's tools or clients write it."""
+    found = _TXN.fullmatch(txn.strip())
+    if found is None:
+        raise typer.BadParameter(f"{txn!r} is no transaction: write <most>_<least>, as 3_42.")
+    return f"{found.group(1)}/{found.group(2)}"
+
+
+def named_path(topic: str) -> str:
+    """`domain/tenant/namespace/name` of a topic, `topic://` unless it says else."""
+    domain, sign, local = topic.partition("://")
+    if not sign:
+        domain, local = "topic", topic
+    parts = local.split("/", 2)
+    if len(parts) == 1:
+        parts = ["public", "default", local]
+    if len(parts) != 3 or not all(parts):
+        raise typer.BadParameter(f"{topic!r} is no topic: write topic://tenant/namespace/name.")
+    return "/".join(quote(part, safe="") for part in (domain, *parts))
+
+
+def duration(ms: object) -> str:
+    """Milliseconds for people."""
+    if not isinstance(ms, int):
+        return "-"
+    seconds = abs(ms) // 1000
+    sign = "-" if ms < 0 else ""
+    if seconds < 120:
+        return f"{sign}{seconds}s"
+    if seconds < 7200:
+        return f"{sign}{seconds // 60}m{seconds % 60:02d}s"
+    return f"{sign}{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+def _mapping(answer: object) -> Mapping[str, object]:
+    return answer if isinstance(answer, dict) else {}
+
+
+def _rows(answer: object) -> Sequence[Mapping[str, object]]:
+    return [_mapping(each) for each in answer] if isinstance(answer, list) else []
+
+
+def _line(row: Mapping[str, object]) -> str:
+    age, created, deadline = (row.get(name) for name in ("ageMs", "createdMs", "deadlineMs"))
+    left = None
+    if row.get("status") == "OPEN" and all(isinstance(ms, int) for ms in (age, created, deadline)):
+        left = int(str(deadline)) - int(str(created)) - int(str(age))
+    return (
+        f"{row.get('txnId')!s:<16}  {row.get('status', '?')!s:<9}  {duration(age):>8}  "
+        f"{duration(left):>8}  {row.get('owner') or '-'}"
+    )
+
+
+def list_open(
+    coordinator: Annotated[int | None, typer.Option(help="Only those of one coordinator")] = None,
+    older_than_s: Annotated[int, typer.Option(min=0, help="Only those open for longer")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many")] = 100,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """List open transactions, the oldest first."""
+    query = f"limit={limit}&olderThanMs={older_than_s * 1000}"
+    if coordinator is not None:
+        query += f"&coordinatorId={coordinator}"
+    answer = _mapping(ask(admin_url, "GET", f"{BASE}/open?{query}"))
+    rows = _rows(answer.get("transactions"))
+    if rows:
+        typer.echo(_COLUMNS)
+    for row in rows:
+        typer.echo(_line(row))
+    typer.echo(f"{answer.get('open')} open, {len(rows)} shown.")
+
+
+def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Show one transaction: its state, who began it, and everything that it touches."""
+    row = _mapping(ask(admin_url, "GET", f"{BASE}/transaction/{txn_path(txn)}"))
+    typer.echo(_COLUMNS)
+    typer.echo(_line(row))
+    for write in _rows(row.get("writes")):
+        typer.echo(f"  writes to {write.get('segment')} after {write.get('floor')}")
+    for ack in _rows(row.get("acknowledgements")):
+        positions = ack.get("positions")
+        held = [str(each) for each in positions] if isinstance(positions, list) else []
+        how = "up to" if ack.get("cumulative") else "of"
+        more = f" and {len(held) - 5} more" if len(held) > 5 else ""
+        typer.echo(
+            f"  acknowledgement {how} {', '.join(held[:5])}{more} on {ack.get('segment')} "
+            f"for {ack.get('subscription')}"
+        )
+
+
+def why(
+    topic: Annotated[str, typer.Argument(help="topic://t/ns/x, persistent://..., segment://...")],
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Show what keeps readers of a topic from its end: the open transactions on each segment."""
+    answer = _mapping(ask(admin_url, "GET", f"{BASE}/why/{named_path(topic)}"))
+    segments = _rows(answer.get("segments"))
+    held = 0
+    for segment in segments:
+        rows = _rows(segment.get("transactions"))
+        if not rows:
+            continue
+        held += 1
+        place = "is not loaded"
+        if segment.get("loaded"):
+            place = f"is read up to {segment.get('horizon')} of {segment.get('lastConfirmed')}"
+        typer.echo(f"{segment.get('segment')} {place}: {segment.get('open')} transaction(s)")
+        typer.echo(f"  {_COLUMNS}")
+        for row in rows:
+            at = row.get("firstPosition") or row.get("floor") or row.get("readableUpTo")
+            typer.echo(f"  {_line(row)}  from {at or '(nothing written)'}")
+    if not held:
+        typer.echo(f"No open transaction on any of {len(segments)} segment(s) of {topic}.")
+    else:
+        typer.echo("End one by hand with `magnetar txn end TRANSACTION abort`.")
+
+
+def end(
+    txn: TxnArgument,
+    action: Annotated[str, typer.Argument(help="commit or abort")],
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """End one transaction by hand; its client is told when it tries to go on."""
+    if action not in ("commit", "abort"):
+        raise typer.BadParameter(f"{action!r} is no end of a transaction: write commit or abort.")
+    ask(admin_url, "POST", f"{BASE}/end/{txn_path(txn)}?action={action}")
+    typer.echo(f"Transaction {txn} is {'committed' if action == 'commit' else 'aborted'}.")
+
+
+def register_transactions(app: typer.Typer) -> None:
+    """Add the `txn` group."""
+    group = typer.Typer(
+        help="Transactions: what is open, what it holds back, ending by hand.",
+        no_args_is_help=True,
+    )
+    group.command("list")(list_open)
+    group.command("show")(show)
+    group.command("why")(why)
+    group.command("end")(end)
+    app.add_typer(group, name="txn")

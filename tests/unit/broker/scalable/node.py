@@ -23,6 +23,7 @@ from broker.schemas import SchemaRegistry
 from broker.service import Broker
 from broker.topic import Topic
 from broker.topics import TopicRegistry
+from broker.transactions import Transactions
 from config.settings import Settings
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST, LATEST, Position
@@ -342,6 +343,7 @@ class Node:
         self.namespaces = Namespaces(self.metadata, self.settings)
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.topics = TopicRegistry(cast("Broker", self))
+        self.transactions: Transactions
         self.scalable: ScalableTopics
         self.session: Session
         self.producer_names: ProducerNames
@@ -354,6 +356,8 @@ class Node:
         self.session = await self.metadata.open_session(timeout_ms=60_000, identity="node")
         await self.namespaces.start()
         self.producer_names = await ProducerNames.open(self.metadata, "standalone")
+        self.transactions = Transactions(cast("Broker", self))
+        await self.transactions.start()
         self.scalable = ScalableTopics(cast("Broker", self))
         await self.scalable.start()
         return self
@@ -364,6 +368,7 @@ class Node:
             return
         await self.scalable.stop()
         await self.topics.close()
+        await self.transactions.stop()
         await self.managed_ledgers.close()
         await self.namespaces.stop()
         await self.session.close()

@@ -28,6 +28,7 @@ from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
 
 if TYPE_CHECKING:
     from broker.connection import Connection
+    from broker.held_sends import HeldSends
     from broker.topic import Topic
 
 NAME_COUNTER_KEY = "/counters/producer-name"
@@ -87,6 +88,7 @@ class Producer:
         "connection",
         "examined",
         "guard",
+        "held",
         "hole",
         "messages_in",
         "name",
@@ -116,6 +118,8 @@ class Producer:
         self.guard: SequenceGuard | None = None
         self.resend: ResendGuard | None = None
         self.hole: int | None = None
+        self.held: HeldSends | None = None
+        """What waits for a transaction to be joined, with all that came behind it."""
         self.examined = False
         self.pending = 0
         self.messages_in = 0
@@ -196,8 +200,18 @@ class Producer:
         self._set_examined()
         return False
 
+    def hold(self, held: "HeldSends | None") -> None:
+        """From now on SENDs wait in there; None: no longer."""
+        self.held = held
+        self._set_examined()
+
     def _set_examined(self) -> None:
-        self.examined = self.guard is not None or self.resend is not None or self.hole is not None
+        self.examined = (
+            self.guard is not None
+            or self.resend is not None
+            or self.hole is not None
+            or self.held is not None
+        )
 
     # What moves it
 

@@ -11,27 +11,34 @@ Rules:
 - A producer one of whose messages was not stored is put out at once: nothing of it may be stored
   behind the gap.  Its client comes back and sends again what has no receipt.
 - Metadata is parsed for chunks, for deduplication and while a reconnected producer resends.
+- A SEND in a transaction is admitted before it is appended; what its producer sends while that
+  takes is held behind it (`held_sends`).  One that was stored before is answered without that.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 
 from broker.deduplication import Chunk, chunk_of, last_sequence
+from broker.held_sends import HeldSend, HeldSends
+from broker.publish_errors import (
+    KEEPS_PRODUCER,
+    LEDGER_LOST,
+    DamagedMessage,
+    DuplicateMessage,
+    MessageRefused,
+    breaks_off,
+)
 from config.bounds import MAX_MESSAGE_SIZE
 from protocol.frames import FrameError
 from protocol.hot_frames import encode_send_receipts
 from protocol.ids import Position
 from protocol.message import parse_metadata, payload_of
 from protocol.send import Send
-from protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
-from storage.ledger.store import LedgerAssertion
-from storage.managed_ledger_types import (
-    AppendOutcomeUnknown,
-    ManagedLedgerClosed,
-    ManagedLedgerFenced,
-)
+from protocol.server_error import InternalError, MagnetarError
+from txn.txn_id import TxnId
 
 if TYPE_CHECKING:
     from broker.producer import Producer
@@ -39,36 +46,11 @@ if TYPE_CHECKING:
     from broker.sequence_store import SequenceStore
     from protocol.frames import Received
     from storage.managed_ledger import ManagedLedger
+    from storage.managed_ledger_writer import GroupCallback
+    from txn.buffer import SegmentBuffer
 
 _NO_ID: Final = 2**64 - 1
 """-1 in an unsigned field: the message id of a receipt for what was stored before."""
-LEDGER_LOST: Final = (
-    AppendOutcomeUnknown,
-    LedgerAssertion,
-    ManagedLedgerClosed,
-    ManagedLedgerFenced,
-)
-"""After these the instance is useless, or does not know its own end: it must be opened anew."""
-_KEEPS_PRODUCER: Final = frozenset({ServerError.NOT_ALLOWED_ERROR, ServerError.CHECKSUM_ERROR})
-"""Refusals that concern one message: the client goes on with the next."""
-
-
-class DuplicateMessage(PeerError):
-    """Stored before: answered with a receipt, never with this error."""
-
-
-class MessageRefused(PeerError):
-    """This one message cannot be taken: do not send it again as it is."""
-
-    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
-
-
-class DamagedMessage(PeerError):
-    """The checksum is wrong: check the copy that was kept, and send it again."""
-
-    code: ClassVar[ServerError] = ServerError.CHECKSUM_ERROR
-
-
 _Sent = tuple["Producer", int, int, int, int, Chunk | None, MagnetarError | None]
 """Producer, sequence id, highest id, size, messages, chunk, and why it was not appended."""
 
@@ -81,6 +63,7 @@ class Publishing:
         ledger: "ManagedLedger",
         limits: "PublishLimits",
         store: "SequenceStore",
+        buffer: "SegmentBuffer",
         failed: Callable[[MagnetarError], None],
     ) -> None:
         self._append_all = ledger.append_all
@@ -88,7 +71,11 @@ class Publishing:
         self._failed = failed
         self._in_flight: deque[_Sent] = deque()
         self._done = self._appended
+        self._done_in_transaction = self._appended_in_transaction
         self._store = store
+        self._buffer = buffer
+        self._txns: deque[TxnId] = deque()
+        """Of the appends in flight that are in transactions."""
 
     @property
     def in_flight(self) -> int:
@@ -105,7 +92,7 @@ class Publishing:
         if not entries:
             self._examine(producer, cast("Send", sends[at]))
             return at + 1
-        self._append(entries)
+        self._append(entries, self._done)
         return at + len(entries)
 
     def _enqueue_plain(
@@ -141,19 +128,21 @@ class Publishing:
         producer.pending += len(entries)
         return entries
 
-    def _append(self, entries: Sequence[bytes]) -> None:
-        """Hand over what was enqueued last."""
+    def _append(self, entries: Sequence[bytes], done: "GroupCallback") -> bool:
+        """Hand over what was enqueued last; whether all was taken."""
         taken = 0
         try:
             while taken < len(entries):
-                taken += self._append_all(entries[taken:] if taken else entries, self._done)
+                taken += self._append_all(entries[taken:] if taken else entries, done)
         except MagnetarError as error:
             self._not_taken(len(entries) - taken, error)
+            return False
+        return True
 
     def refuse(self, producer: "Producer", send: Send, error: MagnetarError) -> None:
         """Answer a SEND with SEND_ERROR, in its turn."""
         if not producer.behind_hole(send.sequence_id):
-            self._enqueue(producer, send, 0, None, error)
+            self._take(producer, HeldSend(send, 0, error))
 
     def damaged(self, producer: "Producer", send: Send) -> None:
         """Answer a SEND whose checksum is wrong; the client sends it again, and what followed it.
@@ -170,22 +159,119 @@ class Publishing:
             error = InternalError("A chunk was damaged on its way: open the producer again.")
         else:
             producer.leave_hole(send.sequence_id)
-        self._enqueue(producer, send, 0, None, error)
+        self._take(producer, HeldSend(send, 0, error))
 
     def _examine(self, producer: "Producer", send: Send) -> None:
         """`publish` for what needs a closer look."""
         entry = send.entry
-        if entry is None or producer.behind_hole(send.sequence_id):
-            return
-        try:
-            chunk, refusal = self._verdict(producer, send, entry)
-        except FrameError as error:
-            chunk, refusal = None, MessageRefused(str(error))
-        self._enqueue(producer, send, len(entry), chunk, refusal)
+        if entry is not None and not producer.behind_hole(send.sequence_id):
+            self._take(producer, HeldSend(send, len(entry), None))
+
+    def _take(self, producer: "Producer", taken: HeldSend) -> None:
+        """It is in flight from now on; decided when nothing of its producer waits before it."""
+        self._limits.started(producer.connection, taken.size)
+        producer.pending += 1
+        if producer.held is None:
+            self._decide(producer, taken)
+        else:
+            producer.held.add(taken)
+
+    def _decide(self, producer: "Producer", taken: HeldSend) -> bool:
+        """Append or refuse it; False: it waits for its transaction."""
+        send, size, refusal = taken
+        chunk: Chunk | None = None
         if refusal is None:
-            self._append((entry,))
+            chunk, refusal = self._verdict(producer, send)
+        if refusal is None and send.txnid is not None:
+            return self._admit(producer, send, size, chunk)
+        self._enqueue(producer, send, size, chunk, refusal)
+        if refusal is None and send.entry is not None:
+            if not self._append((send.entry,), self._done):
+                self._break_off(producer)
+        elif refusal is not None and breaks_off(refusal):
+            self._break_off(producer)
+        return True
+
+    # In transactions
+
+    def _admit(self, producer: "Producer", send: Send, size: int, chunk: Chunk | None) -> bool:
+        """Append it if its transaction is joined; False: `_answered` follows."""
+        txn = TxnId(*(send.txnid or (0, 0)))
+        then = partial(self._answered, producer, send, size, chunk)
+        if not self._buffer.admit(txn, then):
+            if producer.held is None:
+                producer.hold(HeldSends(producer))
+            return False
+        self._enqueue(producer, send, size, chunk, None)
+        self._buffer.issued(txn)
+        self._txns.append(txn)
+        if not self._append((send.entry or b"",), self._done_in_transaction):
+            self._txns.pop()
+            self._buffer.not_taken(txn)
+            self._break_off(producer)
+        return True
+
+    def _answered(
+        self,
+        producer: "Producer",
+        send: Send,
+        size: int,
+        chunk: Chunk | None,
+        error: MagnetarError | None,
+    ) -> None:
+        """What waited first may be appended, or not; then it is the turn of what came behind."""
+        held = producer.held
+        if held is None:
+            return
+        if not producer.attached:
+            self._drop(producer, size)
+        elif error is not None:
+            self._enqueue(producer, send, size, chunk, error)
+            if breaks_off(error):
+                self._break_off(producer)
+        elif not self._admit(producer, send, size, chunk):
+            return
+        while held:
+            taken = held.pop()
+            if held.broken or not producer.attached:
+                self._drop(producer, taken.size)
+            elif not self._decide(producer, taken):
+                return
+        producer.hold(None)
+        if not producer.pending:
+            producer.now_idle()
+
+    def _break_off(self, producer: "Producer") -> None:
+        """One was not taken: nothing that is held behind it may be stored."""
+        if producer.held is not None:
+            producer.held.broken = True
+            producer.stop_taking()
+
+    def _drop(self, producer: "Producer", size: int) -> None:
+        self._limits.finished(producer.connection, size)
+        producer.pending -= 1
+
+    def _appended_in_transaction(
+        self, positions: Sequence[Position], error: MagnetarError | None
+    ) -> None:
+        """As `_appended`; the buffer hears of it first, so a receipt never precedes its pin."""
+        try:
+            if error is not None:
+                self._buffer.appended(self._txns.popleft(), None, error)
+            for position in positions:
+                self._buffer.appended(self._txns.popleft(), position, None)
+        finally:
+            self._appended(positions, error)
 
     def _verdict(
+        self, producer: "Producer", send: Send
+    ) -> tuple[Chunk | None, MagnetarError | None]:
+        try:
+            return self._examined(producer, send, send.entry or b"")
+        except FrameError as error:
+            return None, MessageRefused(str(error))
+
+    def _examined(
         self, producer: "Producer", send: Send, entry: bytes
     ) -> tuple[Chunk | None, MagnetarError | None]:
         if len(entry) > MAX_MESSAGE_SIZE:
@@ -195,7 +281,7 @@ class Publishing:
                     f"The message has {payload} bytes and {MAX_MESSAGE_SIZE} are the most: send "
                     "it in chunks, or compressed."
                 )
-        if not producer.examined and not send.is_chunk:
+        if producer.guard is None and producer.resend is None and not send.is_chunk:
             return None, None
         metadata = parse_metadata(entry)
         chunk = chunk_of(metadata) if send.is_chunk else None
@@ -212,8 +298,6 @@ class Publishing:
         chunk: Chunk | None,
         refusal: MagnetarError | None,
     ) -> None:
-        self._limits.started(producer.connection, size)
-        producer.pending += 1
         self._in_flight.append(
             (
                 producer,
@@ -318,7 +402,7 @@ class Publishing:
     def _refused(self, producer: "Producer", sequence_id: int, error: MagnetarError) -> None:
         if producer.attached:
             producer.send_error(sequence_id, error.code, str(error))
-            if error.code not in _KEEPS_PRODUCER:
+            if error.code not in KEEPS_PRODUCER:
                 producer.disconnected()
         if isinstance(error, LEDGER_LOST):
             self._failed(error)

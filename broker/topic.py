@@ -123,7 +123,9 @@ class Topic:
         self.buffer = buffer
         self.owner = buffer.owner
         self._producers = TopicProducers(self)
-        self._publishing = Publishing(ledger, broker.publish_limits, store, self._ledger_failed)
+        self._publishing = Publishing(
+            ledger, broker.publish_limits, store, buffer, self._ledger_failed
+        )
         self._subscriptions: dict[str, Subscription] = {
             cursor_name: Subscription(self, cursor_name, cursor)
             for cursor_name, cursor in ledger.cursors.items()

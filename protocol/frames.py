@@ -196,7 +196,7 @@ def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Rec
     if known is not None:
         entry = _checked(_SEND, data[command_end:end])
         if isinstance(entry, bytes):
-            return _new_tuple(Send, (*known, entry, True, False, 0, 0, None))
+            return _new_tuple(Send, (*known, entry, True, False, None, None))
         return Send(*known, None, plain=False, error=entry)
     command = parse_command(data[command_start:command_end])
     kind = command.type
@@ -219,7 +219,7 @@ def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Rec
 def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
     """A SEND that the generated parser has read."""
     entry, error = (checked, None) if isinstance(checked, bytes) else (None, checked)
-    in_transaction = bool(send.txnid_most_bits or send.txnid_least_bits)
+    in_transaction = send.HasField("txnid_least_bits") or send.HasField("txnid_most_bits")
     return Send(
         send.producer_id,
         send.sequence_id,
@@ -228,8 +228,7 @@ def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
         entry,
         plain=entry is not None and not send.is_chunk and not in_transaction,
         is_chunk=send.is_chunk,
-        txnid_most_bits=send.txnid_most_bits,
-        txnid_least_bits=send.txnid_least_bits,
+        txnid=(send.txnid_most_bits, send.txnid_least_bits) if in_transaction else None,
         error=error,
     )
 

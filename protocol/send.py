@@ -39,8 +39,8 @@ class Send(NamedTuple):
     entry: bytes | None
     plain: bool = True
     is_chunk: bool = False
-    txnid_most_bits: int = 0
-    txnid_least_bits: int = 0
+    txnid: tuple[int, int] | None = None
+    """Most and least bits; (0, 0) is a transaction too."""
     error: ChecksumMismatch | None = None
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from broker.producer import Producer, ProducerRequest, remember_closed
 from broker.producer_access import AccessMode
 from broker.protocol_violation import ProtocolViolation
-from broker.publishing import MessageRefused
+from broker.publish_errors import MessageRefused
 from broker.schemas import definition_from_wire, version_bytes
 from broker.topic import TopicState
 from protocol.ids import EARLIEST, from_wire, to_wire
@@ -181,7 +181,7 @@ def send(connection: "Connection", frames: "Sequence[Received]", at: int) -> int
             return attached.topic.publish(attached, frames, at)
         if request.entry is None:
             attached.topic.damaged(attached, request)
-        elif request.txnid_most_bits or request.txnid_least_bits:
+        elif request.txnid is not None and not connection.broker.transactions.enabled:
             attached.topic.refuse(
                 attached, request, MessageRefused("Transactions are off: send without one.")
             )

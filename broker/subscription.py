@@ -222,6 +222,10 @@ class Subscription:
                 size = _trusted_size(batch_size, ack_set)
                 if not cursor.acknowledge_batch(position, ack_set, size):
                     remaining = self._remaining(position)
+                    if not remaining and not cursor.is_acknowledged(position):
+                        consumer.acknowledged_total += 1
+                        dispatcher.held(position, 0)
+                        continue
             else:
                 cursor.acknowledge(position)
             consumer.acknowledged_total += 1
@@ -234,8 +238,6 @@ class Subscription:
         left, held = self.cursor.ack_set(position), self.messages_held
         if left and held is not None and held.any:
             left = held.remaining(position, left, len(left) * 64)
-            if not left and self.dispatcher is not None:
-                self.dispatcher.held(position, 0)
         return from_words(left, len(left) * 64).bit_count() if left else 0
 
     def acknowledge_up_to(

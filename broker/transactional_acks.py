@@ -115,11 +115,15 @@ class TransactionalAcks:
 
     def applied(self, acks: "Sequence[PendingAck]") -> None:
         """See `AckListener`."""
-        dispatcher = self._subscription.dispatcher
+        subscription = self._subscription
+        dispatcher, cursor = subscription.dispatcher, subscription.cursor
         if dispatcher is not None:
             for each in _individual(acks):
-                dispatcher.settled(None, each.position, self._remaining(each))
-        self._subscription.look_at_end()
+                if cursor.is_acknowledged(each.position):
+                    dispatcher.settled(None, each.position, 0)
+                else:
+                    dispatcher.held(each.position, self._remaining(each))
+        subscription.look_at_end()
 
     def released(self, acks: "Sequence[PendingAck]") -> None:
         """See `AckListener`."""

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from config.bounds import MAX_FRAME_SIZE
 from protocol import pulsar_pb2 as pb
 from protocol.commands import FIELD_OF_TYPE
-from protocol.frames import FrameDecoder, FrameError, Send, encode_command
+from protocol.frames import FrameDecoder, FrameError, Received, Send, encode_command
 from tests.fuzz import corpus
 
 U32: Final = Struct(">I")
@@ -66,10 +66,13 @@ def effect_of(data: bytes) -> Effect:
         frames = decoder.feed(data + PING)
     except FrameError:
         return Effect.BROKEN
-    last = frames[-1]
-    if decoder.buffered_size or isinstance(last, Send) or last.command.type != pb.BaseCommand.PING:
+    if decoder.buffered_size or not _is_ping(frames[-1]):
         return Effect.OPEN
     return Effect.WHOLE
+
+
+def _is_ping(frame: Received) -> bool:
+    return not isinstance(frame, Send) and frame.command.type == pb.BaseCommand.PING
 
 
 class Fuzzer:

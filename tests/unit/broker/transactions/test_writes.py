@@ -1,0 +1,271 @@
+"""Writes in transactions on a whole broker: who sees what, after which restart."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.service import Broker
+from broker.topic import Topic
+from protocol import pulsar_pb2 as pb
+from protocol.names import parse_topic_name
+from tests.support.raw_client import BrokerError, RawClient
+from tests.support.raw_handles import RawConsumer, RawProducer
+from tests.support.waiting import until
+from tests.unit.broker.transactions.conftest import Connect, TransactionClient, running
+from txn.records import TxnState
+from txn.txn_id import TxnId
+
+TOPIC = "persistent://public/default/t"
+OTHER = "persistent://public/default/u"
+NAME = parse_topic_name(TOPIC)
+
+
+async def send(producer: RawProducer, txn: tuple[int, int] | None, payload: bytes) -> None:
+    if txn is None:
+        await producer.send(payload)
+        return
+    most, least = txn
+    await producer.send(
+        payload,
+        metadata=pb.MessageMetadata(txnid_most_bits=most, txnid_least_bits=least),
+        send=pb.CommandSend(txnid_most_bits=most, txnid_least_bits=least),
+    )
+
+
+async def reader(client: RawClient, topic: str = TOPIC, name: str = "s") -> RawConsumer:
+    options = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
+    return await client.subscribe(topic, name, options, permits=1000)
+
+
+async def read_to(consumer: RawConsumer, last: bytes) -> list[bytes]:
+    """Everything up to and with the payload `last`."""
+    found: list[bytes] = []
+    while not found or found[-1] != last:
+        found.append((await consumer.receive()).payload)
+    return found
+
+
+async def topic_of(broker: Broker, name: str = TOPIC) -> Topic:
+    return await broker.topics.get(parse_topic_name(name), create=False)
+
+
+async def cleaned(broker: Broker, name: str = TOPIC) -> None:
+    topic = await topic_of(broker, name)
+    await until(lambda: topic.buffer.idle)
+
+
+@asynccontextmanager
+async def clients(broker: Broker) -> AsyncIterator[TransactionClient]:
+    client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))
+    try:
+        yield client
+    finally:
+        await client.raw.close()
+
+
+async def test_commit_over_two_topics_shows_all_of_it_and_nothing_before(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    raw = txn_client.raw
+    consumers = [await reader(raw, TOPIC), await reader(raw, OTHER)]
+    producers = [await raw.create_producer(TOPIC), await raw.create_producer(OTHER)]
+    txn = await txn_client.begin()
+    await txn_client.add_partitions(txn, TOPIC, OTHER)
+    for producer in producers:
+        await send(producer, None, b"before")
+        for number in range(3):
+            await send(producer, txn, b"in %d" % number)
+        await send(producer, None, b"behind")
+    for consumer in consumers:
+        assert (await consumer.receive()).payload == b"before"
+        assert consumer.messages.empty()
+    await txn_client.end(txn)
+    for consumer in consumers:
+        assert await read_to(consumer, b"behind") == [b"in 0", b"in 1", b"in 2", b"behind"]
+    await cleaned(broker)
+    assert await broker.transactions.store.operations_of(TxnId(*txn)) == []
+
+
+async def test_an_aborted_transaction_is_never_seen(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    consumer = await reader(txn_client.raw)
+    producer = await txn_client.raw.create_producer(TOPIC)
+    aborted, committed = await txn_client.begin(), await txn_client.begin()
+    for number in range(5):
+        await send(producer, aborted, b"aborted")
+        await send(producer, committed, b"%d" % number)
+    await send(producer, None, b"last")
+    await txn_client.end(aborted, pb.ABORT)
+    await txn_client.end(committed)
+    assert await read_to(consumer, b"last") == [b"0", b"1", b"2", b"3", b"4", b"last"]
+    await cleaned(broker)
+    again = await reader(txn_client.raw, name="from the start")
+    assert await read_to(again, b"last") == [b"0", b"1", b"2", b"3", b"4", b"last"]
+
+
+async def test_a_send_without_add_partition_joins_by_itself_and_keeps_the_order(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    consumer = await reader(txn_client.raw)
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txn = await txn_client.begin()
+    sends = [
+        send(producer, txn if number % 3 == 1 else None, b"%d" % number) for number in range(30)
+    ]
+    await asyncio.gather(*sends)
+    await txn_client.end(txn)
+    assert await read_to(consumer, b"29") == [b"%d" % number for number in range(30)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_late_send_is_refused_and_the_producer_goes_on(
+    broker: Broker, txn_client: TransactionClient, known: bool
+) -> None:
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txn = await txn_client.begin()
+    if known:
+        await send(producer, txn, b"in time")
+    await txn_client.end(txn)
+    if known:
+        await cleaned(broker)
+    with pytest.raises(BrokerError) as refused:
+        await send(producer, txn, b"late")
+    assert refused.value.code == pb.NotAllowedError
+    await send(producer, None, b"next")
+    await cleaned(broker)
+    assert await broker.transactions.store.operations_of(TxnId(*txn)) == []
+
+
+async def test_what_is_open_ended_and_collected_reads_the_same_after_restarts(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as broker, clients(broker) as client:
+        producer = await client.raw.create_producer(TOPIC)
+        txns = [await client.begin() for _ in range(4)]
+        for number, txn in enumerate(txns):
+            await send(producer, txn, b"%d" % number)
+        await client.end(txns[0])
+        await client.end(txns[1], pb.ABORT)
+        await cleaned_but(broker, txns[2], txns[3])
+        store = broker.transactions.store
+        for txn in txns[:2]:
+            stored = await store.read_header(TxnId(*txn))
+            assert stored is not None
+            await store.delete_header(stored)
+        assert await store.operations_of(TxnId(*txns[0])) == []
+    async with running(tmp_path) as broker, clients(broker) as client:
+        consumer = await reader(client.raw)
+        assert (await consumer.receive()).payload == b"0"
+        producer = await client.raw.create_producer(TOPIC)
+        await send(producer, txns[2], b"2 again")
+        await client.end(txns[3], pb.ABORT)
+        await client.end(txns[2])
+        await send(producer, None, b"last")
+        assert await read_to(consumer, b"last") == [b"2", b"2 again", b"last"]
+        await cleaned(broker)
+        assert await broker.transactions.store.claims_on(TOPIC) == []
+    async with running(tmp_path) as broker, clients(broker) as client:
+        consumer = await reader(client.raw, name="later")
+        assert await read_to(consumer, b"last") == [b"0", b"2", b"2 again", b"last"]
+
+
+async def cleaned_but(broker: Broker, *txns: tuple[int, int]) -> None:
+    topic = await topic_of(broker)
+    left = {TxnId(*txn) for txn in txns}
+    await until(lambda: {each.txn for each in topic.buffer.open_transactions()} == left)
+
+
+async def test_a_reload_in_mid_transaction_hides_and_shows_as_before(
+    broker: Broker, connect: Connect
+) -> None:
+    client = TransactionClient(await connect())
+    producer = await client.raw.create_producer(TOPIC)
+    txn = await client.begin()
+    await send(producer, None, b"before")
+    await send(producer, txn, b"first")
+    await broker.topics.unload(NAME)
+    topic = await topic_of(broker)
+    assert topic.max_read_position() < topic.ledger.last_confirmed
+    other = TransactionClient(await connect())
+    producer = await other.raw.create_producer(TOPIC)
+    await send(producer, txn, b"second")
+    await other.end(txn)
+    consumer = await reader(other.raw)
+    assert await read_to(consumer, b"second") == [b"before", b"first", b"second"]
+    await cleaned(broker)
+
+
+async def test_a_timeout_hides_what_was_written(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txn = await txn_client.begin(ttl_ms=100)
+    await send(producer, txn, b"too slow")
+    await send(producer, None, b"last")
+    consumer = await reader(txn_client.raw)
+    assert await read_to(consumer, b"last") == [b"last"]
+
+
+async def test_a_sealed_topic_is_cleaned_up_like_any_other(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    consumer = await reader(txn_client.raw)
+    producer = await txn_client.raw.create_producer(TOPIC)
+    committed, aborted = await txn_client.begin(), await txn_client.begin()
+    await send(producer, committed, b"0")
+    await send(producer, aborted, b"1")
+    await producer.close()
+    topic = await topic_of(broker)
+    await topic.seal()
+    assert not topic.subscriptions["s"].drained
+    await txn_client.end(committed)
+    message = await consumer.receive()
+    assert message.payload == b"0"
+    await txn_client.end(aborted, pb.ABORT)
+    consumer.ack(message.message_id)
+    await until(lambda: topic.subscriptions["s"].drained)
+    await cleaned(broker)
+    assert await broker.transactions.store.claims_on(TOPIC) == []
+
+
+async def test_a_deleted_topic_leaves_no_records(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txns = [await txn_client.begin() for _ in range(2)]
+    for txn in txns:
+        await send(producer, txn, b"x")
+    await txn_client.end(txns[0], pb.ABORT)
+    await cleaned_but(broker, txns[1])
+    await broker.topics.delete(NAME, force=True)
+    store = broker.transactions.store
+    assert await store.claims_on(TOPIC) == []
+    assert await store.aborted_on(TOPIC) == {}
+    assert await store.read_owner(TOPIC) is None
+    await txn_client.end(txns[1])
+    stored = await store.read_header(TxnId(*txns[1]))
+    assert stored is not None
+    assert stored.header.state is TxnState.COMMITTED
+
+
+async def test_transactions_switched_off_refuse_a_send_and_hide_what_is_open(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as broker, clients(broker) as client:
+        producer = await client.raw.create_producer(TOPIC)
+        txn = await client.begin()
+        await send(producer, txn, b"open")
+    async with (
+        running(tmp_path, transactions_enabled=False) as broker,
+        clients(broker) as client,
+    ):
+        producer = await client.raw.create_producer(TOPIC)
+        with pytest.raises(BrokerError) as refused:
+            await send(producer, txn, b"more")
+        assert refused.value.code == pb.NotAllowedError
+        topic = await topic_of(broker)
+        assert topic.max_read_position() < topic.ledger.last_confirmed

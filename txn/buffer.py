@@ -12,6 +12,7 @@ Rules:
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Protocol
 
@@ -83,6 +84,7 @@ class SegmentBuffer:
         self._waiting: dict[TxnId, list[Then]] = {}
         self._listeners: dict[object, Callable[[], None]] = {}
         self._work = OwnerWork(segment)
+        self._todo: deque[Effect] = deque()
         self._flushing = False
         self._prune_timer: asyncio.TimerHandle | None = None
 
@@ -164,7 +166,8 @@ class SegmentBuffer:
     def admit(self, txn: TxnId, then: Then) -> bool:
         """True: joined, append now.
 
-        False: `then` follows from the loop, once: None when joined, else why not.
+        False: `then` follows from the loop, once: None when joined (ask again, for it may have
+        ended since), else why not.
         """
         answer = self._core.admit(txn) if not self._work.ended else Admission.STOPPED
         if answer is Admission.JOINED:
@@ -281,16 +284,20 @@ class SegmentBuffer:
         self._flush()
 
     def _flush(self) -> None:
-        """Do what the core wants done; what that brings about is done in turn."""
+        """Do what the core wants done, in order; what fails does not keep the rest."""
         if self._flushing:
             return
         self._flushing = True
+        todo, core = self._todo, self._core
         try:
-            while self._core.has_effects:
-                for effect in self._core.take_effects():
-                    self._do(effect)
+            while todo or core.has_effects:
+                todo.extend(core.take_effects())
+                while todo:
+                    self._do(todo.popleft())
         finally:
             self._flushing = False
+            if todo or core.has_effects:
+                self._loop.call_soon(self._flush)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -322,7 +329,7 @@ class SegmentBuffer:
 
     def _answer(self, txn: TxnId, error: MagnetarError | None) -> None:
         for then in self._waiting.pop(txn, ()):
-            then(error)
+            self._loop.call_soon(then, error)
 
     async def _put_claim(self, txn: TxnId) -> None:
         core = self._core

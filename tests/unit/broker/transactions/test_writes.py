@@ -1,6 +1,7 @@
 """Writes in transactions on a whole broker: who sees what, after which restart."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from broker.service import Broker
-from broker.topic import Topic
+from broker.topic import Topic, TopicState
 from protocol import pulsar_pb2 as pb
 from protocol.names import parse_topic_name
+from storage.metadata.store import MetadataError
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.raw_handles import RawConsumer, RawProducer
 from tests.support.waiting import until
 from tests.unit.broker.transactions.conftest import Connect, TransactionClient, running
+from txn.errors import SegmentOwnershipLost
 from txn.records import TxnState
+from txn.segment_owner import SegmentOwner
 from txn.txn_id import TxnId
 
 TOPIC = "persistent://public/default/t"
@@ -269,3 +273,64 @@ async def test_transactions_switched_off_refuse_a_send_and_hide_what_is_open(
         assert refused.value.code == pb.NotAllowedError
         topic = await topic_of(broker)
         assert topic.max_read_position() < topic.ledger.last_confirmed
+
+
+async def test_a_topic_whose_ownership_was_lost_is_given_up_and_loaded_anew(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txn = await txn_client.begin()
+    await send(producer, txn, b"first")
+    topic = await topic_of(broker)
+    await SegmentOwner(TOPIC, broker.transactions.parts, lambda _: None).take()
+    with pytest.raises(SegmentOwnershipLost):
+        await topic.owner.confirm()
+    await until(lambda: topic.state is TopicState.CLOSED)
+    again = await topic_of(broker)
+    assert again is not topic
+    await txn_client.end(txn)
+    await cleaned(broker)
+    assert not again.buffer.is_aborted(TxnId(*txn))
+    assert again.max_read_position() == again.ledger.last_confirmed
+
+
+async def test_where_others_may_own_the_segment_the_epoch_is_taken_before_the_log_is_opened(
+    broker: Broker,
+) -> None:
+    transactions = broker.transactions
+    transactions.parts = dataclasses.replace(transactions.parts, eager_epochs=True)
+    opened: list[int] = []
+    open_ledger = broker.managed_ledgers.open
+
+    async def noting(*args: object, **more: object) -> object:
+        stored = await transactions.store.read_owner(TOPIC)
+        opened.append(0 if stored is None else stored.owner.epoch)
+        return await open_ledger(*args, **more)  # type: ignore[arg-type]
+
+    broker.managed_ledgers.open = noting  # type: ignore[assignment, method-assign]
+    for epoch in (1, 2):
+        topic = await broker.topics.get(NAME, create=True)
+        assert topic.owner.epoch == epoch
+        await broker.topics.unload(NAME)
+    assert opened == [1, 2]
+
+
+async def test_a_load_that_fails_leaves_nothing_open_and_can_be_tried_again(
+    broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txn = await txn_client.begin()
+    await send(producer, txn, b"x")
+    await txn_client.raw.close()
+    await broker.topics.unload(NAME)
+
+    async def fails(*_: object) -> None:
+        raise MetadataError("The store is gone.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(broker.transactions.store, "aborted_on", fails)
+        with pytest.raises(MetadataError):
+            await topic_of(broker)
+    assert broker.transactions.decisions.followed == 0
+    topic = await topic_of(broker)
+    assert topic.max_read_position() < topic.ledger.last_confirmed

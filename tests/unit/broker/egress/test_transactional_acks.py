@@ -1,9 +1,8 @@
 """Acknowledgements in transactions over a whole broker: every type of subscription, every end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,7 +36,9 @@ IDS = ["exclusive", "failover", "shared", "key-shared"]
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=IDS)
 singly = pytest.mark.parametrize("kind", [SHARED, KEY_SHARED], ids=["shared", "key-shared"])
-Subscribe = Callable[..., Coroutine[Any, Any, RawConsumer]]
+also_from_disk = pytest.mark.parametrize(
+    "stage", [64 * 2**20, 0], ids=["cached", "from-disk"], indirect=True
+)
 
 
 class Stage:
@@ -110,9 +111,10 @@ class Stage:
         await self.broker.topics.unload(parse_topic_name(TOPIC))
 
 
-@pytest.fixture(params=[64 * 2**20, 0], ids=["cached", "from-disk"])
+@pytest.fixture
 async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    async with running(tmp_path, entry_cache_bytes=request.param) as broker:
+    cache_bytes = getattr(request, "param", 64 * 2**20)
+    async with running(tmp_path, entry_cache_bytes=cache_bytes) as broker:
         client = await client_of(broker)
         await fill(client, 5, topic=TOPIC)
         yield Stage(broker, client)
@@ -156,6 +158,7 @@ async def test_a_commit_acknowledges(stage: Stage, kind: pb.CommandSubscribe.Sub
     await nothing_comes(again)
 
 
+@also_from_disk
 @every_kind
 async def test_an_abort_redelivers_at_once(stage: Stage, kind: pb.CommandSubscribe.SubType) -> None:
     consumer = await stage.subscribe(kind)
@@ -174,6 +177,7 @@ async def test_an_abort_redelivers_at_once(stage: Stage, kind: pb.CommandSubscri
     await stage.nothing_left()
 
 
+@also_from_disk
 @every_kind
 async def test_what_is_pending_is_not_delivered_to_anybody(
     stage: Stage, kind: pb.CommandSubscribe.SubType
@@ -341,6 +345,7 @@ def messages_of(delivery: Delivery, *indexes: int, size: int = 4) -> pb.MessageI
     return named
 
 
+@also_from_disk
 @every_kind
 async def test_messages_of_a_batch(stage: Stage, kind: pb.CommandSubscribe.SubType) -> None:
     producer = await stage.client.create_producer(TOPIC)

@@ -12,7 +12,7 @@ Rules:
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
@@ -44,8 +44,8 @@ _GONE = (TopicNotFound, NamespaceNotFound, TenantNotFound, InvalidTopicName)
 class Transactions:
     """See the module's rules.  Made before topics are, stopped after them."""
 
-    coordinators_type: type[Coordinators] = Coordinators
-    collector_type: type[Collector] = Collector
+    coordinators_class: ClassVar[type[Coordinators]] = Coordinators
+    collector_class: ClassVar[type[Collector]] = Collector
 
     def __init__(self, broker: "Broker") -> None:
         settings = broker.settings
@@ -63,13 +63,13 @@ class Transactions:
             broker_id=broker.broker_id,
             eager_epochs=False,
         )
-        self.coordinators = self.coordinators_type(
+        self.coordinators = self.coordinators_class(
             self.parts,
             Leader(broker.broker_id, broker.placement.broker_url, None, broker.placement.web_url),
             parallelism=settings.transaction_coordinators,
             max_open=settings.transaction_max_open_per_coordinator,
         )
-        self.collector = self.collector_type(
+        self.collector = self.collector_class(
             self.parts,
             self.coordinators.leads,
             self._look_again,

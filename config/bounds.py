@@ -203,7 +203,7 @@ TXN_DEADLINE_LOOK_S = 10
 TXN_SWEEP_S = 60
 """How often open transactions past their deadline are looked for that nobody here knows of."""
 TXN_CONCURRENT_ENDS = 256
-"""Aborts of timed-out transactions, and collections of ended ones, that run at once."""
+"""Aborts of timed-out transactions, and reads of headers after a resync, that run at once."""
 TXN_LISTED = 10_000
 """Most transactions that one REST answer lists."""
 TXN_WATCHES = 100

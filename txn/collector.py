@@ -5,6 +5,8 @@ Rules:
 - A header goes when its transaction ended longer ago than the retention, and a fresh listing made
   after that shows no claim and no acknowledgement record of it (W10).  It is deleted on the version
   that was read.  Retention exceeds the time for which clients send an END again (T3).
+- While few records are stored, one listing of them all speaks for a page of headers; otherwise each
+  header has its own.
 - If records are left, whoever owns their segments is asked to look at them (W11), once in a round
   for each segment, and the header waits for the next round.
 - A round goes through all headers that are due, in pages, a bounded number at once, and rests after
@@ -18,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from config.bounds import TXN_CONCURRENT_ENDS, TXN_TOPIC_LOADS
+from config.bounds import TXN_PAGE, TXN_TOPIC_LOADS
 from protocol.server_error import MagnetarError
 from storage.metadata.store import VersionConflict
 from txn.parts import TransactionParts
@@ -84,20 +86,32 @@ class Collector:
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
             began_s = loop.time()
             async for page in self._store.ended_headers(state, up_to_ms):
-                mine = [stored for stored in page if self._leads(stored.txn.coordinator)]
-                for first in range(0, len(mine), TXN_CONCURRENT_ENDS):
-                    some = mine[first : first + TXN_CONCURRENT_ENDS]
-                    collected += sum(await asyncio.gather(*map(self._collect_one, some)))
+                collected += await self._collect_page(page)
                 await asyncio.sleep(loop.time() - began_s)
                 began_s = loop.time()
         await self._ask_owners()
         self._parts.counters.op_records = await self._store.count_operations()
         return collected
 
-    async def _collect_one(self, stored: StoredHeader) -> bool:
-        """Whether its header is gone by this (W10)."""
+    async def _collect_page(self, page: Sequence[StoredHeader]) -> int:
+        """How many of them were deleted; all of them ended before this listing (W10)."""
+        mine = [stored for stored in page if self._leads(stored.txn.coordinator)]
+        with_records = await self._store.transactions_with_records(TXN_PAGE) if mine else None
+        return sum(
+            await asyncio.gather(
+                *(
+                    self._collect_one(
+                        stored, listed=with_records is None or stored.txn in with_records
+                    )
+                    for stored in mine
+                )
+            )
+        )
+
+    async def _collect_one(self, stored: StoredHeader, *, listed: bool) -> bool:
+        """Whether its header is gone by this (W10); `listed`: it may have records."""
         try:
-            found = await self._store.operations_of(stored.txn)
+            found = await self._store.operations_of(stored.txn) if listed else ()
             if not found:
                 return await self._store.delete_header(stored)
         except VersionConflict:

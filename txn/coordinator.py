@@ -15,6 +15,7 @@ Rules:
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from storage.metadata.store import VersionConflict
 from txn.counters import EXECUTION_BUCKETS_MS, Histogram
@@ -58,7 +59,7 @@ class CoordinatorCounters:
 class Coordinator:
     """See the module's rules."""
 
-    numbers_type: type[NumberBlocks] = NumberBlocks
+    numbers_class: ClassVar[type[NumberBlocks]] = NumberBlocks
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Coordinator:
         self._store = parts.store
         self._deadlines = deadlines
         self._max_open = max_open
-        self._numbers = self.numbers_type(parts.store, coordinator_id)
+        self._numbers = self.numbers_class(parts.store, coordinator_id)
         self._numbers.prepare()
         self._open: dict[TxnId, StoredHeader] = {}
         self._beginning = 0

@@ -47,7 +47,7 @@ class CoordinatorCountDiffers(OperatorError):
 class Coordinators:
     """See the module's rules."""
 
-    coordinator_type: type[Coordinator] = Coordinator
+    coordinator_class: ClassVar[type[Coordinator]] = Coordinator
 
     def __init__(
         self, parts: TransactionParts, me: Leader, *, parallelism: int, max_open: int
@@ -111,7 +111,7 @@ class Coordinators:
             self._spawn(self._led.pop(number).close())
         won = led - self._led.keys()
         for number in won:
-            self._led[number] = self.coordinator_type(
+            self._led[number] = self.coordinator_class(
                 number, self._parts, self._deadlines, max_open=self._max_open
             )
         if won and self._tasks:

@@ -126,6 +126,11 @@ def txn_of_header(key: str) -> TxnId:
     return _checked(key, lambda: parse_txn_id(key.removeprefix(HEADERS)))
 
 
+def txn_of_operation(key: str) -> TxnId:
+    """Whose claim or acknowledgement record lies there.  Raises `CorruptTransactionRecord`."""
+    return _checked(key, lambda: parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0]))
+
+
 def operations_range(txn: TxnId) -> tuple[str, str]:
     """Scan bounds of all claims and acknowledgement records of a transaction."""
     return f"{OPERATIONS}{txn}/", f"{OPERATIONS}{txn}//"

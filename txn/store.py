@@ -165,6 +165,19 @@ class TransactionStore:
             self.counters.op_deletes += 1
             self.counters.op_records -= 1
 
+    async def transactions_with_records(self, limit: int) -> set[TxnId] | None:
+        """Who has a claim or acknowledgement record: a fresh listing (W10).
+
+        None if there are `limit` records of a kind or more: then list each transaction's own.
+        """
+        found: set[TxnId] = set()
+        for index in (records.WRITES_INDEX, records.ACKS_INDEX):
+            hits = await self._index(index, _FIRST_KEY, _LAST_KEY, fresh=True, limit=limit)
+            if len(hits) >= limit:
+                return None
+            found.update(records.txn_of_operation(hit.record.key) for hit in hits)
+        return found
+
     async def count_operations(self) -> int:
         """How many claims and acknowledgement records there are.  For metrics: not fresh."""
         count = 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from config.bounds import TXN_PAGE
 from protocol.ids import Position
 from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
@@ -189,3 +190,30 @@ async def test_an_unreadable_store_stops_no_owner_from_being_asked() -> None:
             await parts.store.put_claim(Claim(txn, segment, 1, Position(1, 2)))
         await collector.collect()
         assert sorted(asked) == ["a", "b"]
+
+
+@in_virtual_time
+async def test_one_listing_speaks_for_a_page_unless_there_are_many_records() -> None:
+    world, owner = World(), Owner()
+    async with world.coordinators() as (coordinators, parts):
+        collector = collector_of(coordinators, parts, owner)
+        held = await ended(coordinators)
+        await parts.store.put_claim(Claim(held, SEGMENT, 1, Position(1, 2)))
+        for _ in range(20):
+            await ended(coordinators)
+        world.clock.shift_ms += 901_000
+        world.metadata.calls.clear()
+        assert await collector.collect() == 20
+        own = [key for what, key in world.metadata.calls if what == "scan"]
+        assert own == [f"/txn/op/{held}/"]
+        for _ in range(20):
+            await ended(coordinators)
+        still_open = await coordinators.begin(ZERO, 10_000_000, None)
+        for number in range(TXN_PAGE):
+            await parts.store.put_claim(Claim(still_open, f"s{number}", 1, Position(1, 2)))
+        world.clock.shift_ms += 901_000
+        world.metadata.calls.clear()
+        assert await collector.collect() == 20
+        assert sum(what == "scan" for what, _ in world.metadata.calls) == 21
+        assert await parts.store.read_header(held) is not None
+        assert parts.counters.op_records == TXN_PAGE + 1

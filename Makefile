@@ -34,6 +34,10 @@ bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and
 bench-transactions: $(VENV)/.installed  ## of that, only transactions
 	$(BIN)/python -m bench --measure transactions
 
+simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or one: SEED=n [TRACE=1]
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),\
+	  --from $(or $(FROM),1) --minutes $(or $(MINUTES),10))
+
 stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
 	$(BIN)/python -m pytest tests/stock --peer
 

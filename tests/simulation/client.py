@@ -30,8 +30,10 @@ class SimulatedClient(RawClient):
         """The newest delivery of each (consumer id, ledger, entry)."""
 
     @classmethod
-    async def of(cls, history: History, who: str, port: int) -> "SimulatedClient":
-        client = await cls.open("broker", port, timeout_s=20.0)
+    async def of(
+        cls, history: History, who: str, port: int, timeout_s: float = 20.0
+    ) -> "SimulatedClient":
+        client = await cls.open("broker", port, timeout_s=timeout_s)
         assert isinstance(client, SimulatedClient)
         client.history, client.who = history, who
         return client

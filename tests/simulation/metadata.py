@@ -73,19 +73,25 @@ class MetadataService:
         finally:
             asyncio.events._set_running_loop(None)
         self.handles: list[MetadataHandle] = []
-        self.holds: list[tuple[str, str]] = []
-        """(kind, part of a key) of requests that are to wait on their way until released."""
+        self.holds: list[tuple[MetadataHandle, str, str]] = []
+        """(whose, kind, part of a key) of requests that wait on their way until released."""
         self.held: list[tuple[MetadataHandle, _Call]] = []
 
-    def holding(self, call: "_Call") -> bool:
-        return any(kind == call.kind and part in call.key for kind, part in self.holds)
+    def holding(self, handle: "MetadataHandle", call: "_Call") -> bool:
+        return any(
+            handle is whose and kind == call.kind and part in call.key
+            for whose, kind, part in self.holds
+        )
 
-    def release(self) -> None:
-        """What was held arrives now, in order, whoever asked for it."""
-        self.holds.clear()
+    def release(self, part: str) -> None:
+        """What was held of that key arrives now, in order, whoever asked for it."""
+        self.holds = [hold for hold in self.holds if part not in hold[2]]
         held, self.held = self.held, []
         for handle, call in held:
-            self.host.context.copy().run(handle.arrive, call)
+            if self.holding(handle, call):
+                self.held.append((handle, call))
+            else:
+                self.host.context.copy().run(handle.arrive, call)
 
     def handle(self, host: Host) -> "MetadataHandle":
         handle = MetadataHandle(self, host)
@@ -156,7 +162,7 @@ class MetadataHandle(MetadataStore):
         if call.made:
             return
         self._calls.remove(call)
-        if self._service.holding(call):
+        if self._service.holding(self, call):
             self._service.held.append((self, call))
         else:
             self.arrive(call)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from broker import service
+from broker.stores import limits_of
 from broker.topics import TopicRegistry
 from broker.transactional_acks import TransactionalAcks
 from config.bounds import TXN_ID_BLOCK
@@ -21,7 +23,8 @@ from txn.membership import Member, Membership
 from txn.numbers import NumberBlocks
 from txn.pending_ack import PendingAck
 from txn.pending_acks import PendingAcks
-from txn.records import AckRecord, decode_next, sequence_key
+from txn.records import decode_next, sequence_key
+from txn.segment_owner import SegmentOwner
 from txn.txn_id import TxnId
 
 
@@ -40,14 +43,18 @@ def _with_core(core: type[SegmentBufferCore]) -> Parts:
     return {(TopicRegistry, "buffer_class"): Buffer}
 
 
+def _with_acks(acks: type[PendingAcks]) -> Parts:
+    return {(TransactionalAcks, "pending_acks_class"): acks}
+
+
 class AppendBesideClaim(SegmentBufferCore):
     """W1 broken: the first append does not wait for the claim."""
 
     def _first_write(self, member: Member) -> Admission:
-        answer = super()._first_write(member)
+        super()._first_write(member)
         self._move(member, Membership.CHECKING)
-        self._join(member)
-        return answer
+        self._move(member, Membership.JOINED)
+        return Admission.JOINED
 
 
 class NoHeaderRead(SegmentBufferCore):
@@ -87,24 +94,30 @@ class AbortedSetFirst(SegmentBuffer):
 
 
 class AnswersUnproven(PendingAcks):
-    """A1 broken: the answer does not wait for the record, nor for the proof of ownership."""
+    """A1 broken: the answer does not wait for the proof of ownership."""
 
     async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
-        epoch = await self._owner.take()
-        for ack in taken:
-            record = AckRecord(
-                txn,
-                self._segment,
-                self._subscription,
-                epoch,
-                self._owner.next_number(),
-                ack.cumulative,
-                ack.acks,
-            )
-            self.core.putting(ack, record)
-            self._start(self._store.put_ack(record))
-        self.core.stored(taken)
-        self._check_header(txn)
+        owner, self._owner = self._owner, _Unproven(self._owner)  # type: ignore[assignment]
+        try:
+            await super()._make_durable(txn, taken)
+        finally:
+            self._owner = owner
+
+
+class _Unproven:
+    def __init__(self, owner: SegmentOwner) -> None:
+        self.take = owner.take
+        self.next_number = owner.next_number
+
+    async def confirm(self) -> None:
+        """Proves nothing."""
+
+
+class AnswersEarly(PendingAcks):
+    """A1 broken: the answer does not wait for the record."""
+
+    async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
+        self._start(super()._make_durable(txn, taken))
 
 
 class DeletesBeforeDurable(PendingAcks):
@@ -115,7 +128,7 @@ class DeletesBeforeDurable(PendingAcks):
 
 
 class LoadsNothing(PendingAcks):
-    """A3, A4 broken: what earlier owners left is not held again."""
+    """A4 broken: what earlier owners left is not held again."""
 
     async def _rebuild(self) -> None:
         return
@@ -127,7 +140,7 @@ class _ReusedNumbers(NumberBlocks):
         record = await self._store.metadata.get(sequence_key(self._coordinator))
         first = 0 if record is None else decode_next(record.key, record.value)
         later = self._store.reserve_numbers(self._coordinator, TXN_ID_BLOCK)
-        self._later = asyncio.get_running_loop().create_task(_after(60.0, later))
+        self._later = asyncio.get_running_loop().create_task(_after(3600.0, later))
         return range(first, first + TXN_ID_BLOCK)
 
 
@@ -138,22 +151,14 @@ async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
 
 MUTANTS = (
     Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append"),
-    Mutant("W2", _with_core(NoHeaderRead), "abort_while_joining"),
+    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection"),
     Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight"),
     Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort"),
     Mutant("W7", {(TopicRegistry, "buffer_class"): AbortedSetFirst}, "stale_owner_cleans_up"),
-    Mutant(
-        "A1",
-        {(TransactionalAcks, "pending_acks_class"): AnswersUnproven},
-        "crash_before_the_ack_record",
-    ),
-    Mutant(
-        "A2",
-        {(TransactionalAcks, "pending_acks_class"): DeletesBeforeDurable},
-        "crash_while_a_commit_is_applied",
-    ),
-    Mutant(
-        "A3", {(TransactionalAcks, "pending_acks_class"): LoadsNothing}, "pending_acks_after_reload"
-    ),
-    Mutant("T1", {(Coordinator, "numbers_type"): _ReusedNumbers}, "numbers_are_never_used_again"),
+    Mutant("A1 proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack"),
+    Mutant("A1 record", _with_acks(AnswersEarly), "crash_before_the_ack_record"),
+    Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied"),
+    Mutant("A3", {(service, "limits_of"): limits_of}, "stale_owner_applies_a_commit"),
+    Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload"),
+    Mutant("T1", {(Coordinator, "numbers_class"): _ReusedNumbers}, "numbers_are_never_used_again"),
 )

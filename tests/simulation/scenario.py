@@ -15,9 +15,12 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     disconnect C                its connection breaks
     split N / merge N M         change the layout
     crash / restart             the broker dies here and now / a new one starts and serves
-    stale                       a new broker takes the disk; the old one goes on, without it
-    use old|new                 which of the two the next directives talk to
-    hold KIND PART / release    requests of KIND (put, get, delete, scan) whose key has PART wait
+    brokers many                (first) brokers that may have others beside them
+    stale                       a new broker takes the disk; the old one goes on, and can write to
+                                the metadata only; its clients stay with it
+    hold KIND PART              requests of this broker of KIND (put, get, delete, scan) whose key
+                                has PART wait, until they are released
+    release [PART]              those with that PART in their key, or all, arrive now
     slow SECONDS                every sync of the disk takes so long (0: as usual)
     start X: DIRECTIVE          begin it and go on; `finish X` waits and says what came of it
     wait SECONDS                virtual time passes
@@ -39,7 +42,7 @@ from protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, Layout, Sender, segment_topic
 from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import Message, Transaction, Txn
-from tests.simulation.injection import ASSERTING, Parts
+from tests.simulation.injection import ASSERTING, MANY_BROKERS, Parts
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
@@ -47,6 +50,7 @@ from tests.support.raw_client import BrokerError, Delivery, RawConsumer
 STORIES = Path(__file__).parent / "scenarios"
 TOPIC = "topic://public/default/t0"
 ANSWER_S = 60.0
+PATIENCE_S = 3600.0
 CHECKER = "(the checker)"
 _UNFINISHED = ("lost", "stuck")
 """What a story need not bring to its end."""
@@ -93,10 +97,10 @@ class Story(World):
             self.history.note("story", block.directive)
             self.found.append(await self._do(block.directive) if block.directive else "")
 
-    async def _do(self, directive: str) -> str:
+    async def _do(self, directive: str, limit: float | None = ANSWER_S) -> str:
         if directive.startswith("start "):
             name, _, rest = directive.removeprefix("start ").partition(": ")
-            self._begun[name] = asyncio.create_task(self._do(rest))
+            self._begun[name] = asyncio.create_task(self._do(rest, None))
             await asyncio.sleep(0.5)
             return ""
         words = directive.split()
@@ -104,7 +108,8 @@ class Story(World):
         given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
         work: Callable[..., Awaitable[str]] = getattr(self, f"_{words[0]}")
         try:
-            return await asyncio.wait_for(work(*plain, **given), ANSWER_S)
+            limit = None if words[0] in ("wait", "finish") else limit
+            return await asyncio.wait_for(work(*plain, **given), limit)
         except BrokerError as error:
             return pb.ServerError.Name(error.code)
         except MagnetarError as error:
@@ -126,7 +131,7 @@ class Story(World):
     async def _client(self, *names: str) -> str:
         for name in names:
             sender = Sender(self, name, self.loop.new_host(name), self.rng, [TOPIC])
-            work = SimulatedClient.of(self.history, name, self.port)
+            work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S)
             self.clients[name] = await self.loop.spawn(sender.host, work)
             await self.loop.spawn(sender.host, sender.open(self.clients[name]))
             self.senders[name] = sender
@@ -223,17 +228,25 @@ class Story(World):
         self.crash(self.running)
         return ""
 
+    async def _brokers(self, many: str) -> str:
+        return ""
+
+    async def _stale(self) -> str:
+        self.take_over()
+        await self._until_up()
+        return ""
+
     async def _restart(self) -> str:
         self.start_broker()
         await self._until_up()
         return ""
 
     async def _hold(self, kind: str, part: str) -> str:
-        self.metadata.holds.append((kind, self._named(part)))
+        self.metadata.holds.append((self.running.metadata, kind, self._named(part)))
         return ""
 
-    async def _release(self) -> str:
-        self.metadata.release()
+    async def _release(self, part: str = "") -> str:
+        self.metadata.release(self._named(part))
         await asyncio.sleep(0.5)
         return ""
 
@@ -284,6 +297,8 @@ class Story(World):
 def run(path: Path, parts: Parts = ASSERTING) -> Iterator[tuple[Block, str]]:
     """Each block with what came of it; the last one is what the checker says."""
     blocks = parse(path.read_text("utf-8"))
+    if any(block.directive == "brokers many" for block in blocks):
+        parts = {**MANY_BROKERS, **parts}
     story = Story(blocks, parts)
     outcome = story.run()
     yield from zip(blocks, story.found, strict=False)

@@ -150,6 +150,13 @@ class World:
         else:
             self.history.note(made.host.name, "serves")
 
+    def take_over(self) -> BrokerHost:
+        """A new process gets the disk; the one before it goes on, and cannot write to it."""
+        self.running.disk.fenced = True
+        self._files = self.running.disk.survivors("durable")
+        self.history.note(self.running.host.name, "is replaced")
+        return self.start_broker()
+
     def crash(self, broker: BrokerHost) -> None:
         """The process is gone, here and now; another one follows."""
         if broker.host.dead:

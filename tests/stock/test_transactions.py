@@ -143,5 +143,5 @@ def test_two_transactions_acknowledge_one_message(run_case: RunCase, end: str) -
 def test_two_hundred_transactions_at_once(run_case: RunCase) -> None:
     facts = run_case("txn_random", transactions=200)
     assert facts["committed"] + facts["aborted"] >= 200
-    assert facts["unknown"] == 0, facts["failure_examples"]
+    assert facts["unknown"] == 0, facts["failure_kinds"]
     assert_every_transaction_whole(facts)

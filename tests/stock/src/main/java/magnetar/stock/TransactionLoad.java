@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.pulsar.client.api.v5.Message;
 import org.apache.pulsar.client.api.v5.Producer;
@@ -142,7 +143,9 @@ final class TransactionLoad {
         }
         run.fact("unknown_stored", unknownStored);
         run.fact("failures", failures.size());
-        run.fact("failure_examples", failures.stream().distinct().limit(EXAMPLES).toList());
+        Map<String, Integer> kinds = new TreeMap<>();
+        failures.forEach(failure -> kinds.merge(failure.replaceAll("[0-9]+", "N"), 1, Integer::sum));
+        run.fact("failure_kinds", kinds);
         run.fact("torn", torn.stream().limit(EXAMPLES).toList());
         run.fact("committed_but_missing", lost.stream().limit(EXAMPLES).toList());
         run.fact("aborted_but_stored", shown.stream().limit(EXAMPLES).toList());

@@ -69,6 +69,8 @@ final class TransactionLoadCases {
                 Readers.readUntil(consumer::receive, () -> awaited.isEmpty() || System.nanoTime() > limit, message -> {
                     stored.add(message.value());
                     awaited.remove(message.value());
+                    // What lies behind a split comes when its parent has been acknowledged.
+                    consumer.acknowledgeCumulative(message.id());
                 });
                 Readers.readUntilQuiet(consumer::receive, message -> stored.add(message.value()));
             }
@@ -102,6 +104,7 @@ final class TransactionLoadCases {
     /**
      * Threads run transactions without a pause; tells {@code loaded} when some have ended, and again after each
      * {@code back} signal when as many more have; then the rest of the input is drained and everything compared.
+     * With {@code reshape} an input and an output segment are split after each {@code back}.
      */
     private static void outage(CaseRun run) throws Exception {
         Stage stage = new Stage(run);
@@ -123,6 +126,10 @@ final class TransactionLoadCases {
         run.event("loaded");
         for (int round = 1; round <= run.intArg("rounds", 1); round++) {
             run.awaitSignal("back-" + round);
+            if (run.flag("reshape")) {
+                splitFirst(run, stage.input);
+                splitFirst(run, stage.outputs.get(0));
+            }
             int before = load.endedCount();
             Transactions.until(() -> load.endedCount() >= before + step);
             run.event("loaded");
@@ -133,5 +140,9 @@ final class TransactionLoadCases {
         }
         stage.drain(load, seed);
         load.report(run, stage.inputs, stage.stored());
+    }
+
+    private static void splitFirst(CaseRun run, ScalableTopic topic) throws Exception {
+        run.admin().split(topic, run.admin().activeSegments(topic).firstEntry().getValue());
     }
 }

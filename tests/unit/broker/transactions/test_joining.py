@@ -1,0 +1,62 @@
+"""ADD_PARTITION_TO_TXN lets owners join; the collector has them look again."""
+
+from broker.service import Broker
+from protocol.ids import EARLIEST, Position
+from tests.unit.broker.transactions.conftest import TransactionClient
+from txn.collector import Collector
+from txn.records import AckedPosition, AckRecord, Claim, TxnState
+from txn.txn_id import CoordinatorId, TxnId
+
+TOPIC = "persistent://public/default/t"
+
+
+async def operations(broker: Broker, txn: TxnId) -> list[Claim | AckRecord]:
+    return await broker.transactions.store.operations_of(txn)
+
+
+async def test_a_topic_that_is_added_has_joined_when_that_is_answered(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    await txn_client.raw.create_producer(TOPIC)
+    txn = TxnId(*await txn_client.begin())
+    await txn_client.add_partitions(txn, TOPIC, "persistent://public/default/not-there")
+    (claim,) = await operations(broker, txn)
+    assert claim.segment == TOPIC
+    await txn_client.add_partitions(txn, TOPIC)
+    assert await operations(broker, txn) == [claim]
+
+
+async def test_what_was_left_behind_is_collected(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    """W11, A6: on a topic that is not loaded, one without the subscription, one that is gone."""
+    transactions = broker.transactions
+    collector = Collector(
+        transactions.parts,
+        transactions.coordinators.leads,
+        transactions._look_again,
+        interval_s=300,
+        retention_s=0,
+    )
+    producer = await txn_client.raw.create_producer(TOPIC)
+    await broker.topics.loaded()[TOPIC].create_subscription("s", EARLIEST)
+    await producer.close()
+    await broker.topics.unload(broker.topics.loaded()[TOPIC].name)
+    left: list[TxnId] = []
+    for action in (TxnState.COMMITTED, TxnState.ABORTED):
+        for segment in (TOPIC, "persistent://public/default/gone", "no topic at all"):
+            txn = await transactions.coordinators.begin(CoordinatorId(0), 60_000, None)
+            await transactions.coordinators.end(txn, action, None)
+            await transactions.store.put_claim(Claim(txn, segment, 0, Position(1, 2)))
+            for subscription in ("s", "other"):
+                acked = (AckedPosition(Position(1, 1)),)
+                await transactions.store.put_ack(
+                    AckRecord(txn, segment, subscription, 0, 1, False, acked)
+                )
+            left.append(txn)
+    for _ in range(50):
+        if not any([await transactions.store.read_header(txn) for txn in left]):
+            break
+        await collector.collect()
+    assert [await operations(broker, txn) for txn in left] == [[]] * len(left)
+    assert [await transactions.store.read_header(txn) for txn in left] == [None] * len(left)

@@ -1,10 +1,11 @@
 """Copying a data directory while a broker runs on it.
 
-The order makes the copy whole: first a hold, so that reclaim removes nothing; then the metadata as
-of one moment; then the ledger log.  The log is append-only and copied later than the metadata, so
-it has every entry that the metadata may speak of, and every entry acknowledged before the backup
-began.  What it has beyond that moment (a torn group at its end, ledgers without a record) is what
-any start cleans up.  The format file is written last: an unfinished copy does not open.
+The order makes the copy whole: first a hold, so that reclaim removes and merges nothing; then the
+metadata as of one moment; then the ledger log.  The log is append-only and copied later than the
+metadata, so it has every entry that the metadata may speak of, and every entry acknowledged before
+the backup began.  What it has beyond that moment (a torn group at its end, ledgers without a
+record) is what any start cleans up.  The format file is written last: an unfinished copy does not
+open.
 """
 
 import os

@@ -6,8 +6,11 @@ written, and ids are never given twice, so a ledger in those files that has no r
 dead for good; one that is just being created has nothing in them.
 
 Files leave the list of files first and the disk afterwards, oldest decision first: a merged file
-must not go before the sources that it replaces, or a start would find those alive again.  While a
-backup holds the directory nothing leaves the disk; that is made up for later.
+must not go before the sources that it replaces, or a start would find those alive again.
+
+While a backup holds the directory nothing leaves the disk, and no merged file gets its name: it
+would hide its sources, and with them what was deleted after the metadata were copied.  Both are
+made up for later.
 
 Damaged files are left to the operator.
 """
@@ -35,7 +38,7 @@ from storage.ledger.local.log_files import LogFile, LogFiles, index_name
 _log = structlog.get_logger(__name__)
 
 DeletionGuard = Callable[[], AbstractContextManager[bool]]
-"""Entered around removals; says whether they may happen now."""
+"""Entered around removals and merges; says whether they may happen now."""
 
 SMALL_FRACTION = 8
 """A file is small below file_bytes / this, and this many small files are worth a merge."""
@@ -207,7 +210,7 @@ class Reclaim:
             while written:
                 await asyncio.sleep(written / self._limits.compact_bytes_per_s)
                 written = await self._disk.maintain(merge.step)
-            made = await self._disk.maintain(merge.finish)
+            made = await self._disk.maintain(partial(self._publish, merge))
         except DamagedSource as damaged:
             damaged.file.damaged = True
             _log.error("ledger_log_damaged", file=damaged.file.name, offset=damaged.place.offset)
@@ -217,5 +220,16 @@ class Reclaim:
             _log.warning("ledger_merge_failed", error=str(error), action="tried again later")
             await self._disk.maintain(merge.abandon)
             return False
+        if made is None:
+            self._wanted.set()
+            return False
         self._let_go(sources, made)
         return True
+
+    def _publish(self, merge: Compaction) -> LogFile | None:
+        """Job side: give a merged file its name, unless a backup holds the directory."""
+        with self._guard() as allowed:
+            if allowed:
+                return merge.finish()
+            merge.abandon()
+            return None

@@ -116,6 +116,40 @@ async def test_nothing_is_removed_while_a_backup_runs(
             assert found == [entry_for(ledger.ledger_id, n) for n in range(300)]
 
 
+async def test_nothing_is_merged_while_a_backup_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merged file lacks what was deleted after the metadata snapshot, and hides its sources."""
+    data = tmp_path / "data"
+    async with embedded_store(data) as store:
+        ledgers = [await store.create(custom={}) for _ in range(4)]
+        for start in range(0, 600, 20):
+            for ledger in ledgers:
+                entries = [entry_for(ledger.ledger_id, start + n) for n in range(20)]
+                await append_all(ledger, entries)
+        loop = asyncio.get_running_loop()
+        merged: list[int] = []
+
+        async def delete_and_merge() -> None:
+            for ledger in ledgers[:3]:
+                await store.delete(ledger.ledger_id)
+            merged.append((await store.reclaim()).merged)
+
+        def back_up_then_merge(source: Path, target: Path) -> None:
+            back_up(source, target)
+            asyncio.run_coroutine_threadsafe(delete_and_merge(), loop).result(20)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage.backup, "back_up", back_up_then_merge)
+            await asyncio.to_thread(backup, data, tmp_path / "copy")
+        assert merged == [0]
+        assert (await store.reclaim()).merged > 0
+    async with embedded_store(tmp_path / "copy") as store:
+        for ledger in ledgers:
+            found = await read_all(await store.open(ledger.ledger_id))
+            assert found == [entry_for(ledger.ledger_id, n) for n in range(600)]
+
+
 async def test_a_backup_of_a_stopped_directory_and_of_a_backup(tmp_path: Path) -> None:
     async with embedded_store(tmp_path / "data") as store:
         ledger = await store.create(custom={})

@@ -32,7 +32,7 @@ bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and
 	$(BIN)/python -m bench
 
 bench-transactions: $(VENV)/.installed  ## of that, only transactions
-	$(BIN)/python -m bench --measure transactions
+	$(BIN)/python -m bench --measure transactions --output build/bench/transactions.json
 
 simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or one: SEED=n [TRACE=1]
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),\

@@ -1,7 +1,8 @@
 """Transactions through the stock client: rate, commit latency, visibility, cost of the end.
 
-Rules: as for every measure (`bench.measures`); one scalable topic with four segments, no batching;
-the client is the same process for all of it, and has its classes warm before the first figure.
+Rules: as for every measure (`bench.measures`). The rate is taken in two forms, for they differ by
+much: batched on one segment, where ten sends are mostly one entry, and each message alone over four
+segments. Visibility and the end are measured one transaction at a time, in the second form.
 """
 
 import statistics
@@ -14,6 +15,8 @@ from tests.stock.stock_driver import Facts, StockDriver
 
 OPERATIONS: Final = (1, 100, 10_000)
 MANY: Final = 10_000
+FORMS: Final = (("batched", 1, True), ("single", 4, False))
+"""Name, segments, batching."""
 
 
 def transactions(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
@@ -25,15 +28,24 @@ def transactions(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -
         )
         return started.result(CASE_TIMEOUT_S)
 
-    used = processor_s(broker.pid)
-    facts = case("bench_transactions", sends=10, concurrent=32, seconds=effort.transactions_s)
-    used = processor_s(broker.pid) - used
-    results: Results = {
-        "transactions_per_s": statistics.median(facts["transactions_per_s"]),
-        "transactions_broker_cores": used / ((effort.runs + 1) * effort.transactions_s),
-        "commit_p50_ms": statistics.median(facts["commit_p50_ms"]),
-        "commit_p99_ms": statistics.median(facts["commit_p99_ms"]),
-    }
+    results: Results = {}
+    for form, segments, batching in FORMS:
+        used = processor_s(broker.pid)
+        facts = case(
+            "bench_transactions",
+            sends=10,
+            concurrent=32,
+            seconds=effort.transactions_s,
+            segments=segments,
+            batching=batching,
+        )
+        used = processor_s(broker.pid) - used
+        results |= {
+            f"{form}_transactions_per_s": statistics.median(facts["transactions_per_s"]),
+            f"{form}_transactions_broker_cores": used / sum(facts["seconds"]),
+            f"{form}_commit_p50_ms": statistics.median(facts["commit_p50_ms"]),
+            f"{form}_commit_p99_ms": statistics.median(facts["commit_p99_ms"]),
+        }
     facts = case("bench_visibility", sends=10, rounds=effort.commits)
     results["visible_p50_ms"] = facts["visible_p50_ms"]
     results["visible_p99_ms"] = facts["visible_p99_ms"]

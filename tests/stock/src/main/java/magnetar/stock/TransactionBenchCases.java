@@ -36,7 +36,7 @@ final class TransactionBenchCases {
     private static Producer<byte[]> producer(CaseRun run, PulsarClient client, ScalableTopic topic) throws Exception {
         return run.closing(client.newProducer(Schema.bytes())
                 .topic(topic.name())
-                .batchingPolicy(BatchingPolicy.ofDisabled())
+                .batchingPolicy(run.flag("batching") ? BatchingPolicy.builder().build() : BatchingPolicy.ofDisabled())
                 .create());
     }
 
@@ -63,10 +63,12 @@ final class TransactionBenchCases {
         List<Double> rates = new ArrayList<>();
         List<Double> p50 = new ArrayList<>();
         List<Double> p99 = new ArrayList<>();
+        List<Double> took = new ArrayList<>();
         int warmups = run.intArg("warmups", 1);
         for (int i = 0; i < warmups + run.intArg("runs", 3); i++) {
             ConcurrentLinkedQueue<Long> commits = new ConcurrentLinkedQueue<>();
             double seconds = transactionsFor(run, client, producer, commits);
+            took.add(seconds);
             if (i >= warmups) {
                 long[] nanos = commits.stream().mapToLong(Long::longValue).sorted().toArray();
                 rates.add(nanos.length / seconds);
@@ -77,6 +79,7 @@ final class TransactionBenchCases {
         run.fact("transactions_per_s", rates);
         run.fact("commit_p50_ms", p50);
         run.fact("commit_p99_ms", p99);
+        run.fact("seconds", took); // warm-ups too
     }
 
     /** Runs for {@code seconds}; gives the seconds until the last one had ended. */

@@ -1,6 +1,7 @@
 """One broker process: the real broker over simulated stores, on a host of its own."""
 
 import random
+from collections.abc import Mapping
 from typing import cast
 
 from broker.connection import Connection
@@ -9,9 +10,12 @@ from broker.server import BinaryServer
 from broker.service import Broker
 from broker.stores import Stores
 from config.settings import Settings
+from protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
+from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
+from storage.metadata.store import MetadataStore
 from tests.simulation.disk import TimedDisk
 from tests.simulation.loop import Host
 from tests.simulation.metadata import MetadataHandle
@@ -71,6 +75,36 @@ class SimulatedBroker(Broker):
         self._server = SimulatedServer(self, handler_table())
 
 
+class MovableLedgerStore(LocalLedgerStore):
+    """A store whose disk may be given to another host: then no ledger is opened here any more.
+
+    What this one writes fails by itself; but what it would make of a ledger that it opens again is
+    not what its successor has.  The lock of a data directory is what keeps real ones from it.
+    """
+
+    def __init__(
+        self, disk: TimedDisk, metadata: MetadataStore, clock: Clock, rng: random.Random
+    ) -> None:
+        super().__init__(disk, metadata, clock, limits=SMALL_LOG, rng=rng)
+        self._timed = disk
+
+    def _require_disk(self) -> None:
+        if self._timed.fenced:
+            raise LedgerError("The disk is with another host: start again there.")
+
+    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
+        self._require_disk()
+        return await super().create(custom=custom)
+
+    async def open(self, ledger_id: LedgerId) -> ReadableLedger:
+        self._require_disk()
+        return await super().open(ledger_id)
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        self._require_disk()
+        await super().delete(ledger_id)
+
+
 class BrokerHost:
     """A process: its host, its disk, its handle on the metadata, and the broker once it runs."""
 
@@ -88,7 +122,7 @@ class BrokerHost:
 
     async def run(self, clock: Clock, rng: random.Random) -> None:
         """Start as `magnetar` does.  Raises what keeps it from starting."""
-        ledgers = LocalLedgerStore(self.disk, self.metadata, clock, limits=SMALL_LOG, rng=rng)
+        ledgers = MovableLedgerStore(self.disk, self.metadata, clock, rng)
         await ledgers.start()
         stores = Stores(self.metadata, ledgers)
         self.broker = SimulatedBroker(self.settings, clock=clock, rng=rng, stores=stores)

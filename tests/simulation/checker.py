@@ -98,7 +98,7 @@ class Checker:
     def _out_of_order(self) -> Iterator[str]:
         first: dict[str, tuple[float, int]] = {}
         for place, each in enumerate(self._history.deliveries):
-            if each.subscription == "s":
+            if each.subscription == "s" and not each.stale:
                 order = (each.written_at, place)
                 first[each.message] = min(first.get(each.message, order), order)
         by_key: defaultdict[tuple[str, str], list[Message]] = defaultdict(list)
@@ -120,6 +120,8 @@ class Checker:
                 if known is None or (ack.answered_at or 0) < (known.answered_at or 0):
                     settled[place] = ack
         for each in self._history.deliveries:
+            if each.stale:
+                continue
             final = settled.get((each.subscription, each.segment, each.position))
             if final is not None and each.written_at > (final.answered_at or 0):
                 yield (

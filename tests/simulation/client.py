@@ -74,6 +74,7 @@ class SimulatedClient(RawClient):
             asyncio.get_running_loop().time(),
             transport.written_at,
             message.redelivery_count,
+            transport.written_at >= transport.peer.host.replaced_at,
         )
         self.history.delivered(delivered)
         consumer.messages.put_nowait(Delivery(message, metadata, payload, frame.entry))

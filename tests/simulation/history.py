@@ -40,6 +40,8 @@ class Delivered:
     at: float
     written_at: float
     redeliveries: int
+    stale: bool = False
+    """By a broker that had been replaced: it may show again what its successor has done with."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import contextlib
 import contextvars
 import heapq
 import itertools
+import math
 import random
 import struct
 import weakref
@@ -54,6 +55,7 @@ class Host:
         "on_crash",
         "paused",
         "ready",
+        "replaced_at",
         "steps",
         "tasks",
     )
@@ -64,6 +66,8 @@ class Host:
         self.ready: deque[asyncio.Handle] = deque()
         self.dead = False
         self.paused = False
+        self.replaced_at = math.inf
+        """Since when another process does its work."""
         self.steps = 0
         self.crash_at_step = -1
         self.on_crash: Callable[[], None] = lambda: None

@@ -29,6 +29,8 @@ class Plan:
     break_every_s: float = 0.0
     stall_every_s: float = 0.0
     reshape_every_s: float = 0.0
+    replace_every_s: float = 0.0
+    """Takeovers: the broker goes on for a while, beside its successor."""
     pause_every_s: float = 0.0
     """Clients that stand still and go on (zombies)."""
     network: NetworkFaults = field(default_factory=NetworkFaults)
@@ -42,6 +44,7 @@ def plan_of(rng: random.Random, *, transactions: bool) -> Plan:
     def maybe(low: float, high: float) -> float:
         return rng.uniform(low, high) if rng.random() < 0.5 else 0.0
 
+    many = rng.random() < 0.3
     return Plan(
         seconds=rng.uniform(5, 40),
         topics=rng.choice((1, 1, 2)),
@@ -55,6 +58,7 @@ def plan_of(rng: random.Random, *, transactions: bool) -> Plan:
         break_every_s=maybe(1, 10),
         stall_every_s=maybe(1, 10),
         reshape_every_s=maybe(1, 10),
+        replace_every_s=maybe(3, 15) if transactions and many else 0.0,
         pause_every_s=maybe(2, 10),
         network=NetworkFaults(slow=maybe(0.001, 0.02)),
         disk=DiskFaults(stall=maybe(0.001, 0.03), failure=maybe(0.0005, 0.01)),

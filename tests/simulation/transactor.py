@@ -7,6 +7,7 @@ transactions to their deadline.
 
 import asyncio
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol import pulsar_pb2 as pb
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 
 ACTIONS = {pb.COMMIT: "COMMITTED", pb.ABORT: "ABORTED"}
 COORDINATORS = 2
+LANES = 3
+"""Transactions that one client has open beside each other."""
+
+
+@dataclass
+class Work:
+    """What was asked for in a transaction, and how much of it was answered well."""
+
+    record: Transaction
+    wanted: int
+    asked: int = 0
+    done: int = 0
+
+    @property
+    def end(self) -> int:
+        """Only what is whole is committed."""
+        return self.wanted if self.asked == self.done else pb.ABORT
+
+    def receipted(self, outcome: "asyncio.Future[str]") -> None:
+        self.done += not outcome.cancelled() and not outcome.result()
 
 
 class Transactor(Sender):
@@ -32,21 +53,34 @@ class Transactor(Sender):
         super().__init__(world, name, host, rng, topics)
         self.coordinator = rng.randrange(COORDINATORS)
         self.consumers: dict[str, RawConsumer] = {}
-        self._to_end: tuple[Transaction, int] | None = None
-        """What a broken connection kept from being ended."""
+        self._open: dict[Txn, Work] = {}
+        """What is to be ended, after a new connection too."""
 
     async def session(self, client: SimulatedClient) -> None:
         await self.open(client)
         await client.connect_coordinator(self.coordinator)
         self.consumers = {}
-        if self._to_end is not None and self.rng.random() < 0.7:
-            record, action = self._to_end
-            self._to_end = None
-            await self._end(client, record, action)
+        left, self._open = self._open, {}
+        for work in left.values():
+            if self.rng.random() < 0.8:
+                await self._end(client, work)
+        lanes = [asyncio.create_task(self._lane(client)) for _ in range(LANES)]
+        try:
+            while not self.stopping and client.alive:
+                await self._attach(client)
+                await asyncio.sleep(0.3)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+
+    async def _lane(self, client: SimulatedClient) -> None:
+        """One transaction after the other."""
         while not self.stopping and client.alive:
-            await self._attach(client)
-            await self._transaction(client)
-            await asyncio.sleep(self.rng.expovariate(1 / self.world.plan.pause_s) * 3)
+            try:
+                await self._transaction(client)
+            except GONE as error:
+                self.note(f"lane: {type(error).__name__} {error}")
+            await asyncio.sleep(self.rng.expovariate(1 / self.world.plan.pause_s))
 
     async def _attach(self, client: SimulatedClient) -> None:
         for segment, consumer in list(self.consumers.items()):
@@ -66,49 +100,47 @@ class Transactor(Sender):
 
     async def _transaction(self, client: SimulatedClient) -> None:
         rng, history = self.rng, self.world.history
-        timeout_ms = rng.choice((300, 3000, 20_000))
+        timeout_ms = rng.choice((300, 5000, 20_000, 20_000))
         txn = await client.begin(timeout_ms, self.coordinator)
         record = Transaction(txn, asyncio.get_running_loop().time(), timeout_ms)
         history.transactions[txn] = record
         self.note(f"begins {txn} timeout={timeout_ms}")
-        self._to_end = (record, pb.ABORT)
-        whole = await self._work(client, txn)
+        work = self._open[txn] = Work(record, pb.COMMIT if rng.random() < 0.7 else pb.ABORT)
+        await self._work(client, work)
+        if rng.random() < 0.1:
+            del self._open[txn]
+            return
         if rng.random() < 0.1:
             await asyncio.sleep(timeout_ms / 1000 * rng.uniform(0.9, 1.5))
-        luck = rng.random()
-        if luck < 0.1:
-            self._to_end = None
-            return
-        action = pb.COMMIT if whole and luck < 0.75 else pb.ABORT
-        self._to_end = (record, action)
-        await self._end(client, record, action)
-        self._to_end = None
+        elif rng.random() < 0.4:
+            await asyncio.sleep(rng.expovariate(1))
+        await self._end(client, work)
+        self._open.pop(txn, None)
         if rng.random() < 0.1:
-            await self._send(client, txn, {})
+            await self._send(client, txn)
 
-    async def _work(self, client: SimulatedClient, txn: Txn) -> bool:
-        """Sends and acknowledgements, beside each other; whether all of them worked."""
+    async def _work(self, client: SimulatedClient, work: Work) -> None:
+        """Sends and acknowledgements, beside each other."""
         rng = self.rng
         partitions: dict[str, None] = {}
         subscribed: dict[str, None] = {}
         taken = self._take(rng.randrange(4))
         steps = [*(("ack", each) for each in taken), *(("send", None),) * rng.randrange(5)]
         rng.shuffle(steps)
-        whole, outcomes = True, []
+        outcomes = []
         for kind, what in steps:
+            work.asked += 1
             try:
                 if kind == "send":
-                    outcomes.append(await self._begin_send(client, txn, partitions))
+                    outcomes.append(await self._begin_send(client, work, partitions))
                 else:
-                    await self._ack(client, txn, what, subscribed)  # type: ignore[arg-type]
+                    await self._ack(client, work, what, subscribed)  # type: ignore[arg-type]
             except BrokerError as error:
-                self.note(f"{txn} {kind}: {error}")
-                whole = False
+                self.note(f"{work.record.txn} {kind}: {error}")
             if rng.random() < 0.1:
                 await asyncio.sleep(rng.expovariate(2))
         for outcome in outcomes:
-            whole = not await client.wait(outcome) and whole
-        return whole
+            await client.wait(outcome)
 
     def _take(self, count: int) -> list[tuple[RawConsumer, Delivery]]:
         found = []
@@ -119,8 +151,9 @@ class Transactor(Sender):
         return found
 
     async def _begin_send(
-        self, client: SimulatedClient, txn: Txn, partitions: dict[str, None]
+        self, client: SimulatedClient, work: Work, partitions: dict[str, None]
     ) -> "asyncio.Future[str]":
+        txn = work.record.txn
         message = self.new_message(awaited=False, txn=txn)
         layout = self.layouts[message.topic]
         layout.refresh()
@@ -128,9 +161,11 @@ class Transactor(Sender):
         if segment not in partitions and self.rng.random() < 0.9:
             await client.add_partition(txn, [segment])
             partitions[segment] = None
-        return self.begin_send(await self.producer_on(client, segment), message)
+        outcome = self.begin_send(await self.producer_on(client, segment), message)
+        outcome.add_done_callback(work.receipted)
+        return outcome
 
-    async def _send(self, client: SimulatedClient, txn: Txn, partitions: dict[str, None]) -> None:
+    async def _send(self, client: SimulatedClient, txn: Txn) -> None:
         """A write after the end: refused, or it shares the fate of its transaction."""
         message = self.new_message(awaited=False, txn=txn)
         producer = await self.producer_for(client, message)
@@ -139,11 +174,11 @@ class Transactor(Sender):
     async def _ack(
         self,
         client: SimulatedClient,
-        txn: Txn,
+        work: Work,
         what: tuple[RawConsumer, Delivery],
         subscribed: dict[str, None],
     ) -> None:
-        consumer, delivery = what
+        (consumer, delivery), txn = what, work.record.txn
         place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
         seen = client.delivered[(consumer.consumer_id, *place)]
         if seen.segment not in subscribed:
@@ -156,9 +191,10 @@ class Transactor(Sender):
             self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
             raise
         self.world.history.ack_answered(ack, None)
+        work.done += 1
 
-    async def _end(self, client: SimulatedClient, record: Transaction, action: int) -> None:
-        luck = self.rng.random()
+    async def _end(self, client: SimulatedClient, work: Work) -> None:
+        record, action, luck = work.record, work.end, self.rng.random()
         asked = [action]
         if luck < 0.1:
             asked = [action, action]

@@ -40,7 +40,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.disk import DiskFaults, TimedDisk
 from tests.simulation.headers import watch_headers
 from tests.simulation.history import History
-from tests.simulation.injection import ASSERTING, Parts, injected
+from tests.simulation.injection import ASSERTING, MANY_BROKERS, Parts, injected
 from tests.simulation.loop import Host, SimulatedLoop, Stuck
 from tests.simulation.metadata import MetadataFaults, MetadataService
 from tests.simulation.network import Network, NetworkFaults
@@ -105,6 +105,7 @@ class World:
         self.crashes = 0
         self.port = PORT
         self.running: BrokerHost
+        self.replaced: list[BrokerHost] = []
         self._files: dict[str, bytes] = {}
         self._incarnation = 0
         self._quiet = False
@@ -152,9 +153,12 @@ class World:
 
     def take_over(self) -> BrokerHost:
         """A new process gets the disk; the one before it goes on, and cannot write to it."""
-        self.running.disk.fenced = True
-        self._files = self.running.disk.survivors("durable")
-        self.history.note(self.running.host.name, "is replaced")
+        before = self.running
+        before.disk.fenced = True
+        before.host.replaced_at = self.loop.time()
+        self._files = before.disk.survivors("durable")
+        self.history.note(before.host.name, "is replaced")
+        self.replaced.append(before)
         return self.start_broker()
 
     def crash(self, broker: BrokerHost) -> None:
@@ -166,6 +170,8 @@ class World:
         self.loop.crash(broker.host)
         self.network.crashed(broker.host)
         self.metadata.crashed(broker.host)
+        if broker is not self.running:
+            return
         self._files = broker.disk.after_crash()
         if not self.restarts:
             return
@@ -206,6 +212,7 @@ class World:
             asyncio.create_task(self._every(self.plan.break_every_s, self._break_something)),
             asyncio.create_task(self._every(self.plan.stall_every_s, self._stall_something)),
             asyncio.create_task(self._every(self.plan.reshape_every_s, self._reshape)),
+            asyncio.create_task(self._every(self.plan.replace_every_s, self._replace)),
             asyncio.create_task(self._every(self.plan.pause_every_s, self._pause_a_client)),
         ]
         for actor in self.actors:
@@ -278,6 +285,8 @@ class World:
         self.network.faults = NetworkFaults()
         self.metadata.faults = MetadataFaults()
         self.disk_faults.stall = self.disk_faults.failure = 0.0
+        for broker in self.replaced:
+            self.crash(broker)
         for actor in self.actors:
             self.loop.resume(actor.host)
             if isinstance(actor, Sender):
@@ -333,6 +342,16 @@ class World:
     def _crash_soon(self) -> None:
         host = self.running.host
         host.crash_at_step = host.steps + self.rng.randrange(1, 400)
+
+    def _replace(self) -> None:
+        if not self.running.alive:
+            return
+        before = self.running
+        if self.rng.random() < 0.5:
+            self.loop.pause(before.host)
+            self.loop.call_later(self.rng.uniform(0, 10), self.loop.resume, before.host)
+        self.take_over()
+        self.loop.call_later(self.rng.uniform(0.5, 20), self.crash, before)
 
     def _break_something(self) -> None:
         transports = list(self.network.transports.values())
@@ -406,7 +425,9 @@ def _determined(world: World) -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            yield
     finally:
         sys.unraisablehook = lambda unraisable: None
         structlog.configure(processors=[_drop])
@@ -433,6 +454,8 @@ def simulate(
 ) -> Outcome:
     """One run of a seed."""
     plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions)
+    if plan.replace_every_s:
+        parts = {**MANY_BROKERS, **parts}
     world = World(seed, plan, parts)
     if trace is not None:
         world.history.keep_lines = True

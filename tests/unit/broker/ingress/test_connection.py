@@ -52,7 +52,7 @@ async def test_the_handshake_settles_version_and_features(broker: Broker, connec
     assert flags.supports_scalable_topics
     assert flags.supports_topic_watchers
     assert flags.supports_get_partitioned_metadata_without_auto_creation
-    assert not flags.supports_tc_metadata_discovery
+    assert flags.supports_tc_metadata_discovery
     assert only(broker).client_version == "x"
     newer = await connect(pb.CommandConnect(client_version="y", protocol_version=30))
     assert newer.connected.protocol_version == 21

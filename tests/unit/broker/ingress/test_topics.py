@@ -350,17 +350,6 @@ async def test_a_watch_with_a_bad_pattern_is_refused(broker: Broker, connect: Co
     assert not broker.topics._listeners
 
 
-async def test_transaction_commands_are_refused_in_their_form(connect: Connect) -> None:
-    client = await connect()
-    new = client.request(Kind.NEW_TXN, pb.CommandNewTxn(tc_id=0))
-    assert await code_of(new) == "NotAllowedError"
-    client.send(Kind.WATCH_TC_ASSIGNMENTS, pb.CommandWatchTcAssignments(watch_id=4))
-    update = (await client.wait(client.events.get())).watch_tc_assignments_update
-    assert (update.watch_id, pb.ServerError.Name(update.error)) == (4, "NotAllowedError")
-    client.send(Kind.WATCH_TC_ASSIGNMENTS_CLOSE, pb.CommandWatchTcAssignmentsClose(watch_id=4))
-    await client.ping()
-
-
 async def test_a_name_too_long_to_be_stored_is_refused_for_good(
     connect: Callable[[], Awaitable[RawClient]],
 ) -> None:

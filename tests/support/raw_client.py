@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from protocol import pulsar_pb2 as pb
 from protocol.commands import FIELD_OF_TYPE
-from protocol.frames import Frame, FrameDecoder, FrameError, encode_command
+from protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
 from protocol.message import parse_metadata, payload_of
 from tests.support.raw_handles import (
     BrokerError,
@@ -292,7 +292,10 @@ class RawClient(asyncio.Protocol):
                 self._take(frame)
             self.fail(str(error))
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Received) -> None:
+        if not isinstance(frame, Frame):
+            self.fail("the broker sent a SEND")
+            return
         command = frame.command
         kind = command.type
         if kind == Kind.SEND_RECEIPT:

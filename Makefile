@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check proto bench bench-transactions stock-peer image-test clean
+.PHONY: run test check proto bench simulate bench-transactions stock-peer image-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml

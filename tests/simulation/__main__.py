@@ -15,23 +15,30 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1, help="first seed")
     parser.add_argument("--minutes", type=float, default=10, help="wall time of a series")
     parser.add_argument("--plain", action="store_true", help="without transactions")
+    parser.add_argument("--late", action="store_true", help="requests of dead brokers arrive")
     given = parser.parse_args()
     if given.seed is not None:
-        return _one(given.seed, trace=given.trace, transactions=not given.plain)
-    return _series(given.first, given.minutes * 60, transactions=not given.plain)
+        return _one(given)
+    return _series(given)
 
 
-def _one(seed: int, *, trace: bool, transactions: bool) -> int:
-    outcome = simulate(seed, transactions=transactions, trace=print if trace else None)
+def _one(given: argparse.Namespace) -> int:
+    outcome = simulate(
+        given.seed,
+        transactions=not given.plain,
+        late=given.late,
+        trace=print if given.trace else None,
+    )
     print(_line(outcome))
     return 1 if outcome.violations else 0
 
 
-def _series(first: int, wall_s: float, *, transactions: bool) -> int:
-    began, simulated, seed, failed = time.monotonic(), 0.0, first, []
-    while time.monotonic() - began < wall_s:
+def _series(given: argparse.Namespace) -> int:
+    began, simulated, first, failed = time.monotonic(), 0.0, given.first, []
+    seed = first
+    while time.monotonic() - began < given.minutes * 60:
         try:
-            outcome = simulate(seed, transactions=transactions)
+            outcome = simulate(seed, transactions=not given.plain, late=given.late)
         except Exception:  # noqa: BLE001 - the next seed has nothing to do with it
             traceback.print_exc()
             failed.append(seed)

@@ -449,11 +449,17 @@ def simulate(
     seed: int,
     *,
     transactions: bool = True,
+    late: bool = False,
     trace: Callable[[str], None] | None = None,
     parts: Parts = ASSERTING,
 ) -> Outcome:
-    """One run of a seed."""
+    """One run of a seed.
+
+    `late`: requests of dead brokers still arrive, as at a metadata service over a network; in the
+    embedded form they cannot.
+    """
     plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions)
+    plan.metadata.late = late
     if plan.replace_every_s:
         parts = {**MANY_BROKERS, **parts}
     world = World(seed, plan, parts)

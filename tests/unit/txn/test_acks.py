@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from protocol.ids import Position
+from protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataError
 from tests.unit.txn.ack_world import SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
 from txn import records
@@ -205,6 +206,26 @@ async def test_an_owner_that_was_replaced_answers_nothing_and_deletes_nothing() 
     assert await world.records() == [], "never answered, so never applied (A6)"
     with pytest.raises(SegmentOwnershipLost):
         stale.acks.acknowledge(A, [stale.at(1)])
+
+
+async def test_a3_a_stale_owner_cannot_move_the_cursor_and_deletes_nothing() -> None:
+    """The cursor was fenced by a write at load: else the ack would be in neither place."""
+    world = AckWorld()
+    await world.begin(A)
+    stale = await world.owner(entries=10)
+    await stale.ack(A, 0)
+    fresh = await world.owner()
+    await fresh.decisions.stop()
+    await world.end(A, COMMITTED)
+    stale.acks.decided(A, COMMITTED)
+    await turns()
+    assert len(await world.records()) == 1
+    with pytest.raises(MagnetarError):
+        stale.acks.acknowledge(A, [stale.at(1)])
+    fresh.acks.decided(A, COMMITTED)
+    await fresh.idle()
+    assert fresh.acknowledged() == [0]
+    assert await world.records() == []
 
 
 async def test_a_load_does_not_touch_records_of_later_owners() -> None:

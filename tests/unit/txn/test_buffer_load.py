@@ -1,0 +1,74 @@
+"""The order of a load (W7, W8), beside an owner that was replaced and runs on."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from protocol.ids import Position
+from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world, until
+from txn import records
+from txn.records import Claim, TxnState
+from txn.store import TransactionStore
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with a_world("memory", tmp_path) as world:
+        yield world
+
+
+async def test_w8_what_a_stale_owner_finishes_during_the_load_is_in_the_aborted_set(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It records the abort and deletes its claim just before the claims are scanned."""
+    await world.begin(T1)
+    up_to = await world.append(T1)
+    await world.buffer.close()
+    await world.end(T1, TxnState.ABORTED)
+    scan = TransactionStore.claims_on
+
+    async def finish_then_scan(store: TransactionStore, segment: str) -> list[Claim]:
+        await TransactionStore.record_aborted(store, segment, T1, up_to)
+        key = records.claim_key(T1, segment, 1)
+        await TransactionStore.delete_operation(store, T1, key)
+        return await scan(store, segment)
+
+    monkeypatch.setattr(TransactionStore, "claims_on", finish_then_scan)
+    await world.load()
+    assert world.buffer.is_aborted(T1)
+
+
+async def test_w7_a_transaction_that_ends_after_its_header_was_read_is_told(
+    world: World,
+) -> None:
+    """Followed before its header is read, else the end falls between the two."""
+    await world.begin(T1)
+    await world.append(T1)
+    await world.buffer.close()
+    followed_at_read: list[int] = []
+    before = world.store._before
+
+    async def noting(name: str) -> None:
+        if name == "read_header":
+            followed_at_read.append(world.decisions.followed)
+        await before(name)
+
+    world.store._before = noting  # type: ignore[method-assign]
+    await world.load()
+    assert followed_at_read == [1]
+    await world.end(T1, TxnState.COMMITTED)
+    await until(lambda: world.buffer.horizon == world.ledger.last_confirmed)
+
+
+async def test_w13_an_open_transaction_pins_its_floor_after_a_load(world: World) -> None:
+    """The floor is what was confirmed when the claim was put: entries come after it."""
+    shown = world.ledger.confirm()
+    await world.begin(T1)
+    await world.append(T1)
+    await world.append(T1)
+    (claim,) = await world.store.claims_on(SEGMENT)
+    assert claim.floor == shown
+    await world.reload()
+    assert world.buffer.horizon == shown
+    assert world.ledger.last_confirmed == Position(5, 2)

@@ -11,6 +11,7 @@ Rules:
 
 import os
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import ClassVar
@@ -127,9 +128,11 @@ def metadata_error(error: sqlite3.Error, path: Path) -> MetadataError:
     return MetadataError(f"The metadata file {path} reports {str(error)!r}: {advice}.")
 
 
-def back_up(path: Path, target: Path) -> None:
+def back_up(path: Path, target: Path, at_moment: Callable[[], None] = lambda: None) -> None:
     """Copy the file as of one moment, while it is in use, to a new or replaced `target`.
 
+    `at_moment` is called in that moment: what it sees is not older than any commit in the copy, and
+    no later commit is known to anybody yet.  Writers wait for it, so it must be quick.
     `target` appears whole and durable, or not at all.  Raises `MetadataError`.
     """
     partial = target.with_name(f"{target.name}.partial")
@@ -139,6 +142,7 @@ def back_up(path: Path, target: Path) -> None:
             closing(connect(path, read_only=True)) as source,
             closing(sqlite3.connect(partial)) as destination,
         ):
+            _hold_moment(path, source, at_moment)
             # In one step: stepwise backups start anew with every commit in between.
             source.backup(destination)
         _sync(partial)
@@ -151,6 +155,17 @@ def back_up(path: Path, target: Path) -> None:
             f"The metadata file {path} could not be copied to {target} ({error}): "
             "look at the target's directory and its space, then try again."
         ) from error
+
+
+def _hold_moment(path: Path, source: sqlite3.Connection, at_moment: Callable[[], None]) -> None:
+    """Begin a read on `source` while nobody may commit, and call `at_moment` before they may."""
+    with closing(connect(path)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        source.execute("BEGIN")
+        # The first read takes the snapshot, and the backup reads in it.
+        source.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        at_moment()
+        lock.execute("ROLLBACK")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,9 @@ async def test_nothing_is_removed_while_a_backup_runs(
                 await store.delete(ledger.ledger_id)
             removed.append((await store.reclaim()).removed)
 
-        def back_up_then_delete(source: Path, target: Path) -> None:
+        def back_up_then_delete(source: Path, target: Path, note: Callable[[], None]) -> None:
             before = log_names(data)
-            back_up(source, target)
+            back_up(source, target, note)
             asyncio.run_coroutine_threadsafe(delete(), loop).result(20)
             assert before <= log_names(data)
 
@@ -135,8 +136,8 @@ async def test_nothing_is_merged_while_a_backup_runs(
                 await store.delete(ledger.ledger_id)
             merged.append((await store.reclaim()).merged)
 
-        def back_up_then_merge(source: Path, target: Path) -> None:
-            back_up(source, target)
+        def back_up_then_merge(source: Path, target: Path, note: Callable[[], None]) -> None:
+            back_up(source, target, note)
             asyncio.run_coroutine_threadsafe(delete_and_merge(), loop).result(20)
 
         monkeypatch.setattr(storage.backup, "back_up", back_up_then_merge)
@@ -184,10 +185,32 @@ async def test_a_failed_backup_leaves_nothing_that_opens(
     async with embedded_store(tmp_path / "data") as store:
         await append_all(await store.create(custom={}), [b"a"])
 
-    def full(source: Path, target: Path) -> None:
+    def full(source: Path, target: Path, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(storage.backup, "_copy_prefix", full)
     with pytest.raises(OSError, match="No space"):
         backup(tmp_path / "data", tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
+
+
+async def test_the_log_ends_where_the_metadata_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry whose claim came after the metadata snapshot would be read as committed."""
+    data = tmp_path / "data"
+    async with embedded_store(data) as store:
+        ledger = await store.create(custom={})
+        await append_all(ledger, [b"before"])
+        loop = asyncio.get_running_loop()
+
+        def append_after(source: Path, target: Path, note: Callable[[], None]) -> None:
+            back_up(source, target, note)
+            later = append_all(ledger, [b"after"])
+            asyncio.run_coroutine_threadsafe(later, loop).result(20)
+
+        monkeypatch.setattr(storage.backup, "back_up", append_after)
+        await asyncio.to_thread(backup, data, tmp_path / "copy")
+        assert await read_all(ledger) == [b"before", b"after"]
+    async with embedded_store(tmp_path / "copy") as store:
+        assert await read_all(await store.open(ledger.ledger_id)) == [b"before"]

@@ -3,12 +3,14 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from storage.clock import SystemClock
+from storage.metadata import sqlite_file
 from storage.metadata.embedded import Waiting
 from storage.metadata.operations import Operation
 from storage.metadata.sqlite import SqliteMetadataStore
@@ -239,6 +241,35 @@ async def test_a_backup_is_of_one_moment(store: SqliteMetadataStore, tmp_path: P
     await copy.put("/b/new", b"")
     await copy.close()
     assert [each.name for each in tmp_path.glob("*.partial*")] == []
+
+
+async def test_nobody_commits_in_the_moment_of_a_backup(
+    store: SqliteMetadataStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the caller notes then is of the same moment as the copy."""
+    loop = asyncio.get_running_loop()
+    refused: list[str] = []
+
+    def at_moment() -> None:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                refused.append(str(error))
+
+    hold = sqlite_file._hold_moment
+
+    def hold_then_commit(of: Path, source: sqlite3.Connection, noting: Callable[[], None]) -> None:
+        hold(of, source, noting)
+        asyncio.run_coroutine_threadsafe(store.put("/after", b""), loop).result(20)
+
+    monkeypatch.setattr(sqlite_file, "_hold_moment", hold_then_commit)
+    await store.put("/before", b"")
+    await asyncio.to_thread(back_up, path, tmp_path / "copy.db", at_moment)
+    assert refused == ["database is locked"]
+    copy = await open_store(tmp_path / "copy.db")
+    assert await copy.children("/") == ["before"]
+    await copy.close()
 
 
 async def test_a_backup_replaces_an_older_one(store: SqliteMetadataStore, tmp_path: Path) -> None:

@@ -449,17 +449,21 @@ def simulate(
     seed: int,
     *,
     transactions: bool = True,
+    many: bool = False,
     late: bool = False,
     trace: Callable[[str], None] | None = None,
     parts: Parts = ASSERTING,
 ) -> Outcome:
     """One run of a seed.
 
-    `late`: requests of dead brokers still arrive, as at a metadata service over a network; in the
-    embedded form they cannot.
+    `many`: brokers are replaced while they run, and go on.  `late`: requests of dead brokers still
+    arrive, as at a metadata service over a network.  The embedded form, whose data directory is
+    locked, knows neither.
     """
     plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions)
     plan.metadata.late = late
+    if not many:
+        plan.replace_every_s = 0.0
     if plan.replace_every_s:
         parts = {**MANY_BROKERS, **parts}
     world = World(seed, plan, parts)

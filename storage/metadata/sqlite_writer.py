@@ -1,10 +1,12 @@
 """The writing side of the SQLite store: one transaction for each group.  Runs on one thread.
 
 Rules:
-- A group costs a fixed number of statements, however many records it changes: one loads all that
-  it touches, one for each table saves the net changes, one commits.  (Sequences and sessions are
-  rare: one each.)  Each call into SQLite lets go of the interpreter and must win it back from a
-  busy event loop; their number, not that of the rows, is what a group waits for.
+- A group costs two statements, however many records it changes: one loads all that it touches, one
+  saves the net changes and commits.  Each call into SQLite lets go of the interpreter and must win
+  it back from a busy event loop; their number, not that of the rows, is what a group waits for.
+- The saving statement is an insert into a view of this connection alone, whose trigger changes the
+  tables; as a statement outside of any transaction it is one itself.  Between the two statements
+  nothing changes, as this connection is the only one that writes.
 - A group that fails leaves nothing behind.  If a commit reports an error, the stored revision says
   whether it took effect all the same.
 """
@@ -12,7 +14,6 @@ Rules:
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,41 +50,49 @@ SELECT
         WHERE json_extract(w.value, '$[1]') NOT IN (SELECT prefix FROM sequence))
 """
 
-_PUT_RECORDS = """
-INSERT INTO record (depth, key, version, modifications, created_ms, modified_ms, partition,
-    session_id, indexes, value)
-SELECT json_extract(c.value, '$[0]'), json_extract(c.value, '$[1]'), json_extract(c.value, '$[2]'),
-    json_extract(c.value, '$[3]'), json_extract(c.value, '$[4]'), json_extract(c.value, '$[5]'),
-    json_extract(c.value, '$[6]'), json_extract(c.value, '$[7]'), json_extract(c.value, '$[8]'),
-    coalesce(substr(:values, json_extract(c.value, '$[9]'), json_extract(c.value, '$[10]')), x'')
-FROM json_each(:changes) AS c WHERE TRUE
-ON CONFLICT (depth, key) DO UPDATE SET version = excluded.version,
-    modifications = excluded.modifications, created_ms = excluded.created_ms,
-    modified_ms = excluded.modified_ms, partition = excluded.partition,
-    session_id = excluded.session_id, indexes = excluded.indexes, value = excluded.value
+_SAVE_VIEW = """
+CREATE TEMP VIEW saved AS SELECT NULL AS gone, NULL AS old_entries, NULL AS new_entries,
+    NULL AS records, NULL AS record_values, NULL AS sequences, NULL AS new_sessions,
+    NULL AS ended_sessions, NULL AS revision
 """
 
-_DELETE_RECORDS = """
-DELETE FROM record WHERE id IN (
-    SELECT r.id FROM json_each(?) AS c CROSS JOIN record AS r
-    ON r.depth = json_extract(c.value, '$[0]') AND r.key = json_extract(c.value, '$[1]'))
-"""
-
-_PUT_INDEX_ENTRIES = """
-INSERT INTO index_entry (name, index_key, key, depth)
-SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
-    json_extract(value, '$[3]') FROM json_each(?)
-"""
-
-_DELETE_INDEX_ENTRIES = """
-DELETE FROM index_entry WHERE (name, index_key, key) IN (
+_SAVE_TRIGGER = """
+CREATE TEMP TRIGGER save INSTEAD OF INSERT ON saved BEGIN
+    DELETE FROM record WHERE id IN (
+        SELECT r.id FROM json_each(NEW.gone) AS c CROSS JOIN record AS r
+        ON r.depth = json_extract(c.value, '$[0]') AND r.key = json_extract(c.value, '$[1]'));
+    DELETE FROM index_entry WHERE (name, index_key, key) IN (
+        SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
+        FROM json_each(NEW.old_entries));
+    INSERT INTO index_entry (name, index_key, key, depth)
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+        json_extract(value, '$[3]') FROM json_each(NEW.new_entries);
+    INSERT INTO record (depth, key, version, modifications, created_ms, modified_ms, partition,
+        session_id, indexes, value)
+    SELECT json_extract(c.value, '$[0]'), json_extract(c.value, '$[1]'),
+        json_extract(c.value, '$[2]'), json_extract(c.value, '$[3]'),
+        json_extract(c.value, '$[4]'), json_extract(c.value, '$[5]'),
+        json_extract(c.value, '$[6]'), json_extract(c.value, '$[7]'),
+        json_extract(c.value, '$[8]'),
+        coalesce(substr(NEW.record_values, json_extract(c.value, '$[9]'),
+            json_extract(c.value, '$[10]')), x'')
+    FROM json_each(NEW.records) AS c WHERE TRUE
+    ON CONFLICT (depth, key) DO UPDATE SET version = excluded.version,
+        modifications = excluded.modifications, created_ms = excluded.created_ms,
+        modified_ms = excluded.modified_ms, partition = excluded.partition,
+        session_id = excluded.session_id, indexes = excluded.indexes, value = excluded.value;
+    INSERT OR REPLACE INTO sequence (prefix, partition, last)
     SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
-    FROM json_each(?))
+        FROM json_each(NEW.sequences);
+    INSERT INTO session (id, identity, timeout_ms, opened_ms)
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+        json_extract(value, '$[3]') FROM json_each(NEW.new_sessions);
+    DELETE FROM session WHERE id IN (SELECT value FROM json_each(NEW.ended_sessions));
+    UPDATE store SET revision = NEW.revision;
+END
 """
 
-_PUT_SEQUENCE = "INSERT OR REPLACE INTO sequence (prefix, partition, last) VALUES (?, ?, ?)"
-_PUT_SESSION = "INSERT INTO session (id, identity, timeout_ms, opened_ms) VALUES (?, ?, ?, ?)"
-_DELETE_SESSION = "DELETE FROM session WHERE id = ?"
+_SAVE = "INSERT INTO saved VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Committed(NamedTuple):
@@ -104,6 +113,8 @@ class SqliteWriter:
         try:
             self.revision = self._stored_revision()
             rows = connection.execute("SELECT id FROM session ORDER BY id").fetchall()
+            connection.execute(_SAVE_VIEW)
+            connection.execute(_SAVE_TRIGGER)
         except sqlite3.Error as error:
             raise metadata_error(error, path) from error
         self._sessions: set[int] = {row[0] for row in rows}
@@ -122,19 +133,14 @@ class SqliteWriter:
         """Apply operations in order, durably.  Raises `MetadataError`: then none took effect."""
         made: Group | None = None
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
             made = Group(self._load(operations), self.revision)
             outcomes = [made.apply(operation) for operation in operations]
             changes = made.net_changes()
             if made.revision != self.revision or made.ended_sessions:
                 self._save(made, changes)
-                self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            self._roll_back()
             if made is None or not self._took_effect(made):
                 raise metadata_error(error, self._path) from error
-        finally:
-            self._roll_back()
         self.revision = made.revision
         self._sessions.update(made.new_sessions)
         self._sessions -= made.ended_sessions
@@ -172,62 +178,33 @@ class SqliteWriter:
                 "sessions": json.dumps(sorted(sessions)),
                 "last": LAST,
             }
-            view.fill(*self._connection.execute(_LOAD, parameters).fetchone())
+            (row,) = self._connection.execute(_LOAD, parameters).fetchall()
+            view.fill(*row)
         return view
 
     def _save(self, made: Group, changes: list[Change]) -> None:
-        execute = self._connection.execute
-        gone = {change.key for change in changes if change.after is None}
-        if gone:
-            execute(_DELETE_RECORDS, (json.dumps(_with_depth(gone)),))
+        gone = [change.key for change in changes if change.after is None]
         old_entries, new_entries = _index_changes(changes)
-        if old_entries:
-            execute(_DELETE_INDEX_ENTRIES, (json.dumps(old_entries),))
-        if new_entries:
-            execute(_PUT_INDEX_ENTRIES, (json.dumps(new_entries),))
-        self._put_records(changes)
-        for prefix, sequence in made.sequences.items():
-            execute(_PUT_SEQUENCE, (prefix, *sequence))
-        for session_id, begun in made.new_sessions.items():
-            execute(_PUT_SESSION, (session_id, begun.identity, begun.timeout_ms, begun.now_ms))
-        for session_id in made.ended_sessions:
-            execute(_DELETE_SESSION, (session_id,))
-        execute("UPDATE store SET revision = ?", (made.revision,))
-
-    def _put_records(self, changes: Iterable[Change]) -> None:
-        rows: list[tuple[object, ...]] = []
-        values: list[bytes] = []
-        offset = 1
-        for change in changes:
-            after = change.after
-            if after is None:
-                continue
-            rows.append(
-                (
-                    change.key.count("/"),
-                    change.key,
-                    after.version,
-                    after.modifications,
-                    after.created_ms,
-                    after.modified_ms,
-                    after.partition,
-                    after.session_id,
-                    [(each.index, each.key) for each in after.indexes] or None,
-                    offset,
-                    len(change.value),
-                )
-            )
-            values.append(change.value)
-            offset += len(change.value)
-        if rows:
-            self._connection.execute(
-                _PUT_RECORDS, {"changes": json.dumps(rows), "values": b"".join(values)}
-            )
-
-    def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            with suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
+        rows, values = _rows(changes)
+        self._connection.execute(
+            _SAVE,
+            (
+                json.dumps(_with_depth(gone)),
+                json.dumps(old_entries),
+                json.dumps(new_entries),
+                json.dumps(rows),
+                values,
+                json.dumps([(prefix, *each) for prefix, each in made.sequences.items()]),
+                json.dumps(
+                    [
+                        (session_id, begun.identity, begun.timeout_ms, begun.now_ms)
+                        for session_id, begun in made.new_sessions.items()
+                    ]
+                ),
+                json.dumps(list(made.ended_sessions)),
+                made.revision,
+            ),
+        )
 
     def _took_effect(self, made: Group) -> bool:
         if made.revision == self.revision:
@@ -305,6 +282,36 @@ def _stored(
         session_id,
         tuple(IndexEntry(*entry) for entry in indexes or ()),
     )
+
+
+def _rows(changes: Iterable[Change]) -> tuple[list[tuple[object, ...]], bytes]:
+    """A row for each record that is put, and their values in one piece."""
+    rows: list[tuple[object, ...]] = []
+    values: list[bytes] = []
+    offset = 1
+    for change in changes:
+        after = change.after
+        if after is None:
+            continue
+        size = len(change.value)
+        rows.append(
+            (
+                change.key.count("/"),
+                change.key,
+                after.version,
+                after.modifications,
+                after.created_ms,
+                after.modified_ms,
+                after.partition,
+                after.session_id,
+                [(each.index, each.key) for each in after.indexes] or None,
+                offset,
+                size,
+            )
+        )
+        values.append(change.value)
+        offset += size
+    return rows, b"".join(values)
 
 
 def _with_depth(keys: Iterable[str]) -> list[tuple[int, str]]:

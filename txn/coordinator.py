@@ -83,13 +83,16 @@ class Coordinator:
         self._ends: set[asyncio.Task[bool]] = set()
 
     async def close(self) -> None:
-        """Finish what was begun, forget the rest."""
-        while self._ends:
-            await asyncio.wait(self._ends)
-        await self._numbers.close()
+        """Forget what is open, at once, and finish what was begun.
+
+        Whoever leads it next may be here too, and has its own word about these deadlines.
+        """
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
+        while self._ends:
+            await asyncio.wait(self._ends)
+        await self._numbers.close()
 
     @property
     def open_count(self) -> int:

@@ -9,7 +9,9 @@ from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records
+from txn.coordinator import Coordinator
 from txn.coordinators import CoordinatorCountDiffers
+from txn.deadlines import Deadlines
 from txn.errors import InvalidTxnStatus, TooManyTransactions, TransactionNotFound
 from txn.header import ended
 from txn.parts import TransactionParts
@@ -335,3 +337,34 @@ def test_stopping_twice_is_fine() -> None:
             await coordinators.stop()
 
     asyncio.run(twice())
+
+
+@in_virtual_time
+async def test_a_coordinator_that_closes_late_leaves_the_deadlines_of_the_next_one() -> None:
+    """Leadership was lost and won again while an END was under way."""
+    world = World()
+    parts, due = world.parts(), list[TxnId]()
+    deadlines = Deadlines(world.clock, due.extend)
+    old = Coordinator(ZERO, parts, deadlines, max_open=0)
+    ending, left_open = await old.begin(60_000, None), await old.begin(1000, None)
+    go_on = asyncio.Event()
+
+    async def wait(what: str, key: str) -> None:
+        if (what, key) == ("put", records.header_key(ending)):
+            await go_on.wait()
+
+    world.metadata.before = wait
+    end = asyncio.ensure_future(old.end(ending, COMMIT, None))
+    await asyncio.sleep(0.001)
+    closing = asyncio.ensure_future(old.close())
+    await asyncio.sleep(0.001)
+    new = Coordinator(ZERO, parts, deadlines, max_open=0)
+    stored = await parts.store.read_header(left_open)
+    assert stored is not None
+    new.adopt([stored])
+    go_on.set()
+    await asyncio.gather(end, closing)
+    await asyncio.sleep(1.1)
+    assert due == [left_open]
+    await new.close()
+    deadlines.close()

@@ -328,8 +328,14 @@ class Subscription:
         self.look_at_end()
 
     def topic_sealed(self) -> None:
-        """The ledger was terminated just now, or was so when the topic was loaded."""
+        """The ledger was terminated just now, or was so when the topic was loaded.
+
+        One that was drained may have a backlog when it is loaded: what was acknowledged last had
+        not become durable.
+        """
         self.look_at_end()
+        if self.durable and not self.drained:
+            self.topic.broker.scalable.subscription_rewound(self.topic, self.name)
 
     def look_at_end(self) -> None:
         """Report `drained`, and the end of a sealed topic to consumers, when it is so far."""

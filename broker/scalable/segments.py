@@ -4,8 +4,8 @@ Rules:
 
 - What is running is asked of the topic registry; only children that no layout names yet, and
   segments that none names any longer, are touched as bare ledgers.
-- A subscription has drained a sealed segment when its backlog is 0; one that does not exist there
-  has nothing to drain only if the segment holds no entry at all.
+- A subscription has drained a sealed segment when no transaction is open there and its backlog is
+  0; one that does not exist there has nothing to drain only if the segment holds no entry at all.
 - Only durable subscriptions are carried over; a reader brings its own position.
 """
 
@@ -108,4 +108,4 @@ def drained(topic: Topic, subscription: str) -> bool:
     found = topic.subscriptions.get(subscription)
     if found is None:
         return topic.ledger.entry_count == 0
-    return found.backlog == 0
+    return found.at_end

@@ -6,9 +6,11 @@ import pytest
 
 from broker.scalable import group_controller
 from broker.scalable.records import SubscriptionKind
+from broker.topic import TopicState
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST, LATEST
 from protocol.names import parse_topic_name
+from storage.ledger.store import LedgerFenced
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
@@ -236,6 +238,24 @@ async def test_children_are_given_when_the_parent_is_drained(topic: Node) -> Non
     await until_registered(topic, "a")
     await parent.subscriptions["s"].seek(EARLIEST)
     assert peer.assignments() == [(consumer_id, [0, 1, 2, 3])], "after a seek it comes first again"
+
+
+async def test_a_parent_loaded_with_a_backlog_comes_first_again(topic: Node) -> None:
+    """Acknowledgements that were not durable are lost when the segment's ledger is given up."""
+    peer = topic.peer()
+    consumer_id, _ = await peer.register("a")
+    for n in range(4):
+        await peer.attach(n, "a")
+    await topic.fill(0, 3)
+    await topic.scalable.split(TOPIC, 0)
+    parent = await topic.segment(0)
+    await until(lambda: parent.sealed)
+    await topic.drain(0)
+    parent.ledger._core.fence(LedgerFenced("Somebody else opened it: stop."))
+    assert peer.assignments() == [(consumer_id, [4, 5, 1, 2, 3])]
+    await until(lambda: parent.state is TopicState.CLOSED)
+    assert await topic.backlog(0) == 3
+    assert peer.assignments() == [(consumer_id, [0, 1, 2, 3])]
 
 
 async def test_an_empty_parent_holds_nobody_up(topic: Node) -> None:

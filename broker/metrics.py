@@ -17,7 +17,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from broker.transaction_metrics import transaction_metrics
+from broker.transaction_metrics import (
+    subscription_transaction_metrics,
+    topic_transaction_metrics,
+    transaction_metrics,
+)
 
 if TYPE_CHECKING:
     from broker.service import Broker
@@ -61,6 +65,8 @@ class BrokerCollector(Collector):
         yield from self._namespaces(topics)
         yield from self._topics(topics)
         yield from self._subscriptions(topics)
+        yield from topic_transaction_metrics(topics, self._cluster)
+        yield from subscription_transaction_metrics(topics, self._cluster)
         yield from transaction_metrics(self._broker)
 
     def _connections(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """Metrics of transactions: PIP-471's of the metadata store, and Pulsar's of coordinators.
 
 Rules: as in `metrics`: values are read at scrape time.  What Pulsar counts of its coordinators is
-told for those that this process leads, since it leads them.
+told for those that this process leads, since it leads them.  Topics count since they were loaded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,14 @@ from txn.counters import EXECUTION_BUCKETS_MS
 
 if TYPE_CHECKING:
     from broker.service import Broker
+    from broker.topic import Topic
     from txn.coordinator import Coordinator
     from txn.counters import Histogram
 
 _STORE = "pulsar_txn_metadata_store"
 _LABELS = ("cluster", "coordinator_id")
+_TOPIC = ("cluster", "namespace", "topic")
+_SUBSCRIPTION = (*_TOPIC, "subscription", "status")
 
 
 def transaction_metrics(broker: "Broker") -> Iterator[Metric]:
@@ -101,6 +104,45 @@ def _latencies(led: "Sequence[Coordinator]", cluster: str) -> Iterator[Metric]:
             labels = (cluster, str(one.coordinator_id))
             family.add_metric(labels, one.counters.open_ms.counts[place])
         yield family
+
+
+def topic_transaction_metrics(topics: "Sequence[Topic]", cluster: str) -> Iterator[Metric]:
+    """Pulsar's of transaction buffers, for each topic and segment that is loaded."""
+    active = GaugeMetricFamily(
+        "pulsar_txn_tb_active_total", "Transactions with writes here, not ended", labels=_TOPIC
+    )
+    committed = CounterMetricFamily("pulsar_txn_tb_committed", "... committed", labels=_TOPIC)
+    aborted = CounterMetricFamily("pulsar_txn_tb_aborted", "... aborted", labels=_TOPIC)
+    for topic in topics:
+        labels = (cluster, str(topic.name.namespace_name), str(topic.name))
+        active.add_metric(labels, topic.buffer.open_count)
+        committed.add_metric(labels, topic.buffer.commits)
+        aborted.add_metric(labels, topic.buffer.aborts)
+    yield from (active, committed, aborted)
+
+
+def subscription_transaction_metrics(topics: "Sequence[Topic]", cluster: str) -> Iterator[Metric]:
+    """Pulsar's of pending acknowledgements, for subscriptions that had any.
+
+    `status` is always "succeed": what fails is tried again until it does not.
+    """
+    committed = CounterMetricFamily(
+        "pulsar_txn_tp_committed_count", "Transactions applied", labels=_SUBSCRIPTION
+    )
+    aborted = CounterMetricFamily(
+        "pulsar_txn_tp_aborted_count", "Transactions released", labels=_SUBSCRIPTION
+    )
+    for topic in topics:
+        for subscription in topic.subscriptions.values():
+            if subscription.transactional is None:
+                continue
+            core = subscription.transactional.pending.core
+            if core.commits or core.aborts:
+                namespace, name = str(topic.name.namespace_name), str(topic.name)
+                labels = (cluster, namespace, name, subscription.name, "succeed")
+                committed.add_metric(labels, core.commits)
+                aborted.add_metric(labels, core.aborts)
+    yield from (committed, aborted)
 
 
 def _histogram(name: str, text: str, cluster: str, held: "Histogram") -> Metric:

@@ -80,7 +80,8 @@ class Transactions:
         self._broker = broker
 
     async def start(self) -> None:
-        """Begin to tell participants what ended."""
+        """Begin to tell participants what ended.  Raises `MetadataError`."""
+        await self.store.recount()
         self.decisions.start()
 
     async def serve(self) -> None:

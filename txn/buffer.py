@@ -43,6 +43,7 @@ from txn.buffer_effects import (
 )
 from txn.errors import SegmentOwnershipLost, TransactionEnded
 from txn.forget_segment import forget_segment
+from txn.membership import ENDED
 from txn.owner_work import OwnerWork
 from txn.parts import TransactionParts
 from txn.records import Claim, TxnState
@@ -150,6 +151,21 @@ class SegmentBuffer:
     def is_aborted(self, txn: TxnId) -> bool:
         """Whether entries of it at or before the horizon are never to be delivered."""
         return self._core.is_aborted(txn)
+
+    @property
+    def open_count(self) -> int:
+        """Transactions that have claims here and whose end is not known."""
+        return sum(member.state not in ENDED for member in self._core.members.values())
+
+    @property
+    def commits(self) -> int:
+        """Transactions with claims here that committed, since this was loaded."""
+        return self._core.commits
+
+    @property
+    def aborts(self) -> int:
+        """... that aborted."""
+        return self._core.aborts
 
     def open_transactions(self) -> Sequence[OpenOnSegment]:
         """What is not finished here, and what it pins."""

@@ -50,6 +50,9 @@ class SegmentBufferCore:
     def __init__(self, segment: str, log: Log, *, ended_kept: int = TXN_ENDED_KEPT) -> None:
         self.segment = segment
         self.stopped = False
+        self.commits = 0
+        """Transactions with claims here that committed, as far as this owner knows."""
+        self.aborts = 0
         self._running = False
         self._log = log
         self._ended_kept = ended_kept
@@ -302,6 +305,7 @@ class SegmentBufferCore:
             self._move(member, _M.JUDGING)
             self._effects.append(ReadAborted(member.txn))
         elif end is TxnState.ABORTED and member.floor is None and not member.issued:
+            self.aborts += 1
             self._refuse(member)
         else:
             self._conclude(member, end)
@@ -318,10 +322,12 @@ class SegmentBufferCore:
         if end is TxnState.ABORTED:
             self._aborted.setdefault(txn, self._log.last_confirmed)
             self._move(member, _M.ABORTED)
+            self.aborts += 1
             self._end(member)
             self._clean_aborted(member)
         else:
             self._move(member, _M.COMMITTED)
+            self.commits += end is TxnState.COMMITTED
             self._end(member)
             self._delete_claims(member)
 

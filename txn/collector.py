@@ -90,7 +90,7 @@ class Collector:
                 await asyncio.sleep(loop.time() - began_s)
                 began_s = loop.time()
         await self._ask_owners()
-        self._parts.counters.op_records = await self._store.count_operations()
+        await self._store.recount()
         return collected
 
     async def _collect_page(self, page: Sequence[StoredHeader]) -> int:

@@ -77,6 +77,9 @@ class PendingAcksCore:
         self.held = HeldMessages(cursor)
         self.positions = 0
         """How many positions are named by what is not forgotten."""
+        self.commits = 0
+        """Transactions with acknowledgements here that committed, since this was loaded."""
+        self.aborts = 0
         self._transactions: dict[TxnId, _Transaction] = {}
         self._applying: dict[PendingAck, None] = {}
         self._deletable: dict[PendingAck, None] = {}
@@ -223,6 +226,8 @@ class PendingAcksCore:
         if known.ended:
             return []
         known.ended, known.outcome = True, outcome
+        self.commits += outcome is TxnState.COMMITTED
+        self.aborts += outcome is TxnState.ABORTED
         held = [ack for ack in known.acks if ack.state in (AckState.HELD, AckState.LOADED)]
         if not held:
             return []

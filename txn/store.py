@@ -163,7 +163,7 @@ class TransactionStore:
         """Delete one claim or acknowledgement record, if it is there."""
         if await self.metadata.delete(key, partition=str(txn)):
             self.counters.op_deletes += 1
-            self.counters.op_records -= 1
+            self.counters.op_records = max(0, self.counters.op_records - 1)
 
     async def transactions_with_records(self, limit: int) -> set[TxnId] | None:
         """Who has a claim or acknowledgement record: a fresh listing (W10).
@@ -177,6 +177,17 @@ class TransactionStore:
                 return None
             found.update(records.txn_of_operation(hit.record.key) for hit in hits)
         return found
+
+    async def recount(self) -> None:
+        """Set `op_records` to what is stored; to nothing new if records came or went meanwhile.
+
+        At start, when nothing does; and from time to time, for writes whose outcome was unknown.
+        """
+        counters = self.counters
+        before = counters.op_writes, counters.op_deletes
+        found = await self.count_operations()
+        if before == (counters.op_writes, counters.op_deletes):
+            counters.op_records = found
 
     async def count_operations(self) -> int:
         """How many claims and acknowledgement records there are.  For metrics: not fresh."""

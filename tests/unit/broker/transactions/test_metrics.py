@@ -1,6 +1,7 @@
 """Metrics of transactions, by the names that dashboards query."""
 
 import contextlib
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -8,10 +9,13 @@ from broker.metrics import make_registry, metrics_text
 from broker.service import Broker
 from protocol import pulsar_pb2 as pb
 from protocol.ids import Position
-from tests.support.raw_client import BrokerError
-from tests.unit.broker.transactions.conftest import TransactionClient
+from tests.support.raw_client import BrokerError, RawClient
+from tests.support.waiting import until
+from tests.unit.broker.transactions.conftest import TransactionClient, running
 from txn.records import Claim
 from txn.txn_id import TxnId
+
+TOPIC = "persistent://public/default/t"
 
 
 def samples(broker: Broker) -> dict[tuple[str, str], float]:
@@ -24,6 +28,65 @@ def samples(broker: Broker) -> dict[tuple[str, str], float]:
                 labels = {k: v for k, v in sample.labels.items() if k != "cluster"}
                 found[sample.name, ",".join(labels.values())] = sample.value
     return found
+
+
+async def test_metrics_of_topics_and_subscriptions(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    options = pb.CommandSubscribe(
+        sub_type=pb.CommandSubscribe.Exclusive, initial_position=pb.CommandSubscribe.Earliest
+    )
+    consumer = await txn_client.raw.subscribe(TOPIC, "s", options, permits=10)
+    await txn_client.raw.subscribe(TOPIC, "without", options, permits=10)
+    producer = await txn_client.raw.create_producer(TOPIC)
+    await producer.send(b"x")
+    await producer.send(b"y")
+    committed, aborted, _ = txns = [await txn_client.begin() for _ in range(3)]
+    for most, least in txns:
+        await txn_client.add_partitions((most, least), TOPIC)
+    for most, least in (committed, aborted):
+        ack = pb.CommandAck(
+            consumer_id=consumer.consumer_id,
+            ack_type=pb.CommandAck.Individual,
+            message_id=[(await consumer.receive()).message_id],
+            txnid_most_bits=most,
+            txnid_least_bits=least,
+        )
+        await txn_client.raw.request(pb.BaseCommand.ACK, ack)
+    await txn_client.end(committed)
+    await txn_client.end(aborted, pb.ABORT)
+    on_topic = f"public/default,{TOPIC}"
+    acks = "pulsar_txn_tp_{}_count_total"
+    of_acks = f"public/default,succeed,s,{TOPIC}"
+    await until(lambda: samples(broker).get((acks.format("aborted"), of_acks)) == 1)
+    await until(lambda: samples(broker)["pulsar_txn_tb_aborted_total", on_topic] == 1)
+    found = samples(broker)
+    assert found["pulsar_txn_tb_active_total", on_topic] == 1
+    assert found["pulsar_txn_tb_committed_total", on_topic] == 1
+    assert found[acks.format("committed"), of_acks] == 1
+    assert not any("without" in labels for _, labels in found), "it had no transaction"
+
+
+async def test_outstanding_records_are_those_stored_after_a_restart(tmp_path: Path) -> None:
+    """Claims and acknowledgements of before are counted, so their deletion leads to 0."""
+    name = "pulsar_txn_metadata_store_outstanding_op_records"
+    async with running(tmp_path) as broker:
+        client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))
+        txn = await client.begin()
+        for each in (TOPIC, TOPIC + "2"):
+            await client.raw.create_producer(each)
+        await client.add_partitions(txn, TOPIC)
+        await client.add_partitions(txn, TOPIC + "2")
+        assert samples(broker)[name, ""] == 2
+        await client.raw.close()
+    async with running(tmp_path) as broker:
+        assert samples(broker)[name, ""] == 2
+        client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))
+        for each in (TOPIC, TOPIC + "2"):
+            await client.raw.create_producer(each)
+        await client.end(txn)
+        await until(lambda: not samples(broker)[name, ""])
+        await client.raw.close()
 
 
 async def test_metrics_of_transactions(broker: Broker, txn_client: TransactionClient) -> None:

@@ -151,6 +151,9 @@ METADATA_BATCH_BYTES = 4 * 1024 * 1024
 METADATA_QUEUE_OPERATIONS = 100_000
 """Operations that wait for a commit or a read; above it new ones are refused."""
 METADATA_QUEUE_BYTES = 64 * 1024 * 1024
+METADATA_RECENT_KEYS = 10_000
+METADATA_RECENT_BYTES = 8 * 1024 * 1024
+"""Of records that changed last, kept in memory to be read."""
 METADATA_PAGE_CACHE_BYTES = 2 * 1024 * 1024
 """Page cache of each SQLite connection (one writes, two read)."""
 METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024

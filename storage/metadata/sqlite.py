@@ -5,6 +5,7 @@ Rules:
   is complete, and watchers are told, only when its commit is durable.
 - Two threads read, each through a connection of its own: one for records by key, one for ranges,
   so that a long listing delays no look-up.
+- What changed last is read from memory, as watchers were told it.
 - A read that saw a commit which watchers have not been told yet waits for that: the two threads
   race, and what is told after a read must not be older than it.
 - Opening the file ends all sessions there are, as only one process owns it (by the lock of the
@@ -31,6 +32,7 @@ from storage.metadata.embedded import EmbeddedStore, Waiting
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.operations import Operation
+from storage.metadata.recent import RecentChanges
 from storage.metadata.sqlite_file import connect, metadata_error, open_file
 from storage.metadata.sqlite_reader import Children, IndexScan, RangeRead, Scan, SqliteReader
 from storage.metadata.sqlite_writer import Committed, SqliteWriter
@@ -51,6 +53,7 @@ class SqliteMetadataStore(EmbeddedStore):
         self._told_revision = files.writer.revision
         self._early: deque[tuple[int, Delivery]] = deque()
         self._reads = 0
+        self._recent = RecentChanges()
         self._commits = BatchThread[Waiting[Operation]](
             "metadata-writer",
             self._commit,
@@ -89,7 +92,15 @@ class SqliteMetadataStore(EmbeddedStore):
 
     async def get(self, key: str, *, partition: str | None = None) -> Record | None:
         """See `MetadataStore.get`."""
-        return (await self.get_many((key,), partition=partition))[0]
+        change = self._recent.find(key)
+        if change is None:
+            return (await self.get_many((key,), partition=partition))[0]
+        self._check_open()
+        operations.check_partition(partition)
+        record = change.record
+        if record is not None:
+            check_partition_of(key, record.partition, partition)
+        return record
 
     async def get_many(
         self, keys: Sequence[str], *, partition: str | None = None
@@ -161,6 +172,7 @@ class SqliteMetadataStore(EmbeddedStore):
 
     def _tell_committed(self, batch: list[Waiting[Operation]], committed: Committed) -> None:
         self._told_revision = committed.revision
+        self._recent.take(committed.changes)
         self._committed(batch, committed.outcomes, committed.changes)
         while self._early and self._early[0][0] <= self._told_revision:
             self._early.popleft()[1]()

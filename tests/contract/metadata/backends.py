@@ -10,6 +10,8 @@ from pathlib import Path
 
 from storage.clock import SystemClock
 from storage.metadata.open import open_metadata_store
+from storage.metadata.recent import RecentChanges
+from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataStore, Watch
 
 PATIENCE_S = 20
@@ -33,9 +35,17 @@ async def open_sqlite(directory: Path) -> MetadataStore:
     return await open_metadata_store(f"sqlite:{directory / 'metadata.db'}", SystemClock())
 
 
+async def open_sqlite_without_memory(directory: Path) -> MetadataStore:
+    """So that every read is one of the file."""
+    store = await SqliteMetadataStore.open(directory / "metadata.db", SystemClock())
+    store._recent = RecentChanges(max_keys=0)
+    return store
+
+
 BACKENDS = (
     Backend("memory", open_memory, shortest_session_ms=60),
     Backend("sqlite", open_sqlite, shortest_session_ms=60),
+    Backend("sqlite-file", open_sqlite_without_memory, shortest_session_ms=60),
 )
 
 

@@ -216,7 +216,7 @@ class TopicRegistry:
         return topic
 
     async def _owner(self, name: TopicName) -> SegmentOwner:
-        """Who writes under a new epoch; taken at once where other processes may own the topic."""
+        """Who writes; takes its epoch before the log where others may own the topic (W7)."""
 
         def lost(error: MagnetarError) -> None:
             topic = self._topics.get(str(name))

@@ -229,6 +229,7 @@ class SegmentBufferCore:
             self._refuse(member)
 
     def _refuse(self, member: Member) -> None:
+        """W12: nothing was appended under the own claim, which may be void already."""
         self._move(member, _M.REFUSING)
         self._end(member)
         self._delete_claims(member)

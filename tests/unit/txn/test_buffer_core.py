@@ -332,6 +332,22 @@ def test_a_send_between_commit_and_its_watch_is_taken_and_after_it_refused() -> 
     assert not core.is_aborted(T1)
 
 
+def test_a_first_send_between_commit_and_its_watch_holds_nothing_back() -> None:
+    """Its entry becomes durable after the end is known, and after the transaction is forgotten."""
+    for forgotten in (False, True):
+        log = FakeLog(5)
+        core = loaded_core(log)
+        joined(core, T1)
+        core.issued(T1)
+        core.decided(T1, COMMITTED)
+        if forgotten:
+            core.claims_deleted(T1)
+        late = log.confirm()
+        core.appended(T1, late)
+        assert core.horizon == late
+        assert not core.is_aborted(T1)
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_end_told_while_the_claim_is_put_is_not_lost(durable: bool) -> None:
     core = loaded_core(FakeLog(1))

@@ -394,24 +394,6 @@ async def test_a_plain_ack_of_a_pending_message_counts_at_once(
     await nothing_comes(consumer)
 
 
-async def test_a_seek_leaves_what_open_transactions_hold(stage: Stage) -> None:
-    consumer = await stage.subscribe(SHARED)
-    messages = await got(consumer, 5)
-    ended, open_ = await stage.begin(), await stage.begin()
-    await stage.ack(consumer, ended, messages[0])
-    await stage.ack(consumer, open_, messages[1])
-    await stage.commit(ended)
-    subscription = await stage.subscription()
-    await until(lambda: subscription.backlog == 4)
-    await consumer.seek(messages[0].message_id)
-    assert await stage.records() == 1, "what ended is finished first (A7)"
-    await consumer.events.get()
-    again = await stage.subscribe(SHARED)
-    assert payloads(await got(again, 4)) == ["0", "2", "3", "4"]
-    await stage.abort(open_)
-    assert payloads(await got(again, 1)) == ["1"]
-
-
 @every_kind
 async def test_a_failed_ack_leaves_the_message_where_it_was(
     stage: Stage, kind: pb.CommandSubscribe.SubType, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,59 @@
+"""Seeking on subscriptions that have acknowledgements in transactions."""
+
+import asyncio
+
+import pytest
+
+from protocol.ids import Position
+from tests.support.waiting import until
+from tests.unit.broker.egress.test_end_to_end import SHARED
+from tests.unit.broker.egress.test_transactional_acks import Stage, got, payloads, stage
+from txn.txn_id import TxnId
+
+__all__ = ["stage"]
+
+
+async def test_a7_a_seek_waits_for_what_ended_transactions_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crash would apply the commit again, over the new place."""
+    consumer = await stage.subscribe(SHARED)
+    messages = await got(consumer, 5)
+    txn = await stage.begin()
+    await stage.ack(consumer, txn, messages[0])
+    store, may_delete = stage.broker.transactions.store, asyncio.Event()
+    delete = store.delete_operation
+
+    async def deletes_late(of: TxnId, key: str) -> None:
+        await may_delete.wait()
+        await delete(of, key)
+
+    monkeypatch.setattr(store, "delete_operation", deletes_late)
+    await stage.commit(txn)
+    subscription = await stage.subscription()
+    await until(lambda: subscription.backlog == 4)
+    first = messages[0].message_id
+    seek = asyncio.create_task(subscription.seek(Position(first.ledger_id, first.entry_id)))
+    await stage.client.ping()
+    assert (subscription.backlog, await stage.records(), seek.done()) == (4, 1, False)
+    may_delete.set()
+    await seek
+    assert (subscription.backlog, await stage.records()) == (5, 0)
+
+
+async def test_a_seek_leaves_what_open_transactions_hold(stage: Stage) -> None:
+    consumer = await stage.subscribe(SHARED)
+    messages = await got(consumer, 5)
+    ended, open_ = await stage.begin(), await stage.begin()
+    await stage.ack(consumer, ended, messages[0])
+    await stage.ack(consumer, open_, messages[1])
+    await stage.commit(ended)
+    subscription = await stage.subscription()
+    await until(lambda: subscription.backlog == 4)
+    await consumer.seek(messages[0].message_id)
+    assert await stage.records() == 1, "what ended is finished first (A7)"
+    await consumer.events.get()
+    again = await stage.subscribe(SHARED)
+    assert payloads(await got(again, 4)) == ["0", "2", "3", "4"]
+    await stage.abort(open_)
+    assert payloads(await got(again, 1)) == ["1"]

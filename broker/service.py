@@ -107,7 +107,10 @@ class Broker:
         self._server.bind(settings.bind_host, settings.port)
         self.placement.listening(port=self._server.port, http_port=settings.http_port)
         self.managed_ledgers = ManagedLedgerFactory(
-            stores.metadata, stores.ledgers, self.clock, limits_of(settings)
+            stores.metadata,
+            stores.ledgers,
+            self.clock,
+            limits_of(settings, shared=stores.shared),
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self.managed_ledgers.sweep_orphans()

@@ -18,11 +18,15 @@ from storage.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Metadata and ledgers; `release` gives back what they stand on, after both are closed."""
+    """Metadata and ledgers; `release` gives back what they stand on, after both are closed.
+
+    `shared`: other processes may use both, and own what this one owns before it or after it.
+    """
 
     metadata: MetadataStore
     ledgers: LedgerStore
     release: Callable[[], None] = lambda: None
+    shared: bool = False
 
 
 async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
@@ -54,8 +58,8 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
     return Stores(metadata, ledgers, directory.close)
 
 
-def limits_of(settings: Settings) -> Limits:
-    """What operators set about managed ledgers."""
+def limits_of(settings: Settings, *, shared: bool = False) -> Limits:
+    """What operators set about managed ledgers; `shared` as in `Stores`."""
     return Limits(
         ledger_max_entries=settings.ledger_max_entries,
         ledger_max_size_bytes=settings.ledger_max_size_bytes,
@@ -64,4 +68,5 @@ def limits_of(settings: Settings) -> Limits:
         cursor_flush_ms=settings.cursor_flush_ms,
         entry_cache_bytes=settings.entry_cache_bytes,
         unsubscribed_retention_ms=settings.unsubscribed_retention_minutes * 60_000,
+        claim_on_open=shared,
     )

@@ -61,7 +61,7 @@ class Transactions:
             counters=self.counters,
             clock=broker.clock,
             broker_id=broker.broker_id,
-            eager_epochs=False,
+            eager_epochs=broker.managed_ledgers.limits.claim_on_open,
         )
         self.coordinators = self.coordinators_class(
             self.parts,

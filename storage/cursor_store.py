@@ -92,9 +92,13 @@ class CursorStore:
             self._superseded.add(found.ledger_id)
             state = await self._read_last(found.ledger_id) or state
         state = self._within_stream(state, found.state)
+        await self._claim(record)
+        return state
+
+    async def _claim(self, record: Record) -> None:
+        """A3: no owner before this one writes the cursor any more, whose records it goes by."""
         if self._core.stores.limits.claim_on_open:
             await self._guarded(self._record.put(record.value))
-        return state
 
     def _within_stream(self, state: CursorState, recorded: CursorState) -> CursorState:
         """The position, but not beyond what the stream's record knows; `corrected` if it was.

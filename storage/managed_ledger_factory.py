@@ -5,7 +5,8 @@ Rules:
 - One instance for each name: concurrent opens share it; opening, unloading and deleting one name
   wait for each other.  An instance that was FENCED is replaced by the next open.
 - Orphans (ledgers that a crash left out of every record) are swept at start, before anything is
-  open, and only by the one owner of both stores.
+  open, and only by the one owner of both stores (`Limits.claim_on_open` False): what another
+  process has just made, and not yet named in a record, looks like an orphan.
 """
 
 import asyncio
@@ -68,6 +69,11 @@ class ManagedLedgerFactory:
         self._slots: dict[str, _Slot] = {}
         self._sweeping = asyncio.Lock()
         self._closed = False
+
+    @property
+    def limits(self) -> Limits:
+        """What operators set, and whether other processes may open the same streams."""
+        return self._stores.limits
 
     @property
     def cache(self) -> EntryCache:
@@ -156,9 +162,10 @@ class ManagedLedgerFactory:
     async def sweep_orphans(self) -> list[LedgerId]:
         """Delete the ledgers that no record names; their ids.
 
-        For the one owner of both stores, before the first `open` (which waits for it): a ledger
-        that somebody is just making would look like an orphan.
+        Before the first `open`, which waits for it.  With stores that are shared nothing is swept.
         """
+        if self.limits.claim_on_open:
+            return []
         async with self._sweeping:
             if self.loaded():
                 raise LedgerAssertion(

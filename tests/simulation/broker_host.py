@@ -111,12 +111,20 @@ class BrokerHost:
     broker: SimulatedBroker
 
     def __init__(
-        self, host: Host, disk: TimedDisk, metadata: MetadataHandle, settings: Settings
+        self,
+        host: Host,
+        disk: TimedDisk,
+        metadata: MetadataHandle,
+        settings: Settings,
+        *,
+        shared: bool,
     ) -> None:
+        """`shared`: there may be others on the same stores."""
         self.host = host
         self.disk = disk
         self.metadata = metadata
         self.settings = settings
+        self.shared = shared
         self.started = False
         self.failed = False
 
@@ -124,7 +132,7 @@ class BrokerHost:
         """Start as `magnetar` does.  Raises what keeps it from starting."""
         ledgers = MovableLedgerStore(self.disk, self.metadata, clock, rng)
         await ledgers.start()
-        stores = Stores(self.metadata, ledgers)
+        stores = Stores(self.metadata, ledgers, shared=self.shared)
         self.broker = SimulatedBroker(self.settings, clock=clock, rng=rng, stores=stores)
         await self.broker.start()
         self.started = True

@@ -4,20 +4,14 @@
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
-from broker import service, transactions
-from broker.stores import limits_of
 from broker.topics import TopicRegistry
-from config.settings import Settings
 from protocol.ids import Position
-from storage.managed_ledger_types import Limits
 from tests.simulation.loop import current_host
 from txn.buffer import SegmentBuffer
 from txn.buffer_core import SegmentBufferCore
-from txn.parts import TransactionParts
 
 Parts = Mapping[tuple[object, str], Callable[..., object]]
 """(class or module, its attribute) to what is put there."""
@@ -46,22 +40,6 @@ class AssertingBuffer(SegmentBuffer):
 
 
 ASSERTING: Parts = {(TopicRegistry, "buffer_class"): AssertingBuffer}
-
-
-def _eager(**given: object) -> TransactionParts:
-    return TransactionParts(**{**given, "eager_epochs": True})  # type: ignore[arg-type]
-
-
-def claiming(settings: Settings) -> Limits:
-    """A load writes the records that it reads, so that no owner before it can."""
-    return dataclasses.replace(limits_of(settings), claim_on_open=True)
-
-
-MANY_BROKERS: Parts = {
-    (transactions, "TransactionParts"): _eager,
-    (service, "limits_of"): claiming,
-}
-"""As brokers run that have others beside them."""
 
 
 @contextlib.contextmanager

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from broker import service
-from broker.stores import limits_of
 from broker.topics import TopicRegistry
 from broker.transactional_acks import TransactionalAcks
 from config.bounds import TXN_ID_BLOCK
+from storage import managed_ledger_cursors
+from storage.cursor_store import CursorStore
+from storage.metadata.store import Record
 from tests.simulation.injection import Parts
 from txn.buffer import SegmentBuffer
 from txn.buffer_core import SegmentBufferCore
@@ -127,6 +128,13 @@ class DeletesBeforeDurable(PendingAcks):
         self.core.durable(self.core.applying)
 
 
+class Unfenced(CursorStore):
+    """A3 broken: the cursor is only read, and an owner before this one may go on writing it."""
+
+    async def _claim(self, record: Record) -> None:
+        return
+
+
 class LoadsNothing(PendingAcks):
     """A4 broken: what earlier owners left is not held again."""
 
@@ -158,7 +166,9 @@ MUTANTS = (
     Mutant("A1 proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack"),
     Mutant("A1 record", _with_acks(AnswersEarly), "crash_before_the_ack_record"),
     Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied"),
-    Mutant("A3", {(service, "limits_of"): limits_of}, "stale_owner_applies_a_commit"),
+    Mutant(
+        "A3", {(managed_ledger_cursors, "CursorStore"): Unfenced}, "stale_owner_applies_a_commit"
+    ),
     Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload"),
     Mutant("T1", {(Coordinator, "numbers_class"): _ReusedNumbers}, "numbers_are_never_used_again"),
 )

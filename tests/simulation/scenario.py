@@ -42,7 +42,7 @@ from protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, Layout, Sender, segment_topic
 from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import Message, Transaction, Txn
-from tests.simulation.injection import ASSERTING, MANY_BROKERS, Parts
+from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
@@ -79,8 +79,8 @@ def parse(text: str) -> list[Block]:
 class Story(World):
     """A world in which nothing happens but what the story says."""
 
-    def __init__(self, blocks: list[Block], parts: Parts) -> None:
-        super().__init__(1, Plan(topics=1), parts)
+    def __init__(self, blocks: list[Block], parts: Parts, *, shared: bool) -> None:
+        super().__init__(1, Plan(topics=1), parts, shared=shared)
         self.blocks = blocks
         self.found: list[str] = []
         self.clients: dict[str, SimulatedClient] = {}
@@ -297,9 +297,8 @@ class Story(World):
 def run(path: Path, parts: Parts = ASSERTING) -> Iterator[tuple[Block, str]]:
     """Each block with what came of it; the last one is what the checker says."""
     blocks = parse(path.read_text("utf-8"))
-    if any(block.directive == "brokers many" for block in blocks):
-        parts = {**MANY_BROKERS, **parts}
-    story = Story(blocks, parts)
+    shared = any(block.directive == "brokers many" for block in blocks)
+    story = Story(blocks, parts, shared=shared)
     outcome = story.run()
     yield from zip(blocks, story.found, strict=False)
     wrong = [each for each in outcome.violations if not each.startswith(_UNFINISHED)]

@@ -40,7 +40,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.disk import DiskFaults, TimedDisk
 from tests.simulation.headers import watch_headers
 from tests.simulation.history import History
-from tests.simulation.injection import ASSERTING, MANY_BROKERS, Parts, injected
+from tests.simulation.injection import ASSERTING, Parts, injected
 from tests.simulation.loop import Host, SimulatedLoop, Stuck
 from tests.simulation.metadata import MetadataFaults, MetadataService
 from tests.simulation.network import Network, NetworkFaults
@@ -84,8 +84,11 @@ class Outcome:
 class World:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, plan: Plan, parts: Parts = ASSERTING) -> None:
-        """`parts` of the broker are replaced while it runs."""
+    def __init__(
+        self, seed: int, plan: Plan, parts: Parts = ASSERTING, *, shared: bool = False
+    ) -> None:
+        """`parts` of the broker are replaced while it runs; `shared`: so are their stores."""
+        self.shared = shared
         self.parts = parts
         self.seed = seed
         self.plan = plan
@@ -134,7 +137,7 @@ class World:
         host = self.loop.new_host(f"broker-{self._incarnation}")
         disk = TimedDisk(self.loop, self.disk_rng, self.disk_faults, self._files)
         handle = self.metadata.handle(host)
-        made = BrokerHost(host, disk, handle, self.settings)
+        made = BrokerHost(host, disk, handle, self.settings, shared=self.shared)
         host.on_crash = lambda: self.crash(made)
         self.running = made
         self.history.note(host.name, "starts")
@@ -464,9 +467,7 @@ def simulate(
     plan.metadata.late = late
     if not many:
         plan.replace_every_s = 0.0
-    if plan.replace_every_s:
-        parts = {**MANY_BROKERS, **parts}
-    world = World(seed, plan, parts)
+    world = World(seed, plan, parts, shared=plan.replace_every_s > 0)
     if trace is not None:
         world.history.keep_lines = True
         world.history.on_line = trace

@@ -554,6 +554,13 @@ async def test_orphans_are_swept_and_nothing_else() -> None:
     assert len(named) > 60
 
 
+async def test_nothing_is_swept_where_others_use_the_stores() -> None:
+    world = World(Limits(claim_on_open=True))
+    made_by_another = await world.ledgers.create(custom={})
+    assert await world.factory.sweep_orphans() == []
+    assert made_by_another.ledger_id in world.ledgers.ledgers
+
+
 async def test_a_record_that_cannot_be_read_is_left_alone() -> None:
     world = World()
     await world.open()

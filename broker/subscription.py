@@ -305,12 +305,13 @@ class Subscription:
         try:
             async with self._change:
                 self._require_open()
-                if self.transactional is not None:
-                    await self.transactional.pending.finish_ended()
                 if not self.durable:
                     self._expect_back()
+                # Before what follows, which under their acknowledgements might never end.
                 self.disconnect_consumers()
                 self._drop_dispatcher()
+                if self.transactional is not None:
+                    await self.transactional.pending.finish_ended()
                 try:
                     await self.cursor.reset(position)
                 finally:

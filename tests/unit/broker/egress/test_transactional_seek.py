@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from protocol.ids import Position
+from tests.support.raw_client import BrokerError
 from tests.support.waiting import until
 from tests.unit.broker.egress.test_end_to_end import SHARED
 from tests.unit.broker.egress.test_transactional_acks import Stage, got, payloads, stage
@@ -39,6 +40,35 @@ async def test_a7_a_seek_waits_for_what_ended_transactions_left(
     may_delete.set()
     await seek
     assert (subscription.backlog, await stage.records()) == (5, 0)
+
+
+async def test_consumers_go_before_a_seek_waits_for_transactions(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what they acknowledge and commit meanwhile keeps it waiting, for ever if it goes on."""
+    consumer = await stage.subscribe(SHARED)
+    messages = await got(consumer, 5)
+    ended, later = await stage.begin(), await stage.begin()
+    await stage.ack(consumer, ended, messages[0])
+    store, may_delete = stage.broker.transactions.store, asyncio.Event()
+    delete = store.delete_operation
+
+    async def deletes_late(of: TxnId, key: str) -> None:
+        await may_delete.wait()
+        await delete(of, key)
+
+    monkeypatch.setattr(store, "delete_operation", deletes_late)
+    await stage.commit(ended)
+    subscription = await stage.subscription()
+    await until(lambda: subscription.backlog == 4)
+    first = messages[0].message_id
+    seek = asyncio.create_task(subscription.seek(Position(first.ledger_id, first.entry_id)))
+    await stage.client.wait(consumer.events.get())
+    with pytest.raises(BrokerError):
+        await stage.ack(consumer, later, messages[1])
+    assert not seek.done()
+    may_delete.set()
+    await seek
 
 
 async def test_a_seek_leaves_what_open_transactions_hold(stage: Stage) -> None:

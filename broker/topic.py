@@ -135,6 +135,7 @@ class Topic:
         self._subscription_change = asyncio.Lock()
         self._work = Background()
         self._sealing: asyncio.Task[Position] | None = None
+        self._failure: MagnetarError | None = None
         self._forget_appends = ledger.on_append(store.appended)
         self._forget_horizon = buffer.on_horizon(self._horizon_moved)
         ledger.on_stop(self._ledger_failed)
@@ -162,6 +163,10 @@ class Topic:
                 subscription.topic_sealed()
         else:
             self._move(TopicState.OPEN)
+        failure = self._failure or self.owner.lost
+        if failure is not None:
+            # It came while nobody could give up what was not there yet.
+            self._ledger_failed(failure)
 
     # What is asked about it
 
@@ -463,6 +468,7 @@ class Topic:
 
     def _ledger_failed(self, error: MagnetarError) -> None:
         """The ledger must be opened anew; what is in flight may turn up later (W4)."""
+        self._failure = error
         self.buffer.stop(error)
         if self.state in _READABLE:
             log.warning("topic_given_up", topic=str(self.name), error=str(error))

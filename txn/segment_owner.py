@@ -45,6 +45,11 @@ class SegmentOwner:
         self._waiting: list[asyncio.Future[None]] = []
         self._confirming: asyncio.Task[None] | None = None
 
+    @property
+    def lost(self) -> SegmentOwnershipLost | None:
+        """Why this is the owner no longer; None while nobody else was found to be."""
+        return self._lost
+
     def next_number(self) -> int:
         """For a record of this owner: no two have the same, so no late delete meets another."""
         return next(self._numbers)

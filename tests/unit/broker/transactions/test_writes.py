@@ -334,3 +334,29 @@ async def test_a_load_that_fails_leaves_nothing_open_and_can_be_tried_again(
     assert broker.transactions.decisions.followed == 0
     topic = await topic_of(broker)
     assert topic.max_read_position() < topic.ledger.last_confirmed
+
+
+@pytest.mark.parametrize("what", ["segment", "ledger"])
+async def test_a_topic_that_was_lost_while_it_was_loaded_is_given_up(
+    broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Else it stays for ever, and refuses every write in a transaction."""
+    load = Topic.load_transactions
+
+    async def loses(topic: Topic) -> None:
+        await load(topic)
+        if what == "ledger":
+            topic.ledger._core.fence(MetadataError("Somebody else has it."))
+            return
+        await topic.owner.take()
+        await SegmentOwner(TOPIC, broker.transactions.parts, lambda _: None).take()
+        with pytest.raises(SegmentOwnershipLost):
+            await topic.owner.confirm()
+
+    with monkeypatch.context() as losing:
+        losing.setattr(Topic, "load_transactions", loses)
+        topic = await broker.topics.get(NAME, create=True)
+    await until(lambda: topic.state is TopicState.CLOSED)
+    producer = await txn_client.raw.create_producer(TOPIC)
+    txn = await txn_client.begin()
+    await send(producer, txn, b"taken")

@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 
+from tests.simulation.plan import PROFILES
 from tests.simulation.world import Outcome, simulate
 
 
@@ -15,7 +16,7 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1, help="first seed")
     parser.add_argument("--minutes", type=float, default=10, help="wall time of a series")
     parser.add_argument("--plain", action="store_true", help="without transactions")
-    parser.add_argument("--many", action="store_true", help="brokers beside their successors")
+    parser.add_argument("--profile", choices=list(PROFILES), help="one kind of trouble only")
     parser.add_argument("--late", action="store_true", help="requests of dead brokers arrive")
     given = parser.parse_args()
     if given.seed is not None:
@@ -27,7 +28,7 @@ def _one(given: argparse.Namespace) -> int:
     outcome = simulate(
         given.seed,
         transactions=not given.plain,
-        many=given.many,
+        profile=given.profile,
         late=given.late,
         trace=print if given.trace else None,
     )
@@ -40,7 +41,9 @@ def _series(given: argparse.Namespace) -> int:
     seed = first
     while time.monotonic() - began < given.minutes * 60:
         try:
-            outcome = simulate(seed, transactions=not given.plain, many=given.many, late=given.late)
+            outcome = simulate(
+                seed, transactions=not given.plain, profile=given.profile, late=given.late
+            )
         except Exception:  # noqa: BLE001 - the next seed has nothing to do with it
             traceback.print_exc()
             failed.append(seed)

@@ -359,3 +359,37 @@ class StreamConsumer(Receiver):
                     name = f"{self.name}-seg-{number}"
                     await self.attach(client, segment, pb.CommandSubscribe.Exclusive, name)
             await asyncio.sleep(self.rng.uniform(0.02, 0.1))
+
+
+class Rereader(Actor):
+    """Reads all segments from their start, and again: whatever it is shown must be committed."""
+
+    def __init__(
+        self, world: "World", name: str, host: Host, rng: random.Random, topics: list[str]
+    ) -> None:
+        super().__init__(world, name, host, rng)
+        self.topics = topics
+        self._times = 0
+
+    async def session(self, client: SimulatedClient) -> None:
+        layouts = [await Layout.watch(client, topic) for topic in self.topics]
+        while not self.stopping and client.alive:
+            for layout in layouts:
+                layout.refresh()
+                for segment in layout.all():
+                    await self._read(client, segment)
+            await asyncio.sleep(self.rng.expovariate(1))
+
+    async def _read(self, client: SimulatedClient, segment: str) -> None:
+        self._times += 1
+        name = f"{self.name}-{self._times}"
+        try:
+            consumer = await client.attach(
+                segment, name, pb.CommandSubscribe.Exclusive, name, 1000, durable=False
+            )
+            await asyncio.sleep(self.rng.uniform(0.01, 0.2))
+            await consumer.close()
+        except GONE as error:
+            if not client.alive:
+                raise
+            self.note(f"cannot read {segment}: {error}")

@@ -48,12 +48,15 @@ class Checker:
     def violations(self) -> list[str]:
         """One sentence for each thing that must not be."""
         found = list(self._history.violations)
-        found += self._unknown_or_hidden()
+        found += self.shown()
         found += self._unsettled()
         found += self._out_of_order()
-        found += self._delivered_again()
         found += self._headers()
         return found
+
+    def shown(self) -> list[str]:
+        """Deliveries that must not have been: nothing that comes later makes them good."""
+        return [*self._unknown_or_hidden(), *self._delivered_again()]
 
     # The rules
 

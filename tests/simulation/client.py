@@ -87,6 +87,8 @@ class SimulatedClient(RawClient):
         kind: "pb.CommandSubscribe.SubType",
         name: str,
         permits: int,
+        *,
+        durable: bool = True,
     ) -> RawConsumer:
         """SUBSCRIBE at Earliest; deliveries are written down."""
         consumer_id = self.next_id()
@@ -95,6 +97,7 @@ class SimulatedClient(RawClient):
             consumer_id=consumer_id,
             sub_type=kind,
             consumer_name=name,
+            durable=durable,
             initial_position=pb.CommandSubscribe.Earliest,
         )
         return await self.subscribe(segment, subscription, options, permits=permits)

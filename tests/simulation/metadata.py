@@ -45,6 +45,8 @@ class MetadataFaults:
     delay: tuple[float, float] = (0.0001, 0.002)
     slow: float = 0.0
     """That a request takes up to two seconds on its way."""
+    slow_keys: tuple[str, ...] = ("",)
+    """Parts of the keys of requests that may be slow."""
     refused: float = 0.0
     """That a request fails and was not made."""
     lost_answer: float = 0.0
@@ -76,6 +78,8 @@ class MetadataService:
         self.holds: list[tuple[MetadataHandle, str, str]] = []
         """(whose, kind, part of a key) of requests that wait on their way until released."""
         self.held: list[tuple[MetadataHandle, _Call]] = []
+        self.asked: Callable[[Host, str, str], None] = lambda host, kind, key: None
+        """Called with the process, kind and key of each request, before it is on its way."""
 
     def holding(self, handle: "MetadataHandle", call: "_Call") -> bool:
         return any(
@@ -98,8 +102,10 @@ class MetadataService:
         self.handles.append(handle)
         return handle
 
-    def delay(self) -> float:
-        if self.faults.slow and self.rng.random() < self.faults.slow:
+    def delay(self, key: str = "") -> float:
+        faults = self.faults
+        slow = faults.slow and any(part in key for part in faults.slow_keys)
+        if slow and self.rng.random() < faults.slow:
             return self.rng.uniform(0.01, 2.0)
         return self.rng.uniform(*self.faults.delay)
 
@@ -145,10 +151,11 @@ class MetadataHandle(MetadataStore):
         service, loop = self._service, self._loop
         if self._closed:
             raise MetadataError("The metadata store is closed: open it again.")
+        service.asked(self.host, kind, key)
         answer: asyncio.Future[object] = loop.create_future()
         call = _Call(kind, key, request, answer, self._fault())
         self._calls.append(call)
-        self._last = max(self._last, loop.time() + service.delay())
+        self._last = max(self._last, loop.time() + service.delay(key))
         loop.call_at(self._last, self._arrive, call, context=service.host.context.copy())
         return answer
 
@@ -185,7 +192,7 @@ class MetadataHandle(MetadataStore):
 
     def _answer(self, call: _Call, result: object, error: Exception | None) -> None:
         self._loop.call_later(
-            self._service.delay(),
+            self._service.delay(call.key),
             _complete,
             call.answer,
             result,

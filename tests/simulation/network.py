@@ -26,6 +26,8 @@ class NetworkFaults:
     slow: float = 0.0
     """That a piece takes up to a second."""
     split: float = 0.05
+    told_after_s: float = 15.0
+    """When the peers of a crash learn of it at the latest."""
 
 
 class Listener:
@@ -106,7 +108,9 @@ class Network:
         }
         for transport in self.connections_of(host):
             self.transports.pop(transport.number, None)
-            seconds = self.rng.choice([self.delay(), self.rng.uniform(0, 3), 15.0])
+            seconds = self.rng.choice(
+                [self.delay(), self.rng.uniform(0, 3), self.faults.told_after_s]
+            )
             peer = transport.peer
             peer.lose_later(seconds, ConnectionResetError("the peer crashed"))
 

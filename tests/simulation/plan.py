@@ -1,15 +1,20 @@
 """What a run does: drawn from its seed, so that runs differ in kind and not only in timing.
 
 Each fault is left out of about half of the runs: a run in which everything fails at once hardly
-gets anywhere, and some faults hide others.
+gets anywhere, and some faults hide others.  A profile changes what luck drew, so that one kind of
+trouble comes often; half of all runs have one.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.simulation.disk import DiskFaults
 from tests.simulation.metadata import MetadataFaults
 from tests.simulation.network import NetworkFaults
+
+PROTOCOL = ("/txn/op/", "/txn/id/", "/txn/segment-state/", "idx:writes-", "idx:acks-")
+"""Keys and indexes through which owners of segments hear of each other."""
 
 
 @dataclass
@@ -33,13 +38,104 @@ class Plan:
     """Takeovers: the broker goes on for a while, beside its successor."""
     pause_every_s: float = 0.0
     """Clients that stand still and go on (zombies)."""
+    readers: int = 0
+    """Clients that read everything from its start, again and again, while all this goes on."""
+    aborted: float = 0.3
+    """Of transactions, how many their client wants to abort."""
+    hasty: float = 0.0
+    """Of those, how many are aborted while their sends are under way."""
+    crash_at: str = ""
+    """A request for metadata, by kind and part of the key: the broker dies on it, or soon after."""
+    crash_at_share: float = 0.0
+    cut_off: float = 0.0
+    """Of the connections of a broker that is replaced, how many break."""
+    ledger_entries: int = 60
+    retention_s: int = 30
+    """Of ended transactions."""
+    collect_every_s: int = 20
     network: NetworkFaults = field(default_factory=NetworkFaults)
     disk: DiskFaults = field(default_factory=DiskFaults)
     metadata: MetadataFaults = field(default_factory=MetadataFaults)
 
 
-def plan_of(rng: random.Random, *, transactions: bool) -> Plan:
-    """A plan by luck."""
+def _general(plan: Plan, rng: random.Random) -> None:
+    """As luck drew it."""
+
+
+def _joins(plan: Plan, rng: random.Random) -> None:
+    """Brokers die while transactions join; what joins late finds its transaction collected."""
+    plan.crash_at, plan.crash_at_share = "put /w:", rng.uniform(0.05, 0.3)
+    plan.metadata.slow = rng.uniform(0.01, 0.1)
+    plan.retention_s = plan.collect_every_s = 1
+
+
+def _aborts(plan: Plan, rng: random.Random) -> None:
+    """Aborts overtake what they abort; ledgers are short, and read to their end."""
+    plan.aborted, plan.hasty = 0.7, 0.8
+    plan.ledger_entries = rng.choice((2, 3, 5))
+    plan.disk.sync = (0.01, rng.uniform(0.05, 0.5))
+    plan.crash_every_s = rng.uniform(2, 5)
+    plan.retention_s = plan.collect_every_s = 2
+    plan.burst_producers = 0
+    plan.pause_s = 0.3
+
+
+def _cleaning(plan: Plan, rng: random.Random) -> None:
+    """Brokers die while they clean up after an end."""
+    plan.aborted = 0.7
+    plan.crash_at = rng.choice(("delete /w:", "put /aborted/", "delete /a:"))
+    plan.crash_at_share = rng.uniform(0.05, 0.3)
+    plan.metadata.slow = rng.uniform(0.01, 0.1)
+
+
+def _takeovers(plan: Plan, rng: random.Random) -> None:
+    """Brokers are replaced again and again, and go on beside their successors."""
+    plan.replace_every_s = rng.uniform(1.5, 4)
+    plan.crash_every_s = 0.0
+    plan.cut_off = 0.5
+    plan.aborted = 0.5
+    plan.metadata.slow = rng.uniform(0.02, 0.15)
+    plan.pause_s = rng.choice((0.1, 0.4))
+    plan.burst_producers = 0
+    plan.retention_s = plan.collect_every_s = rng.choice((3, 20))
+
+
+def _restarts(plan: Plan, rng: random.Random) -> None:
+    """Short lives, and transactions that are forgotten soon."""
+    plan.crash_every_s = rng.uniform(1, 3)
+    plan.retention_s = plan.collect_every_s = 1
+    plan.pause_s = 0.3
+
+
+Profile = Callable[[Plan, random.Random], None]
+PROFILES: dict[str, Profile] = {
+    "general": _general,
+    "joins": _joins,
+    "aborts": _aborts,
+    "cleaning": _cleaning,
+    "takeovers": _takeovers,
+    "restarts": _restarts,
+}
+
+
+def plan_of(rng: random.Random, *, transactions: bool, profile: str | None = None) -> Plan:
+    """A plan by luck; the profile too, unless one is named."""
+    plan = _by_luck(rng, transactions=transactions)
+    by_luck = rng.choice(list(PROFILES)) if transactions and rng.random() < 0.6 else "general"
+    profile = profile or by_luck
+    if profile != "general":
+        plan.seconds = rng.uniform(8, 20)
+        plan.stall_every_s = 0.0
+        plan.network.told_after_s = 0.5
+        plan.metadata.slow_keys = PROTOCOL
+        plan.transactors = rng.choice((2, 3))
+        plan.producers = 1
+        plan.readers = rng.choice((1, 2))
+    PROFILES[profile](plan, rng)
+    return plan
+
+
+def _by_luck(rng: random.Random, *, transactions: bool) -> Plan:
 
     def maybe(low: float, high: float) -> float:
         return rng.uniform(low, high) if rng.random() < 0.5 else 0.0
@@ -60,6 +156,7 @@ def plan_of(rng: random.Random, *, transactions: bool) -> Plan:
         reshape_every_s=maybe(1, 10),
         replace_every_s=maybe(3, 15) if transactions and many else 0.0,
         pause_every_s=maybe(2, 10),
+        readers=rng.choice((0, 0, 1)),
         network=NetworkFaults(slow=maybe(0.001, 0.02)),
         disk=DiskFaults(stall=maybe(0.001, 0.03), failure=maybe(0.0005, 0.01)),
         metadata=MetadataFaults(
@@ -71,9 +168,3 @@ def plan_of(rng: random.Random, *, transactions: bool) -> Plan:
             session_expiry=maybe(0.2, 0.8),
         ),
     )
-
-
-def calm(plan: Plan) -> None:
-    """No more faults."""
-    plan.crash_every_s = plan.break_every_s = plan.stall_every_s = 0
-    plan.reshape_every_s = plan.pause_every_s = 0

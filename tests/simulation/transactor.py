@@ -105,7 +105,7 @@ class Transactor(Sender):
         record = Transaction(txn, asyncio.get_running_loop().time(), timeout_ms)
         history.transactions[txn] = record
         self.note(f"begins {txn} timeout={timeout_ms}")
-        work = self._open[txn] = Work(record, pb.COMMIT if rng.random() < 0.7 else pb.ABORT)
+        work = self._open[txn] = Work(record, self._wanted())
         await self._work(client, work)
         if rng.random() < 0.1:
             del self._open[txn]
@@ -118,6 +118,9 @@ class Transactor(Sender):
         self._open.pop(txn, None)
         if rng.random() < 0.1:
             await self._send(client, txn)
+
+    def _wanted(self) -> int:
+        return pb.ABORT if self.rng.random() < self.world.plan.aborted else pb.COMMIT
 
     async def _work(self, client: SimulatedClient, work: Work) -> None:
         """Sends and acknowledgements, beside each other."""
@@ -139,6 +142,8 @@ class Transactor(Sender):
                 self.note(f"{work.record.txn} {kind}: {error}")
             if rng.random() < 0.1:
                 await asyncio.sleep(rng.expovariate(2))
+        if work.wanted == pb.ABORT and rng.random() < self.world.plan.hasty:
+            return
         for outcome in outcomes:
             await client.wait(outcome)
 

@@ -32,6 +32,7 @@ from tests.simulation.actors import (
     Actor,
     Producer,
     QueueConsumer,
+    Rereader,
     Sender,
     StreamConsumer,
 )
@@ -115,18 +116,19 @@ class World:
         self.settings = Settings(
             http_port=1,
             port=PORT,
-            ledger_max_entries=60,
+            ledger_max_entries=plan.ledger_entries,
             ledger_min_age_s=0,
             cursor_flush_ms=100,
             idle_topic_unload_s=5,
             sealed_segment_prune_interval_s=7,
             scalable_consumer_grace_period_s=3,
             transaction_coordinators=COORDINATORS,
-            transaction_gc_interval_s=20,
-            transaction_gc_retention_s=30,
+            transaction_gc_interval_s=plan.collect_every_s,
+            transaction_gc_retention_s=plan.retention_s,
         )
         self.checker = Checker(self.history, {topic: [QUEUE, STREAM] for topic in self.topics})
         self.loop.set_exception_handler(self._unhandled)
+        self.metadata.asked = self._asked
         watch_headers(self.metadata.store, self.history)
 
     # Brokers
@@ -223,6 +225,8 @@ class World:
         await asyncio.sleep(self.plan.seconds)
         for task in tasks:
             task.cancel()
+        if self.checker.shown() or self.history.violations:
+            return
         await self._quieten()
         await self._drain()
         self.crash(self.running)
@@ -260,6 +264,8 @@ class World:
             )
         for number in range(plan.transactors):
             self.add(lambda *given: Transactor(self, *given, self.topics), f"x{number}")
+        for number in range(plan.readers):
+            self.add(lambda *given: Rereader(self, *given, self.topics), f"r{number}")
         for topic_number, topic in enumerate(self.topics):
             for number in range(plan.queue_consumers):
                 self.add(
@@ -346,10 +352,22 @@ class World:
         host = self.running.host
         host.crash_at_step = host.steps + self.rng.randrange(1, 400)
 
+    def _asked(self, host: Host, kind: str, key: str) -> None:
+        """A request for metadata: one of those on which brokers die?"""
+        plan, running = self.plan, self.running.host
+        on, _, part = plan.crash_at.partition(" ")
+        if host is not running or self._quiet or kind != on or part not in key:
+            return
+        if self.running.alive and self.rng.random() < plan.crash_at_share:
+            running.crash_at_step = running.steps + self.rng.randrange(1, 60)
+
     def _replace(self) -> None:
         if not self.running.alive:
             return
         before = self.running
+        for transport in self.network.connections_of(before.host):
+            if self.rng.random() < self.plan.cut_off:
+                self.network.break_connection(transport)
         if self.rng.random() < 0.5:
             self.loop.pause(before.host)
             self.loop.call_later(self.rng.uniform(0, 10), self.loop.resume, before.host)
@@ -452,21 +470,18 @@ def simulate(
     seed: int,
     *,
     transactions: bool = True,
-    many: bool = False,
+    profile: str | None = None,
     late: bool = False,
     trace: Callable[[str], None] | None = None,
     parts: Parts = ASSERTING,
 ) -> Outcome:
     """One run of a seed.
 
-    `many`: brokers are replaced while they run, and go on.  `late`: requests of dead brokers still
-    arrive, as at a metadata service over a network.  The embedded form, whose data directory is
-    locked, knows neither.
+    `profile` of the plan, else by luck.  `late`: requests of dead brokers still arrive, as at a
+    metadata service over a network.
     """
-    plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions)
+    plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions, profile=profile)
     plan.metadata.late = late
-    if not many:
-        plan.replace_every_s = 0.0
     world = World(seed, plan, parts, shared=plan.replace_every_s > 0)
     if trace is not None:
         world.history.keep_lines = True

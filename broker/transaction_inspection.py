@@ -3,25 +3,25 @@
 Rules:
 
 - Answers are JSON of numbers and names; times are milliseconds, positions `ledger:entry`.
-- A list names at most TXN_LISTED transactions and tells how many there are.
-- No answer costs more than a scan for each segment asked about: what is open is in memory with
-  the coordinator that began it, and what pins a loaded segment with its buffer.  A segment that is
-  not loaded is not loaded for this: its claims are shown.
+- A list names at most TXN_LISTED transactions and tells how many there are; what pins a segment,
+  TXN_PINS_SHOWN.  Only what is shown is sorted and put together.
+- No answer costs more than a bounded scan for each segment asked about: what is open is in memory
+  with the coordinator that began it, and what pins a loaded segment with its buffer.
+- A segment that is not loaded is not loaded for this, nobody reads it: of its claims at most
+  TXN_CLAIMS_READ are read, less where there are many such segments, and `more` tells of others.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.scalable.records import segment_of
 from broker.topic import TopicNotFound
-from config.bounds import TXN_LISTED, TXN_PINS_SHOWN
+from config.bounds import TXN_CLAIMS_READ, TXN_LISTED, TXN_PINS_SHOWN
 from protocol.ids import Position
 from protocol.names import TopicDomain, TopicName
-from txn.buffer_effects import OpenOnSegment
 from txn.header import EndVerdict, refusal
 from txn.records import AckRecord, Claim, Header
-from txn.store import StoredHeader
 from txn.txn_id import CoordinatorId, TxnId
 
 if TYPE_CHECKING:
@@ -43,14 +43,11 @@ class TransactionInspection:
     ) -> Json:
         """What is open for longer than that, the oldest first."""
         before_ms = self._broker.clock.now_ms() - older_than_ms
-        found = [
-            stored
-            for stored in self._transactions.coordinators.open_transactions(coordinator)
-            if stored.header.created_ms <= before_ms
-        ]
-        shown = found[: min(limit, TXN_LISTED)]
+        count, shown = self._transactions.coordinators.oldest_open(
+            coordinator, before_ms, min(limit, TXN_LISTED)
+        )
         return {
-            "open": len(found),
+            "open": count,
             "transactions": [self._summary(each.txn, each.header) for each in shown],
         }
 
@@ -81,25 +78,35 @@ class TransactionInspection:
             names = [str(name)]
         else:
             raise TopicNotFound(f"Topic {name} does not exist: check its name.")
-        open_ones = {
-            stored.txn: stored for stored in self._transactions.coordinators.open_transactions()
-        }
-        segments = [await self._segment(each, open_ones) for each in names]
+        missing = len(names) - sum(each in broker.topics.loaded() for each in names)
+        limit = max(TXN_PINS_SHOWN, TXN_CLAIMS_READ // max(1, missing))
+        segments = []
+        for each in names:
+            topic = broker.topics.loaded().get(each)
+            if topic is None:
+                segments.append(await self._unloaded(each, limit))
+            else:
+                segments.append(await self._loaded(topic))
+                await asyncio.sleep(0)  # others go on between segments with many transactions
         return {"topic": str(name), "segments": segments}
 
-    async def _segment(self, name: str, open_ones: Mapping[TxnId, StoredHeader]) -> Json:
-        topic = self._broker.topics.loaded().get(name)
-        if topic is None:
-            claims = await self._transactions.store.claims_on(name)
-            held = {claim.txn: _place(claim.floor) for claim in claims}
-            first = [{"floor": place} for place in held.values()]
-            return {
-                "segment": name,
-                "loaded": False,
-                "open": len(held),
-                "transactions": await self._pins(list(held), first, open_ones),
-            }
-        pins = _pinning(topic)
+    async def _unloaded(self, name: str, limit: int) -> Json:
+        """By its claims, the lowest floor first: after that entry its transaction began."""
+        claims = await self._transactions.store.some_claims_on(name, limit)
+        floors: dict[TxnId, Position] = {}
+        for claim in claims:
+            floors[claim.txn] = min(claim.floor, floors.get(claim.txn, claim.floor))
+        held = sorted(floors, key=lambda txn: floors[txn])[:TXN_PINS_SHOWN]
+        return {
+            "segment": name,
+            "loaded": False,
+            "open": len(floors),
+            "more": len(claims) >= limit,
+            "transactions": await self._pins(held, [{"floor": _place(floors[t])} for t in held]),
+        }
+
+    async def _loaded(self, topic: "Topic") -> Json:
+        pins = topic.buffer.open_transactions(TXN_PINS_SHOWN)
         details: list[Json] = [
             {
                 "state": pin.state.value,
@@ -108,35 +115,31 @@ class TransactionInspection:
                 "entries": pin.entries,
                 "ofEarlierOwner": pin.loaded,
             }
-            for pin in pins[:TXN_PINS_SHOWN]
+            for pin in pins
         ]
         last, horizon = topic.ledger.last_confirmed, topic.max_read_position()
         return {
-            "segment": name,
+            "segment": str(topic.name),
             "loaded": True,
             "state": topic.state.value,
             "lastConfirmed": _place(last),
             "horizon": _place(horizon),
             "heldBack": horizon < last,
-            "open": len(pins),
-            "transactions": await self._pins([pin.txn for pin in pins], details, open_ones),
+            "open": topic.buffer.unfinished,
+            "more": False,
+            "transactions": await self._pins([pin.txn for pin in pins], details),
         }
 
-    async def _pins(
-        self,
-        txns: Sequence[TxnId],
-        details: Iterable[Mapping[str, object]],
-        open_ones: Mapping[TxnId, StoredHeader],
-    ) -> list[Json]:
-        shown = list(zip(txns[:TXN_PINS_SHOWN], details, strict=False))
-        headers = await asyncio.gather(*(self._header(txn, open_ones) for txn, _ in shown))
+    async def _pins(self, txns: Sequence[TxnId], details: Sequence[Json]) -> list[Json]:
+        headers = await asyncio.gather(*(self._header(txn) for txn in txns))
         return [
             {**({"txnId": str(txn)} if header is None else self._summary(txn, header)), **more}
-            for (txn, more), header in zip(shown, headers, strict=True)
+            for txn, more, header in zip(txns, details, headers, strict=True)
         ]
 
-    async def _header(self, txn: TxnId, open_ones: Mapping[TxnId, StoredHeader]) -> Header | None:
-        stored = open_ones.get(txn) or await self._transactions.store.read_header(txn)
+    async def _header(self, txn: TxnId) -> Header | None:
+        found = self._transactions.coordinators.find_open(txn)
+        stored = found or await self._transactions.store.read_header(txn)
         return None if stored is None else stored.header
 
     def _summary(self, txn: TxnId, header: Header) -> Json:
@@ -150,12 +153,6 @@ class TransactionInspection:
             "deadlineMs": header.deadline_ms,
             "finalizedMs": header.finalized_ms,
         }
-
-
-def _pinning(topic: "Topic") -> Sequence[OpenOnSegment]:
-    """What is not finished on a loaded segment: what holds back most comes first."""
-    found = topic.buffer.open_transactions()
-    return sorted(found, key=lambda each: (each.pin is None, each.pin or Position(0, 0)))
 
 
 def _claim(claim: Claim) -> Json:

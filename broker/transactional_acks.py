@@ -7,15 +7,19 @@ Rules:
 - An abort, or the end of a transaction without header, delivers them again at once: to Shared and
   Key_Shared with a redelivery more, to Exclusive and Failover by reading again from the first
   message that is not acknowledged.
+- What comes back does so in the order of its positions and when all of it is released, a slice in
+  each turn of the loop: a half of an abort would change the order that is kept for keys.
 - What the ledger does not have is refused: a transaction must not commit what was passed over.
 - Subscriptions that are not durable take no acknowledgements in transactions: nobody would keep
   them.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from broker.dispatch.errors import ConsumerNotAllowed, SubscriptionUnavailable
+from config.bounds import TXN_SLICE_POSITIONS
 from protocol.ack_set import from_words
 from txn import ack_records
 from txn.errors import TransactionConflict
@@ -23,9 +27,8 @@ from txn.pending_acks import PendingAcks
 from txn.records import AckedPosition
 
 if TYPE_CHECKING:
-    import asyncio
-
     from broker.consumer import Consumer
+    from broker.dispatch.dispatcher import Dispatcher
     from broker.subscription import Subscription
     from broker.topic import Topic
     from protocol.ids import Position
@@ -45,6 +48,7 @@ class TransactionalAcks:
 
     def __init__(self, subscription: "Subscription") -> None:
         self._subscription = subscription
+        self._coming_back: list[Position] = []
 
     @classmethod
     async def load(cls, subscription: "Subscription") -> Self:
@@ -135,8 +139,26 @@ class TransactionalAcks:
             positions = [each.position for each in _individual(acks)]
             if any(ack.cumulative for ack in acks):
                 positions.append(subscription.cursor.mark_delete)
-            subscription.dispatcher.released(positions, again=again)
+            if again:
+                self._coming_back += positions
+                if not self.pending.core.ending:
+                    positions, self._coming_back = sorted(self._coming_back), []
+                    self._bring_back(subscription.dispatcher, positions)
+            else:
+                subscription.dispatcher.released(positions, again=False)
+        else:
+            self._coming_back.clear()
         subscription.look_at_end()
+
+    def _bring_back(self, dispatcher: "Dispatcher", positions: "Sequence[Position]") -> None:
+        """Bring them back in slices; a dispatcher that took over meanwhile reads them by itself."""
+        if dispatcher is not self._subscription.dispatcher:
+            return
+        slice_size = len(positions) if dispatcher.reads_again else TXN_SLICE_POSITIONS
+        dispatcher.released(positions[:slice_size], again=True)
+        rest = positions[slice_size:]
+        if rest:
+            asyncio.get_running_loop().call_soon(self._bring_back, dispatcher, rest)
 
     def _remaining(self, ack: AckedPosition) -> int:
         """Messages of the entry that are neither acknowledged nor held."""

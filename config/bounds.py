@@ -193,7 +193,9 @@ TXN_ENDED_KEPT = 10_000
 """Ended transactions that a segment remembers, to refuse late writes without a read."""
 TXN_PAGE = 1000
 """Records that one page of an index scan brings."""
-TXN_ACKS_OF_RECORD = 10_000
+TXN_SLICE_POSITIONS = 256
+"""Acknowledged positions that are applied or released in one turn of the loop."""
+TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS
 """Positions in one acknowledgement record; a longer ACK command makes several."""
 TXN_CLEANING_RETRY_MAX_S = 10
 """Longest pause between attempts to clean up after a transaction when the store fails."""
@@ -207,8 +209,8 @@ TXN_SWEEP_S = 60
 """How often open transactions past their deadline are looked for that nobody here knows of."""
 TXN_CONCURRENT_ENDS = 256
 """Aborts of timed-out transactions, and reads of headers after a resync, that run at once."""
-TXN_LISTED = 10_000
-"""Most transactions that one REST answer lists."""
+TXN_LISTED = 1_000
+"""Most transactions that one REST answer lists; it tells how many there are."""
 TXN_WATCHES = 100
 """Watches of coordinators on one connection."""
 TXN_ASSIGNMENTS_RETRY_S = 1
@@ -223,3 +225,5 @@ TXN_PRUNE_S = 300
 """Pause between looks for aborted transactions whose ledgers are gone."""
 TXN_PINS_SHOWN = 100
 """Transactions that are shown for one segment when an operator asks what pins it."""
+TXN_CLAIMS_READ = 500
+"""Claims that are read of one segment that is not loaded when an operator asks so."""

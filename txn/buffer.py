@@ -167,9 +167,14 @@ class SegmentBuffer:
         """... that aborted."""
         return self._core.aborts
 
-    def open_transactions(self) -> Sequence[OpenOnSegment]:
-        """What is not finished here, and what it pins."""
-        return self._core.open_transactions()
+    @property
+    def unfinished(self) -> int:
+        """How many transactions `open_transactions` is about."""
+        return len(self._core.members)
+
+    def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
+        """What is not finished here, and what it pins; with a limit what pins most, first."""
+        return self._core.open_transactions(limit)
 
     def on_horizon(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` when the end of a transaction lets more be read; returns its removal."""

@@ -13,10 +13,11 @@ Rules (W: `docs/transactions.md`):
 - Ended transactions are remembered, the newest TXN_ENDED_KEPT; what fell out takes the long way.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from config.bounds import TXN_ENDED_KEPT
-from protocol.ids import Position
+from protocol.ids import EARLIEST, Position
 from protocol.server_error import MagnetarError
 from txn.buffer_effects import (
     Admission,
@@ -83,8 +84,11 @@ class SegmentBufferCore:
         """Whether its entries at or before the horizon are never to be read (W9)."""
         return txn in self._aborted
 
-    def open_transactions(self) -> Sequence[OpenOnSegment]:
-        """What is not finished, in the order it came."""
+    def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
+        """What is not finished, in the order it came; with a limit what pins most, first."""
+        members: Iterable[Member] = self._members.values()
+        if limit is not None:
+            members = heapq.nsmallest(limit, members, key=self._pins_before)
         return [
             OpenOnSegment(
                 each.txn,
@@ -95,8 +99,12 @@ class SegmentBufferCore:
                 each.in_flight,
                 each.floor is not None,
             )
-            for each in self._members.values()
+            for each in members
         ]
+
+    def _pins_before(self, member: Member) -> tuple[bool, Position]:
+        pin = self._horizon.pin_of(member.txn)
+        return pin is None, pin or EARLIEST
 
     @property
     def has_effects(self) -> bool:

@@ -104,6 +104,10 @@ class Coordinator:
         """The last number given out here; -1 before the first one."""
         return self._numbers.last
 
+    def find(self, txn: TxnId) -> StoredHeader | None:
+        """An open transaction that is known here."""
+        return self._open.get(txn)
+
     def open_transactions(self) -> Sequence[StoredHeader]:
         """Open transactions known here, in no order."""
         return list(self._open.values())

@@ -12,6 +12,7 @@ Rules:
 """
 
 import asyncio
+import heapq
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import ClassVar
@@ -142,12 +143,25 @@ class Coordinators:
 
     def open_transactions(self, coordinator: CoordinatorId | None = None) -> Sequence[StoredHeader]:
         """Open transactions of one coordinator, or all that are led here; the oldest first."""
-        if coordinator is None:
-            led = list(self._led.values())
-        else:
-            led = [one for number, one in self._led.items() if number == coordinator]
-        found = [stored for one in led for stored in one.open_transactions()]
-        return sorted(found, key=lambda stored: (stored.header.created_ms, stored.txn))
+        return sorted(self._open_ones(coordinator), key=_age)
+
+    def oldest_open(
+        self, coordinator: CoordinatorId | None, begun_by_ms: int, limit: int
+    ) -> tuple[int, Sequence[StoredHeader]]:
+        """How many were begun by that time, and the oldest of them."""
+        found = self._open_ones(coordinator)
+        old = [stored for stored in found if stored.header.created_ms <= begun_by_ms]
+        return len(old), heapq.nsmallest(limit, old, key=_age)
+
+    def find_open(self, txn: TxnId) -> StoredHeader | None:
+        """One that is open, if it is led here."""
+        coordinator = self._led.get(txn.coordinator)
+        return None if coordinator is None else coordinator.find(txn)
+
+    def _open_ones(self, coordinator: CoordinatorId | None) -> list[StoredHeader]:
+        led = self._led
+        numbers = led.keys() if coordinator is None else led.keys() & {coordinator}
+        return [stored for number in numbers for stored in led[number].open_transactions()]
 
     def led(self) -> Sequence[Coordinator]:
         """What this process serves, by number."""
@@ -221,6 +235,10 @@ class Coordinators:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("transaction_work_failed", exc_info=error)
+
+
+def _age(stored: StoredHeader) -> tuple[int, TxnId]:
+    return stored.header.created_ms, stored.txn
 
 
 async def require_parallelism(metadata: MetadataStore, parallelism: int) -> None:

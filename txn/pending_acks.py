@@ -9,6 +9,8 @@ Rules:
 - A5: what has no header is released, never applied.  A header is read once for each transaction
   here, after its first record is durable: the watch may have told its end before anybody followed.
 - A6: `rescan` deletes what a stale owner put late, once its transaction has ended.
+- A large end is carried out in slices, each in a turn of the loop of its own; what asks for
+  messages in between (an acknowledgement in a transaction, a seek) has it finished first.
 - A7: `finish_ended` comes before a seek.  What open transactions hold they keep over a seek.
 - Who lost the segment or the cursor stops: it deletes nothing and refuses everything.
 """
@@ -19,7 +21,7 @@ from typing import ClassVar, Protocol, Self
 
 import structlog
 
-from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_PAGE
+from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_PAGE, TXN_SLICE_POSITIONS
 from protocol.server_error import MagnetarError
 from storage.cursor import Cursor
 from storage.managed_ledger_types import ManagedLedgerClosed, ManagedLedgerFenced
@@ -82,6 +84,7 @@ class PendingAcks:
         self._parts = parts
         self._store = parts.store
         self._listener = listener
+        self._loop = asyncio.get_running_loop()
         self._checked: set[TxnId] = set()
         self._holding: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -127,6 +130,7 @@ class PendingAcks:
         `TransactionNotFound`, `TooManyPendingAcks`; the task too, and what the store raises.
         """
         self._require_running()
+        self._end_all()
         new = not self.core.has(txn)
         taken = self.core.reserve(txn, acks, cumulative=cumulative)
         if new:
@@ -180,7 +184,23 @@ class PendingAcks:
     def decided(self, txn: TxnId, outcome: TxnState | None) -> None:
         """The transaction has ended; None: its header is gone."""
         if self._stopped is None:
+            was_ending = self.core.ending
             self._do(self.core.decided(txn, outcome))
+            if self.core.ending and not was_ending:
+                self._loop.call_soon(self._end_some)
+
+    def _end_some(self) -> None:
+        """One slice, then everybody else's turn."""
+        if self._stopped is None and self.core.ending:
+            try:
+                self._do(self.core.end_some())
+            finally:
+                self._loop.call_soon(self._end_some)
+
+    def _end_all(self) -> None:
+        """For those who must find the ends that were told as wholes."""
+        while self.core.ending:
+            self._do(self.core.end_some())
 
     def _check_header(self, txn: TxnId) -> None:
         """Read the header once: it may have ended before it was followed."""
@@ -278,8 +298,8 @@ class PendingAcks:
             self.core.durable(applying)
 
     async def _delete(self, acks: Sequence[PendingAck]) -> None:
-        for start in range(0, len(acks), TXN_PAGE):
-            await all_of(self._delete_one(ack) for ack in acks[start : start + TXN_PAGE])
+        for start in range(0, len(acks), TXN_SLICE_POSITIONS):
+            await all_of(self._delete_one(ack) for ack in acks[start : start + TXN_SLICE_POSITIONS])
 
     async def _delete_one(self, ack: PendingAck) -> None:
         if ack.record is not None:
@@ -293,6 +313,7 @@ class PendingAcks:
         """
         while self.core.finishing:
             self._require_running()
+            self._end_all()
             if self.core.to_clean:
                 await self._clean_once()
             elif self._holding:

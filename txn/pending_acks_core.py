@@ -11,13 +11,20 @@ Rules:
 - Only records that were put or loaded here are deleted, each by its key (A2, W6), and those of a
   commit after the cursor is durable.
 - What is in flight when its transaction ends shares the outcome.
+- An end is carried out in slices of TXN_SLICE_POSITIONS, the first with the decision; what waits
+  stays held, so nobody sees a half of a commit.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from config.bounds import TXN_ACKS_OF_RECORD, TXN_ENDED_KEPT, TXN_PENDING_POSITIONS
+from config.bounds import (
+    TXN_ACKS_OF_RECORD,
+    TXN_ENDED_KEPT,
+    TXN_PENDING_POSITIONS,
+    TXN_SLICE_POSITIONS,
+)
 from txn.errors import InvalidTxnStatus, TooManyPendingAcks, TransactionNotFound
 from txn.held_messages import Acknowledged, HeldMessages
 from txn.pending_ack import AckState, PendingAck
@@ -83,6 +90,8 @@ class PendingAcksCore:
         self._transactions: dict[TxnId, _Transaction] = {}
         self._applying: dict[PendingAck, None] = {}
         self._deletable: dict[PendingAck, None] = {}
+        self._ending: deque[PendingAck] = deque()
+        """Of ended transactions, and still to be applied or released."""
         self._known: set[tuple[TxnId, int, int]] = set()
         self._ended: OrderedDict[TxnId, TxnState | None] = OrderedDict()
         self._ended_kept = ended_kept
@@ -111,6 +120,11 @@ class PendingAcksCore:
     def finishing(self) -> bool:
         """Whether something of an ended transaction is left (A7)."""
         return any(each.ended for each in self._transactions.values())
+
+    @property
+    def ending(self) -> bool:
+        """Whether something of an ended transaction is to be applied or released: `end_some`."""
+        return bool(self._ending)
 
     @property
     def to_clean(self) -> bool:
@@ -228,10 +242,24 @@ class PendingAcksCore:
         known.ended, known.outcome = True, outcome
         self.commits += outcome is TxnState.COMMITTED
         self.aborts += outcome is TxnState.ABORTED
-        held = [ack for ack in known.acks if ack.state in (AckState.HELD, AckState.LOADED)]
-        if not held:
-            return []
-        return [self._apply(held) if outcome is TxnState.COMMITTED else self._release(held)]
+        self._ending.extend(
+            ack for ack in known.acks if ack.state in (AckState.HELD, AckState.LOADED)
+        )
+        return self.end_some()
+
+    def end_some(self) -> list[Effect]:
+        """Apply or release what waits for it longest: one record, or as many as a slice takes."""
+        ending, effects = self._ending, list[Effect]()
+        positions = 0
+        while ending and positions < TXN_SLICE_POSITIONS:
+            txn = ending[0].txn
+            part: list[PendingAck] = []
+            while ending and ending[0].txn == txn and positions < TXN_SLICE_POSITIONS:
+                part.append(ending.popleft())
+                positions += len(part[-1].acks)
+            committed = self._transactions[txn].outcome is TxnState.COMMITTED
+            effects.append(self._apply(part) if committed else self._release(part))
+        return effects
 
     def durable(self, acks: Iterable[PendingAck]) -> None:
         """The cursor has them durably (A2)."""

@@ -217,6 +217,12 @@ class TransactionStore:
         )
         return [each for each in _operations(hits) if isinstance(each, Claim)]
 
+    async def some_claims_on(self, segment: str, limit: int) -> list[Claim]:
+        """Claims on a segment, not more than that, by transaction.  For people: not fresh."""
+        found = exact_range(encode_name(segment))
+        hits = await self._index(records.WRITES_INDEX, *found, limit=limit)
+        return [each for each in _operations(hits) if isinstance(each, Claim)]
+
     async def acks_on(self, segment: str, subscription: str) -> list[AckRecord]:
         """Every acknowledgement record of a subscription: a fresh scan (A3)."""
         key = records.acks_index_key(segment, subscription)

@@ -115,14 +115,20 @@ async def coordinator_stats(request: web.Request) -> web.Response:
 
 
 async def slow(request: web.Request) -> web.Response:
-    """GET `?coordinatorId=`: what is open for longer than `{timeout}` ms, in Pulsar's form."""
+    """GET `?coordinatorId=`: what is open for longer than `{timeout}` ms, in Pulsar's form.
+
+    The oldest TXN_LISTED; the header `X-Total-Count` tells how many there are.
+    """
     inspection = _inspection(request)
     found = inspection.open_transactions(
         _coordinator(request), number(request, "timeout"), TXN_LISTED
     )
     listed = found["transactions"]
     rows = listed if isinstance(listed, list) else []
-    return web.json_response({_pulsar_id(row): _pulsar_form(row) for row in rows})
+    return web.json_response(
+        {_pulsar_id(row): _pulsar_form(row) for row in rows},
+        headers={"X-Total-Count": str(found["open"])},
+    )
 
 
 async def metadata(request: web.Request) -> web.Response:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import typer
 
 from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
+from config.bounds import TXN_LISTED
 
 BASE = "/admin/v3/transactions"
 _TXN = re.compile(r"\(?(\d+)[_,:] ?(\d+)\)?")
@@ -71,7 +72,7 @@ def _line(row: Mapping[str, object]) -> str:
 def list_open(
     coordinator: Annotated[int | None, typer.Option(help="Only those of one coordinator")] = None,
     older_than_s: Annotated[int, typer.Option(min=0, help="Only those open for longer")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=TXN_LISTED, help="Show at most this many")] = 100,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """List open transactions, the oldest first."""
@@ -121,7 +122,8 @@ def why(
         place = "is not loaded"
         if segment.get("loaded"):
             place = f"is read up to {segment.get('horizon')} of {segment.get('lastConfirmed')}"
-        typer.echo(f"{segment.get('segment')} {place}: {segment.get('open')} transaction(s)")
+        count = f"{segment.get('open')}{' or more' if segment.get('more') else ''}"
+        typer.echo(f"{segment.get('segment')} {place}: {count} transaction(s), {len(rows)} shown")
         typer.echo(f"  {_COLUMNS}")
         for row in rows:
             at = row.get("firstPosition") or row.get("floor") or row.get("readableUpTo")

@@ -13,7 +13,7 @@ Rules:
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from broker.dispatch.entry_facts import is_marker
 from broker.dispatch.entry_reader import EntryReader
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 class Dispatcher(ABC):
     """Sends the entries of one subscription to its consumers.  See the module's rules."""
+
+    reads_again: ClassVar[bool] = False
+    """Whether whatever comes back has it read again from the first entry not acknowledged."""
 
     def __init__(self, subscription: "Subscription", counts: RedeliveryCounts) -> None:
         self.subscription = subscription

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class SingleActiveDispatcher(Dispatcher):
     """See the module's rules."""
 
+    reads_again = True
+
     def __init__(
         self, subscription: "Subscription", counts: RedeliveryCounts, kind: SubscriptionType
     ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 from broker.admin.app import AdminServer
 from broker.cli.main import build_app
 from broker.service import Broker
+from config.bounds import TXN_LISTED
 from protocol import pulsar_pb2 as pb
 from protocol.ids import Position
+from protocol.names import parse_topic_name
+from storage.metadata.store import Version
 from tests.support.raw_client import RawClient
 from tests.unit.broker.admin.test_rest import Rest
 from tests.unit.broker.transactions.conftest import TransactionClient, running
@@ -209,25 +212,115 @@ async def test_switched_off_is_503(tmp_path: Path) -> None:
             await admin.stop()
 
 
-async def test_ten_thousand_open_ones_cost_no_read_of_the_store(site: Site) -> None:
-    """Listing reads nothing; what pins a loaded topic reads nothing either."""
-    coordinators = site.broker.transactions.coordinators
-    header = Header(TxnState.OPEN, 600_000, site.broker.clock.now_ms())
-    await site.client.raw.create_producer(TOPIC)
-    stored = await site.broker.transactions.store.create_header(TxnId(0, 10**6), header)
+READS = ("get", "get_many", "scan", "scan_index", "children")
 
-    many = [StoredHeader(TxnId(0, 10**6 + n), header, stored) for n in range(10_000)]
-    coordinators.led()[0].adopt(many)
-    calls: list[str] = []
-    metadata = site.broker.metadata
-    for name in ("get", "get_many", "scan", "scan_index", "children"):
-        setattr(metadata, name, lambda *a, **k: calls.append("called"))  # type: ignore[misc]
-    answer = await site.rest.get(f"{BASE}/open?limit=100")
+
+class Counted:
+    """Calls of the metadata store that read, with the limits of scans of indexes."""
+
+    def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.limits: list[int | None] = []
+        for name in READS:
+            monkeypatch.setattr(broker.metadata, name, self._counted(name, broker))
+
+    def _counted(self, name: str, broker: Broker) -> Callable[..., object]:
+        real = getattr(broker.metadata, name)
+
+        def call(*given: object, **more: object) -> object:
+            self.calls.append(name)
+            if name == "scan_index":
+                self.limits.append(more.get("limit"))  # type: ignore[arg-type]
+            return real(*given, **more)
+
+        return call
+
+
+def adopt(site: Site, count: int) -> list[TxnId]:
+    """Open transactions in memory only, the oldest last."""
+    now_ms = site.broker.clock.now_ms()
+    many = [
+        StoredHeader(
+            TxnId(0, 10**6 + n),
+            Header(TxnState.OPEN, 600_000 + 1000 * n, now_ms - 1000 * n),
+            Version(1),
+        )
+        for n in range(count)
+    ]
+    site.broker.transactions.coordinators.led()[0].adopt(many)
+    return [stored.txn for stored in reversed(many)]
+
+
+async def test_lists_of_ten_thousand_are_short_and_read_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest of them, with how many there are."""
+    oldest = adopt(site, 10_000)
+    read = Counted(site.broker, monkeypatch)
+    answer = await site.rest.get(f"{BASE}/open?coordinatorId=0")
     assert isinstance(answer, dict)
-    assert (answer["open"], len(answer["transactions"])) == (10_000, 100)
+    assert answer["open"] == 10_000
+    assert [each["txnId"] for each in answer["transactions"]] == [str(txn) for txn in oldest[:100]]
     slow = await site.rest.get(f"{BASE}/slowTransactions/0")
     assert isinstance(slow, dict)
-    assert len(slow) == 10_000
-    assert calls == []
-    for name in ("get", "get_many", "scan", "scan_index", "children"):
-        delattr(metadata, name)
+    assert list(slow) == [f"({txn.most},{txn.least})" for txn in oldest[:TXN_LISTED]]
+    assert read.calls == []
+    assert "out of bounds" in await site.rest.refused(
+        412, "GET", f"{BASE}/open?limit={TXN_LISTED + 1}"
+    )
+    status, printed = await site.txn("list", "--limit", "5")
+    assert status == 0
+    assert printed.splitlines()[-1] == "10000 open, 5 shown."
+
+
+async def test_what_pins_a_loaded_topic_is_told_from_memory(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pins most comes first, and no more than is shown is put together."""
+    monkeypatch.setattr("broker.transaction_inspection.TXN_PINS_SHOWN", 3)
+    txns = [await site.client.begin(n) for n in range(5)]
+    for txn in txns:
+        await site.send(txn)
+    read = Counted(site.broker, monkeypatch)
+    answer = await site.rest.get(f"{BASE}/why/{TOPIC.replace('://', '/')}")
+    assert isinstance(answer, dict)
+    (segment,) = answer["segments"]
+    assert (segment["open"], segment["more"]) == (5, False)
+    shown = [each["txnId"] for each in segment["transactions"]]
+    assert shown == [f"{most}_{least}" for most, least in txns[:3]]
+    assert "scan_index" not in read.calls
+    status, printed = await site.txn("why", TOPIC)
+    assert status == 0
+    assert "5 transaction(s), 3 shown" in printed
+
+
+async def test_of_segments_that_are_not_loaded_few_claims_are_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all no more than of one; what is open is not looked up in the store."""
+    await site.rest.done("PUT", "/admin/v2/scalable/public/default/s?numInitialSegments=2")
+    answer = await site.rest.get(f"{BASE}/why/topic/public/default/s")
+    assert isinstance(answer, dict)
+    names = [each["segment"] for each in answer["segments"]]
+    for name in names:
+        await site.broker.topics.unload(parse_topic_name(name))
+    store = site.broker.transactions.store
+    oldest = adopt(site, 150)
+    for n, txn in enumerate(oldest):
+        await store.put_claim(Claim(txn, names[0], 1, Position(1, n)))
+    monkeypatch.setattr("broker.transaction_inspection.TXN_PINS_SHOWN", 50)
+    monkeypatch.setattr("broker.transaction_inspection.TXN_CLAIMS_READ", 240)
+    read = Counted(site.broker, monkeypatch)
+    answer = await site.rest.get(f"{BASE}/why/topic/public/default/s")
+    assert isinstance(answer, dict)
+    first, second = answer["segments"]
+    assert read.limits == [120, 120]
+    assert (first["open"], first["more"], len(first["transactions"])) == (120, True, 50)
+    floors = [int(each["floor"].partition(":")[2]) for each in first["transactions"]]
+    assert floors == sorted(floors)
+    assert (second["open"], second["more"], second["transactions"]) == (0, False, [])
+    assert not any(each["loaded"] for each in (first, second))
+    assert len(read.calls) < 10
+    status, printed = await site.txn("why", "s")
+    assert status == 0
+    assert "120 or more transaction(s), 50 shown" in printed

@@ -355,11 +355,21 @@ class LogWriter:
         return sorted(found, key=lambda one: (one.appender.ledger_id, one.entry_id))
 
     async def close(self) -> None:
-        """Wait for everything queued, then end the active file so that a start need not read it."""
+        """Wait for everything queued, then end the active file so that a start need not read it.
+
+        What is still carried is written too, if the disk takes it at the first attempt.
+        """
+        await self._idle()
+        if self._carried:
+            self._queue, self._carried = self._carried, []
+            self._begin()
+            await self._idle()
+        self._move(WriterState.CLOSED)
+        self._retire()
+
+    async def _idle(self) -> None:
         while self._state is not WriterState.IDLE or self._queue:
             if self._mending is not None:
                 await self._mending
             else:
                 await self.next_group()
-        self._move(WriterState.CLOSED)
-        self._retire()

@@ -212,6 +212,32 @@ async def test_carried_records_survive_a_second_failure() -> None:
     await store.close()
 
 
+async def test_carried_records_are_written_when_the_store_closes() -> None:
+    metadata = new_metadata()
+    disk = SimulatedDisk()
+    store = await started(disk, metadata)
+    ledger = await store.create(custom={})
+    await append_each(ledger, [b"stays"])
+    failures = [io_error()]
+    disk.fail_append = lambda: failures.pop() if failures else None
+    with pytest.raises(LedgerError):
+        await append_all(await store.create(custom={}), [b"fails"])
+    await store.close()
+    _, second = logs(disk)
+    assert b"stays" in disk.survivors("durable")[second]
+
+
+async def test_a_store_with_carried_records_closes_on_a_disk_that_stays_full() -> None:
+    disk = SimulatedDisk()
+    store = await started(disk, new_metadata())
+    await append_each(await store.create(custom={}), [b"stays"])
+    disk.fail_append = disk_full
+    with pytest.raises(LedgerError):
+        await append_all(await store.create(custom={}), [b"fails"])
+    await store.close()
+    assert len(logs(disk)) == 1
+
+
 async def test_a_file_that_cannot_be_cut_back_is_not_believed_behind_its_end() -> None:
     """Truncation fails too: the next file says how far the former one was durable."""
     metadata = new_metadata()

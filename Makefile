@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check proto bench simulate bench-transactions stock-peer image-test clean
+.PHONY: run test check proto bench simulate simulate-mutants bench-transactions stock-peer image-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml
@@ -34,9 +34,15 @@ bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and
 bench-transactions: $(VENV)/.installed  ## of that, only transactions
 	$(BIN)/python -m bench --measure transactions --output build/bench/transactions.json
 
-simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or one: SEED=n [TRACE=1]
-	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),\
-	  --from $(or $(FROM),1) --minutes $(or $(MINUTES),10))
+simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TRACE=1] [PROFILE=p] [LATE=1] [BREAK=rule]
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
+	  --from $(or $(FROM),1) --minutes $(or $(MINUTES),10)) $(if $(TRACE),--trace) \
+	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(LATE),--late) $(if $(PLAIN),--plain) \
+	  $(if $(BREAK),--break $(BREAK))
+
+simulate-mutants: $(VENV)/.installed  ## each rule broken on purpose, MINUTES=5 at most to find each
+	$(BIN)/python -m tests.simulation --break all --from $(or $(FROM),1) --minutes $(or $(MINUTES),5) \
+	  $(if $(PROFILE),--profile $(PROFILE))
 
 stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
 	$(BIN)/python -m pytest tests/stock --peer

@@ -1,12 +1,22 @@
-"""`python -m tests.simulation`: one seed, or as many as fit into a time."""
+"""`python -m tests.simulation`: one seed, a series of them, or a search for broken rules.
+
+A series runs seeds for as long as it is given.  A search runs them with one rule broken on purpose
+(`mutants.py`) until the checker notices; `--break all` does so for each rule in turn, and prints a
+table.
+"""
 
 import argparse
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 
+from tests.simulation.injection import ASSERTING
+from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.plan import PROFILES
 from tests.simulation.world import Outcome, simulate
+
+ALL = "all"
 
 
 def main() -> int:
@@ -14,64 +24,113 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     parser.add_argument("--from", dest="first", type=int, default=1, help="first seed")
-    parser.add_argument("--minutes", type=float, default=10, help="wall time of a series")
+    parser.add_argument("--minutes", type=float, default=10, help="wall time; of each search")
     parser.add_argument("--plain", action="store_true", help="without transactions")
     parser.add_argument("--profile", choices=list(PROFILES), help="one kind of trouble only")
     parser.add_argument("--late", action="store_true", help="requests of dead brokers arrive")
+    rules = [ALL, *dict.fromkeys(rule for each in MUTANTS for rule in (each.rule, each.name))]
+    parser.add_argument("--break", dest="broken", choices=rules, help="a rule to be broken")
     given = parser.parse_args()
+    mutants = [each for each in MUTANTS if given.broken in (ALL, each.rule, each.name)]
     if given.seed is not None:
-        return _one(given)
+        return _one(given, mutants)
+    if mutants:
+        return _searches(given, mutants)
     return _series(given)
 
 
-def _one(given: argparse.Namespace) -> int:
-    outcome = simulate(
-        given.seed,
-        transactions=not given.plain,
-        profile=given.profile,
-        late=given.late,
-        trace=print if given.trace else None,
-    )
+def _one(given: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
+    outcome = _run(given, given.seed, mutants[0] if mutants else None, trace=given.trace)
     print(_line(outcome))
+    _print_violations(given, outcome, mutants[0] if mutants else None)
     return 1 if outcome.violations else 0
 
 
+def _run(
+    given: argparse.Namespace, seed: int, mutant: Mutant | None, *, trace: bool = False
+) -> Outcome:
+    return simulate(
+        seed,
+        transactions=not given.plain,
+        profile=given.profile,
+        late=given.late,
+        trace=print if trace else None,
+        parts=ASSERTING if mutant is None else mutant.parts,
+    )
+
+
 def _series(given: argparse.Namespace) -> int:
-    began, simulated, first, failed = time.monotonic(), 0.0, given.first, []
-    seed = first
+    began, simulated, messages, ended, failed = time.monotonic(), 0.0, 0, 0, []
+    seed = first = given.first
     while time.monotonic() - began < given.minutes * 60:
         try:
-            outcome = simulate(
-                seed, transactions=not given.plain, profile=given.profile, late=given.late
-            )
+            outcome = _run(given, seed, None)
         except Exception:  # noqa: BLE001 - the next seed has nothing to do with it
             traceback.print_exc()
             failed.append(seed)
-            seed += 1
-            continue
-        simulated += outcome.seconds
-        if outcome.violations:
-            failed.append(seed)
-        print(_line(outcome), flush=True)
+        else:
+            simulated += outcome.seconds
+            messages += outcome.messages
+            ended += outcome.transactions
+            if outcome.violations:
+                failed.append(seed)
+            print(_line(outcome), flush=True)
+            _print_violations(given, outcome, None)
         seed += 1
     print(
         f"{seed - first} seeds from {first}, {simulated / 3600:.1f} simulated hours in "
-        f"{(time.monotonic() - began) / 60:.1f} minutes, failed: {failed or 'none'}"
+        f"{(time.monotonic() - began) / 60:.1f} minutes, {messages} messages, "
+        f"{ended} transactions, failed: {failed or 'none'}"
     )
     return 1 if failed else 0
 
 
+def _searches(given: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
+    """Each of them, and a table.  It is a failure if one is not found."""
+    print("broken     seeds  seconds  replay, and what the checker said")
+    missed = 0
+    for mutant in mutants:
+        began, seed, outcome = time.monotonic(), given.first - 1, None
+        while time.monotonic() - began < given.minutes * 60:
+            seed += 1
+            outcome = _run(given, seed, mutant)
+            if outcome.violations:
+                break
+        found = bool(outcome and outcome.violations)
+        missed += not found
+        print(
+            f"{mutant.name:10} {seed - given.first + 1:5} {time.monotonic() - began:8.1f}  "
+            f"{_replay(given, seed, mutant) if found else 'not found'}",
+            flush=True,
+        )
+        if found and outcome is not None:
+            print(f"{'':26}{outcome.violations[0][:200]}", flush=True)
+    return 1 if missed else 0
+
+
 def _line(outcome: Outcome) -> str:
-    lines = [
-        f"seed {outcome.seed}: {outcome.seconds:.0f} s, {outcome.steps} steps, "
+    return (
+        f"seed {outcome.seed} ({outcome.profile}): {outcome.seconds:.0f} s, {outcome.steps} steps, "
         f"{outcome.messages} messages, {outcome.deliveries} deliveries, "
         f"{outcome.transactions} transactions, {outcome.crashes} crashes, "
         f"digest {outcome.digest:08x}"
-    ]
-    lines += [f"  {each}" for each in outcome.violations[:20]]
+    )
+
+
+def _print_violations(given: argparse.Namespace, outcome: Outcome, mutant: Mutant | None) -> None:
     if outcome.violations:
-        lines.append(f"  replay: make simulate SEED={outcome.seed}")
-    return "\n".join(lines)
+        for each in outcome.violations[:20]:
+            print(f"  {each}")
+        print(f"  replay: {_replay(given, outcome.seed, mutant)}", flush=True)
+
+
+def _replay(given: argparse.Namespace, seed: int, mutant: Mutant | None) -> str:
+    words = [f"make simulate SEED={seed}"]
+    words += [f"PROFILE={given.profile}"] if given.profile else []
+    words += ["LATE=1"] if given.late else []
+    words += ["PLAIN=1"] if given.plain else []
+    words += [f"BREAK={mutant.name}"] if mutant is not None else []
+    return " ".join(words)
 
 
 if __name__ == "__main__":

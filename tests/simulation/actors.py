@@ -244,6 +244,10 @@ class Receiver(Actor):
     async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
+    async def look_again_after(self, seconds: float) -> None:
+        """When all is quiet there is less to be seen."""
+        await asyncio.sleep(seconds * (20 if self.world.draining else 1))
+
     async def attach(
         self, client: SimulatedClient, segment: str, kind: "pb.CommandSubscribe.SubType", name: str
     ) -> None:
@@ -334,7 +338,7 @@ class QueueConsumer(Receiver):
             for segment in wanted:
                 if segment not in self.attached:
                     await self.attach(client, segment, pb.CommandSubscribe.Shared, self.name)
-            await asyncio.sleep(self.rng.uniform(0.05, 0.3))
+            await self.look_again_after(self.rng.uniform(0.05, 0.3))
 
 
 class StreamConsumer(Receiver):
@@ -358,7 +362,7 @@ class StreamConsumer(Receiver):
                 if segment not in self.attached:
                     name = f"{self.name}-seg-{number}"
                     await self.attach(client, segment, pb.CommandSubscribe.Exclusive, name)
-            await asyncio.sleep(self.rng.uniform(0.02, 0.1))
+            await self.look_again_after(self.rng.uniform(0.02, 0.1))
 
 
 class Rereader(Actor):

@@ -1,7 +1,8 @@
 """Brokers that break one rule each: what the simulation is worth is that it finds every one.
 
-Each mutant overrides the one method that keeps its rule.  `caught_by` names the story that ends
-otherwise with it, or the seed that does.
+Each mutant overrides the one method that keeps its rule.  A story ends otherwise with it, which
+shows what the rule is for; and runs by luck find it, which shows that they would find what nobody
+thought of.
 """
 
 import asyncio
@@ -31,10 +32,17 @@ from txn.txn_id import TxnId
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    rule: str
+    name: str
+    """The rule that it breaks; where there are two ways to break it, also which."""
     parts: Parts
-    caught_by: str
-    """The name of a story, or "seed N"."""
+    story: str
+    """That ends otherwise with it."""
+    pinned: tuple[str, int] | None = None
+    """The profile and the seed of a run that finds it."""
+
+    @property
+    def rule(self) -> str:
+        return self.name.partition("-")[0]
 
 
 def _with_core(core: type[SegmentBufferCore]) -> Parts:
@@ -163,8 +171,8 @@ MUTANTS = (
     Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight"),
     Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort"),
     Mutant("W7", {(TopicRegistry, "buffer_class"): AbortedSetFirst}, "stale_owner_cleans_up"),
-    Mutant("A1 proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack"),
-    Mutant("A1 record", _with_acks(AnswersEarly), "crash_before_the_ack_record"),
+    Mutant("A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack"),
+    Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record"),
     Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied"),
     Mutant(
         "A3", {(managed_ledger_cursors, "CursorStore"): Unfenced}, "stale_owner_applies_a_commit"

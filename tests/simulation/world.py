@@ -72,6 +72,7 @@ class Outcome:
     """What came of a run."""
 
     seed: int
+    profile: str
     violations: list[str]
     digest: int
     seconds: float
@@ -199,6 +200,7 @@ class World:
         history = self.history
         return Outcome(
             seed=self.seed,
+            profile=self.plan.profile,
             violations=self.checker.violations(),
             digest=self.loop.digest,
             seconds=self.loop.time(),
@@ -480,7 +482,7 @@ def simulate(
     `profile` of the plan, else by luck.  `late`: requests of dead brokers still arrive, as at a
     metadata service over a network.
     """
-    plan = plan_of(random.Random(f"plan {seed}"), transactions=transactions, profile=profile)
+    plan = plan_of(seed, transactions=transactions, profile=profile)
     plan.metadata.late = late
     world = World(seed, plan, parts, shared=plan.replace_every_s > 0)
     if trace is not None:

@@ -10,10 +10,13 @@ Rules:
   number, as after a lost session, harm nobody.
 - The number of open transactions is bounded; those that are being begun count.
 - An END that was begun is finished even if the one who asked goes away.
+- A beginning that is cut short, or whose outcome is unknown, is aborted at once: nobody was told
+  its id, and nobody would see it among what is open.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -134,6 +137,9 @@ class Coordinator:
                     f"Transaction {txn} is there already, though its number was reserved: report "
                     "this as a defect, and begin another one."
                 ) from None
+            except BaseException:
+                self._begin_end(self._undo(txn, header))
+                raise
         finally:
             self._beginning -= 1
         self._keep(StoredHeader(txn, header, version))
@@ -160,10 +166,7 @@ class Coordinator:
 
     async def _ended(self, txn: TxnId, action: TxnState, owner: str | None) -> bool:
         """Whether it was ended by this."""
-        task = asyncio.get_running_loop().create_task(self._end(txn, action, owner))
-        self._ends.add(task)
-        task.add_done_callback(self._end_done)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._begin_end(self._end(txn, action, owner)))
 
     async def time_out(self, txn: TxnId) -> None:
         """The deadline has come.  Raises `MetadataError`; what ended otherwise is fine."""
@@ -173,6 +176,18 @@ class Coordinator:
             return
         self.counters.timed_out += written
         self._parts.counters.timed_out += written
+
+    async def _undo(self, txn: TxnId, header: Header) -> bool:
+        """End what may or may not have begun; a second put tells which, whenever the first came."""
+        with suppress(VersionConflict):
+            await self._store.create_header(txn, header)
+        return await self._end(txn, TxnState.ABORTED, OPERATOR)
+
+    def _begin_end(self, work: Coroutine[object, object, bool]) -> asyncio.Task[bool]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._ends.add(task)
+        task.add_done_callback(self._end_done)
+        return task
 
     def _end_done(self, task: asyncio.Task[bool]) -> None:
         self._ends.discard(task)

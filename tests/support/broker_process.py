@@ -202,7 +202,16 @@ class BrokerProcess:
         self, method: str, path: str, *, body: object = None, **query: str | int
     ) -> tuple[int, object]:
         """One REST request below /admin/v2: status, and body (JSON where it is)."""
-        url = f"http://{HOST}:{self.http_port}/admin/v2{path}"
+        return await self._request(method, f"/admin/v2{path}", body, query)
+
+    async def transactions(self, method: str, path: str, **query: str | int) -> tuple[int, object]:
+        """One REST request below /admin/v3/transactions: status, and body."""
+        return await self._request(method, f"/admin/v3/transactions{path}", None, query)
+
+    async def _request(
+        self, method: str, path: str, body: object, query: Mapping[str, str | int]
+    ) -> tuple[int, object]:
+        url = f"http://{HOST}:{self.http_port}{path}"
         async with (
             aiohttp.ClientSession() as session,
             session.request(method, url, params=query, json=body) as answer,

@@ -15,7 +15,7 @@ from txn.deadlines import Deadlines
 from txn.errors import InvalidTxnStatus, TooManyTransactions, TransactionNotFound
 from txn.header import ended
 from txn.parts import TransactionParts
-from txn.records import TxnState
+from txn.records import Header, TxnState
 from txn.txn_id import CoordinatorId, TxnId
 
 ZERO = CoordinatorId(0)
@@ -166,6 +166,42 @@ async def test_a_failed_begin_leaves_its_room() -> None:
 
 
 # Deadlines
+
+
+@in_virtual_time
+async def test_a_begin_that_is_cut_short_leaves_nothing_open() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+        world.metadata.calls.clear()
+        begun = asyncio.create_task(coordinators.begin(ZERO, 3_600_000, None))
+        while not world.metadata.of_transactions():
+            await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.sleep(1)
+        assert begun.cancelled()
+        assert [page async for page in parts.store.open_headers()] == []
+        assert await state_of(parts, TxnId(0, 0)) is ABORT
+        assert coordinators.open_transactions() == []
+
+
+@in_virtual_time
+async def test_a_begin_of_unknown_outcome_leaves_nothing_open() -> None:
+    world = World()
+    async with world.coordinators() as (coordinators, parts):
+
+        async def lose_the_answer(what: str, key: str) -> None:
+            if what == "put" and key.startswith(records.HEADERS):
+                world.metadata.before = None
+                header = Header(TxnState.OPEN, 3_600_000, world.clock.now_ms())
+                await parts.store.create_header(records.txn_of_header(key), header)
+                raise MetadataError("The answer was lost: ask again.")
+
+        world.metadata.before = lose_the_answer
+        with pytest.raises(MetadataError):
+            await coordinators.begin(ZERO, 3_600_000, None)
+        await asyncio.sleep(1)
+        assert [page async for page in parts.store.open_headers()] == []
+        assert await state_of(parts, TxnId(0, 0)) is ABORT
 
 
 @in_virtual_time

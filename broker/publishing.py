@@ -10,7 +10,10 @@ Rules:
   leave in SEND order, whatever they say.
 - A producer one of whose messages was not stored is put out at once: nothing of it may be stored
   behind the gap.  Its client comes back and sends again what has no receipt.
-- Metadata is parsed for chunks, for deduplication and while a reconnected producer resends.
+- Metadata is parsed for chunks, in transactions, for deduplication and while a reconnected producer
+  resends.
+- A SEND in a transaction whose message names another one, or none, is refused: what is written goes
+  by the SEND and what is read by the message.
 - A SEND in a transaction is admitted before it is appended; what its producer sends while that
   takes is held behind it (`held_sends`).  One that was stored before is answered without that.
 """
@@ -35,7 +38,7 @@ from config.bounds import MAX_MESSAGE_SIZE
 from protocol.frames import FrameError
 from protocol.hot_frames import encode_send_receipts
 from protocol.ids import Position
-from protocol.message import parse_metadata, payload_of
+from protocol.message import parse_metadata, payload_of, transaction_named_by
 from protocol.send import Send
 from protocol.server_error import InternalError, MagnetarError
 from txn.txn_id import TxnId
@@ -281,9 +284,15 @@ class Publishing:
                     f"The message has {payload} bytes and {MAX_MESSAGE_SIZE} are the most: send "
                     "it in chunks, or compressed."
                 )
-        if producer.guard is None and producer.resend is None and not send.is_chunk:
+        guarded = producer.guard is not None or producer.resend is not None
+        if not guarded and not send.is_chunk and send.txnid is None:
             return None, None
         metadata = parse_metadata(entry)
+        if send.txnid is not None and send.txnid != transaction_named_by(metadata):
+            return None, MessageRefused(
+                f"The SEND is in transaction {TxnId(*send.txnid)} and its message names another "
+                "one, or none: readers go by the message, so both must say the same."
+            )
         chunk = chunk_of(metadata) if send.is_chunk else None
         sequence = last_sequence(send.sequence_id, send.highest_sequence_id)
         if producer.is_duplicate(sequence, chunk, metadata.publish_time):

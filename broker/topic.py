@@ -28,7 +28,7 @@ from broker.transactional_acks import forget_subscription
 from config.bounds import SEAL_WAIT_S
 from protocol.frames import FrameError
 from protocol.ids import Position
-from protocol.message import parse_metadata
+from protocol.message import parse_metadata, transaction_named_by
 from protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.ledger.store import LedgerError
 from storage.managed_ledger_types import ManagedLedgerState
@@ -244,12 +244,10 @@ class Topic:
         if not self.buffer.anything_aborted:
             return False
         try:
-            metadata = parse_metadata(entry.data)
+            named = transaction_named_by(parse_metadata(entry.data))
         except FrameError:
             return False
-        if not metadata.HasField("txnid_least_bits"):
-            return False
-        return self.buffer.is_aborted(TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits))
+        return named is not None and self.buffer.is_aborted(TxnId(*named))
 
     def _horizon_moved(self) -> None:
         for subscription in list(self._subscriptions.values()):

@@ -41,6 +41,13 @@ def parse_metadata(entry: bytes) -> MessageMetadata:
     return metadata
 
 
+def transaction_named_by(metadata: MessageMetadata) -> tuple[int, int] | None:
+    """Most and least bits of the transaction that the messages are part of."""
+    if not metadata.HasField("txnid_least_bits"):
+        return None
+    return metadata.txnid_most_bits, metadata.txnid_least_bits
+
+
 def _unreadable(what: str) -> MalformedMetadata:
     return MalformedMetadata(
         f"The metadata of a message is {what}; mend the producer, or skip the message."

@@ -12,6 +12,7 @@ from broker.publishing import Publishing
 from protocol import pulsar_pb2 as pb
 from protocol.frames import FrameDecoder, Send
 from protocol.ids import Position
+from protocol.message import build_entry
 from protocol.server_error import MagnetarError
 from storage.managed_ledger_writer import GroupCallback
 from txn.txn_id import TxnId
@@ -154,7 +155,7 @@ class Bench:
 
     def send_in(self, producer: Producer, number: int, txn: TxnId) -> None:
         """A SEND in a transaction."""
-        send = Send(1, number, 0, 1, ENTRY, plain=False, txnid=(txn.most, txn.least))
+        send = Send(1, number, 0, 1, entry_in(txn), plain=False, txnid=(txn.most, txn.least))
         self.publishing.publish(producer, [send], 0)
 
     def send(
@@ -168,6 +169,19 @@ class Bench:
         at = 0
         while at < count and cast("Peer", producer.connection).producers.get(1) is producer:
             at = self.publishing.publish(producer, sends, at)
+
+
+def entry_in(txn: TxnId) -> bytes:
+    """An entry of the size of ENTRY, whose message is part of the transaction."""
+    metadata = pb.MessageMetadata(
+        producer_name="p",
+        sequence_id=0,
+        publish_time=1,
+        txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least,
+    )
+    room = len(ENTRY) - len(build_entry(metadata, b""))
+    return build_entry(metadata, bytes(room))
 
 
 def sent(number: int, entry: bytes | None = ENTRY, *, messages: int = 1) -> Send:

@@ -4,15 +4,13 @@ import asyncio
 
 from broker.publish_errors import MessageRefused
 from config.bounds import TXN_HELD_SENDS
-from protocol import pulsar_pb2 as pb
 from protocol.frames import Send
-from protocol.message import build_entry
 from storage.ledger.store import DiskFull
 from storage.managed_ledger_types import (
     ManagedLedgerTerminated,
 )
 from storage.metadata.store import MetadataError
-from tests.unit.broker.ingress.publishing_bench import ENTRY, Bench, sent
+from tests.unit.broker.ingress.publishing_bench import ENTRY, Bench, entry_in, sent
 from txn.errors import TransactionEnded
 from txn.txn_id import TxnId
 
@@ -172,11 +170,10 @@ def test_many_held_sends_pause_reading_until_half_of_them_are_gone() -> None:
 def test_deduplication_holds_for_what_was_held() -> None:
     bench = Bench()
     peer, producer = bench.producer(enforce=True)
-    entry = build_entry(pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1), b"x")
     bench.buffer.joined = {T1}
 
     def send(number: int, txn: TxnId) -> None:
-        held = Send(1, number, 0, 1, entry, plain=False, txnid=(txn.most, txn.least))
+        held = Send(1, number, 0, 1, entry_in(txn), plain=False, txnid=(txn.most, txn.least))
         bench.publishing.publish(producer, [held], 0)
 
     send(0, T1)
@@ -194,9 +191,8 @@ def test_deduplication_holds_for_what_was_held() -> None:
 def test_a_duplicate_of_an_ended_transaction_gets_its_receipt() -> None:
     bench = Bench()
     peer, producer = bench.producer(enforce=True)
-    entry = build_entry(pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1), b"x")
     bench.buffer.joined = {T1}
-    send = Send(1, 0, 0, 1, entry, plain=False, txnid=(0, 0))
+    send = Send(1, 0, 0, 1, entry_in(T1), plain=False, txnid=(0, 0))
     bench.publishing.publish(producer, [send], 0)
     bench.ledger.succeed()
     bench.buffer.joined.clear()

@@ -360,3 +360,29 @@ async def test_a_topic_that_was_lost_while_it_was_loaded_is_given_up(
     producer = await txn_client.raw.create_producer(TOPIC)
     txn = await txn_client.begin()
     await send(producer, txn, b"taken")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [None, (0, 77), (1, 0)],
+    ids=["no transaction", "another one", "another coordinator"],
+)
+async def test_a_message_that_says_otherwise_than_its_send_is_refused(
+    broker: Broker, txn_client: TransactionClient, named: tuple[int, int] | None
+) -> None:
+    consumer = await reader(txn_client.raw)
+    producer = await txn_client.raw.create_producer(TOPIC)
+    most, least = txn = await txn_client.begin()
+    metadata = pb.MessageMetadata()
+    if named is not None:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = named
+    with pytest.raises(BrokerError, match="its message names another"):
+        await producer.send(
+            b"of two minds",
+            metadata=metadata,
+            send=pb.CommandSend(txnid_most_bits=most, txnid_least_bits=least),
+        )
+    await send(producer, txn, b"of one mind")
+    await txn_client.end(txn, pb.ABORT)
+    await send(producer, None, b"last")
+    assert await read_to(consumer, b"last") == [b"last"]

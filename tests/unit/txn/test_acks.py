@@ -7,7 +7,7 @@ import pytest
 from protocol.ids import Position
 from protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataError
-from tests.unit.txn.ack_world import SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
+from tests.unit.txn.ack_world import SEGMENT, SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
 from txn import records
 from txn.errors import (
     InvalidTxnStatus,
@@ -15,7 +15,8 @@ from txn.errors import (
     TransactionConflict,
     TransactionNotFound,
 )
-from txn.records import AckedPosition, TxnState
+from txn.records import AckedPosition, AckRecord, TxnState
+from txn.store import StoredHeader
 from txn.txn_id import TxnId
 
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
@@ -181,6 +182,27 @@ async def test_an_end_during_the_load_is_not_missed() -> None:
         await fresh.stop()
 
 
+async def test_a3_a_transaction_is_followed_before_its_header_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else an end between the two is never told."""
+    world = AckWorld()
+    await world.begin(A)
+    owner = await world.owner(entries=10)
+    await owner.ack(A, 0)
+    await owner.stop()
+    fresh = AckOwner(world, eager=True)
+    read, followed = fresh.store.read_header, list[int]()
+
+    async def noting(txn: TxnId) -> StoredHeader | None:
+        followed.append(fresh.decisions.followed)
+        return await read(txn)
+
+    monkeypatch.setattr(fresh.store, "read_header", noting)
+    await fresh.load()
+    assert followed == [1]
+
+
 async def test_an_owner_that_was_replaced_answers_nothing_and_deletes_nothing() -> None:
     """A1: the record is durable after the other one scanned, and so the proof must fail."""
     world = AckWorld()
@@ -198,14 +220,61 @@ async def test_an_owner_that_was_replaced_answers_nothing_and_deletes_nothing() 
     await turns()
     await fresh.idle()
     assert fresh.acknowledged() == [0]
-    await fresh.acks.rescan()
-    assert len(await world.records()) == 1, "its transaction is open: its writer may be at work"
-    await world.end(A, COMMITTED)
-    await turns()
-    await fresh.acks.rescan()
-    assert await world.records() == [], "never answered, so never applied (A6)"
+    assert await world.records() == [left]
     with pytest.raises(SegmentOwnershipLost):
         stale.acks.acknowledge(A, [stale.at(1)])
+
+
+async def test_a1_an_owner_replaced_while_it_puts_the_record_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A proof of before the record says nothing: the new owner has looked for records between."""
+    world = AckWorld()
+    await world.begin(A)
+    stale = await world.owner(entries=10)
+    put = stale.store.put_ack
+
+    async def put_late(record: AckRecord) -> None:
+        fresh = await world.owner()
+        assert fresh.pending() == []
+        await put(record)
+
+    monkeypatch.setattr(stale.store, "put_ack", put_late)
+    with pytest.raises(SegmentOwnershipLost):
+        await stale.ack(A, 0)
+
+
+async def test_a6_records_that_nobody_holds_go_when_their_transaction_has_ended() -> None:
+    """They were put late by a stale owner and never answered, so they are never applied."""
+    world = AckWorld()
+    await world.begin(A, B)
+    owner = await world.owner(entries=10)
+    late = [
+        AckRecord(txn, SEGMENT, SUBSCRIPTION, 1, 99, False, (owner.at(0),)) for txn in (A, B, C)
+    ]
+    for record in late:
+        await world.transactions.put_ack(record)
+    await world.end(A, COMMITTED)
+    await owner.acks.rescan()
+    assert await world.records() == [late[1]], "B is open, and its writer may be at work"
+    await world.end(B, ABORTED)
+    await owner.acks.rescan()
+    assert await world.records() == []
+    assert owner.acknowledged() == []
+
+
+async def test_a6_records_that_are_held_are_left_to_their_holder() -> None:
+    """Its cursor is not durable yet (A2)."""
+    world = AckWorld()
+    await world.begin(A)
+    owner = await world.owner(entries=10)
+    await owner.ack(A, 0)
+    world.metadata.faults.append((SUBSCRIPTION.replace("/", "%2F"), False))
+    await world.end(A, COMMITTED)
+    await turns()
+    assert owner.acknowledged() == [0]
+    await owner.acks.rescan()
+    assert len(await world.records()) == 1
 
 
 async def test_a3_a_stale_owner_cannot_move_the_cursor_and_deletes_nothing() -> None:

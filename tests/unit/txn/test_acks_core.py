@@ -431,6 +431,11 @@ def test_a_record_without_header_is_void() -> None:
     assert isinstance(effect, Release)
     with pytest.raises(TransactionNotFound):
         core.reserve(A, [whole(1)], cumulative=False)
+    (in_flight,) = core.reserve(B, [whole(1)], cumulative=False)
+    RECORDS.put(core, [in_flight])
+    core.stored([in_flight])
+    assert core.decided(B, None) == []
+    assert core.confirmed([in_flight]) == [Release([in_flight])]
 
 
 def test_loaded_records_hold_their_messages_and_may_overlap() -> None:

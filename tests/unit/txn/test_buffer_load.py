@@ -1,4 +1,4 @@
-"""The order of a load (W7, W8), beside an owner that was replaced and runs on."""
+"""Loads beside other owners: their order (W7, W8), and whose claims they take up (W6)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from protocol.ids import Position
 from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world, until
 from txn import records
+from txn.buffer import SegmentBuffer
 from txn.records import Claim, TxnState
 from txn.store import TransactionStore
 
@@ -59,6 +60,31 @@ async def test_w7_a_transaction_that_ends_after_its_header_was_read_is_told(
     assert followed_at_read == [1]
     await world.end(T1, TxnState.COMMITTED)
     await until(lambda: world.buffer.horizon == world.ledger.last_confirmed)
+
+
+async def test_w6_a_load_takes_up_no_claims_of_later_owners(world: World) -> None:
+    """This one was fenced in mid-load; the live owner relies on its claim."""
+    await world.begin(T1)
+    await world.append(T1)
+    await world.buffer.close()
+    await world.end(T1, TxnState.COMMITTED)
+    behind = world.owner()
+    await behind.take()
+    live = Claim(T1, SEGMENT, behind.epoch + 1, Position(5, 0))
+    await world.store.put_claim(live)
+    world.buffer = await SegmentBuffer.load(SEGMENT, world.ledger, behind, world.parts)
+    await until(lambda: world.buffer.idle)
+    assert await world.store.claims_on(SEGMENT) == [live]
+
+
+async def test_w6_a_stale_owner_deletes_its_own_claims_only(world: World) -> None:
+    await world.begin(T1)
+    await world.append(T1)
+    live = Claim(T1, SEGMENT, 2, Position(5, 0))
+    await world.store.put_claim(live)
+    await world.end(T1, TxnState.COMMITTED)
+    await until(lambda: world.buffer.idle)
+    assert await world.store.claims_on(SEGMENT) == [live]
 
 
 async def test_w13_an_open_transaction_pins_its_floor_after_a_load(world: World) -> None:

@@ -76,7 +76,12 @@ async def test_the_listing_is_made_after_the_decision_and_holds_the_header() -> 
         await parts.store.put_ack(ack)
         clean = await ended(coordinators)
         world.clock.shift_ms += 901_000
+        world.metadata.calls.clear()
         assert await collector.collect() == 1
+        scans = [key for what, key in world.metadata.calls if what == "scan_index"]
+        listings = {records.WRITES_INDEX, records.ACKS_INDEX}
+        first = next(place for place, key in enumerate(scans) if key in listings)
+        assert scans[:first] == [records.FINAL_STATE_INDEX], "it may have ended after a listing"
         assert await parts.store.read_header(clean) is None
         (asked,) = owner.asked
         assert asked[0] == SEGMENT

@@ -1,5 +1,6 @@
 """What the store promises to the rules: conditional writes that only rise, scans that are fresh."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -52,6 +53,11 @@ async def test_w5_an_aborted_record_only_rises(store: TransactionStore) -> None:
     assert await store.read_aborted(SEGMENT, T1) == later
     assert await store.record_aborted(SEGMENT, T1, Position(8, 0)) == Position(8, 0)
     assert await store.aborted_on(SEGMENT) == {T1: Position(8, 0)}
+    words = asyncio.gather(
+        store.record_aborted(SEGMENT, T2, later), store.record_aborted(SEGMENT, T2, earlier)
+    )
+    assert await words == [later, later], "both read that there was none"
+    assert await store.read_aborted(SEGMENT, T2) == later
 
 
 async def test_w6_a_claim_goes_by_its_exact_key(store: TransactionStore) -> None:
@@ -93,6 +99,8 @@ async def test_t1_a_number_is_reserved_by_one_and_its_header_made_once(
     zero = CoordinatorId(0)
     blocks = [await store.reserve_numbers(zero, 10) for _ in range(3)]
     assert blocks == [range(10), range(10, 20), range(20, 30)]
+    at_once = await asyncio.gather(*(store.reserve_numbers(zero, 10) for _ in range(3)))
+    assert sorted(block.start for block in at_once) == [30, 40, 50], "all read 30"
     await store.create_header(T1, OPEN)
     with pytest.raises(VersionConflict):
         await store.create_header(T1, OPEN)

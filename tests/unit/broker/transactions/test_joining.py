@@ -14,6 +14,18 @@ async def operations(broker: Broker, txn: TxnId) -> list[Claim | AckRecord]:
     return await broker.transactions.store.operations_of(txn)
 
 
+def collector_of(broker: Broker) -> Collector:
+    """One that collects at once what has ended."""
+    transactions = broker.transactions
+    return Collector(
+        transactions.parts,
+        transactions.coordinators.leads,
+        transactions._look_again,
+        interval_s=300,
+        retention_s=0,
+    )
+
+
 async def test_a_topic_that_is_added_has_joined_when_that_is_answered(
     broker: Broker, txn_client: TransactionClient
 ) -> None:
@@ -31,13 +43,7 @@ async def test_what_was_left_behind_is_collected(
 ) -> None:
     """W11, A6: on a topic that is not loaded, one without the subscription, one that is gone."""
     transactions = broker.transactions
-    collector = Collector(
-        transactions.parts,
-        transactions.coordinators.leads,
-        transactions._look_again,
-        interval_s=300,
-        retention_s=0,
-    )
+    collector = collector_of(broker)
     producer = await txn_client.raw.create_producer(TOPIC)
     await broker.topics.loaded()[TOPIC].create_subscription("s", EARLIEST)
     await producer.close()
@@ -60,3 +66,23 @@ async def test_what_was_left_behind_is_collected(
         await collector.collect()
     assert [await operations(broker, txn) for txn in left] == [[]] * len(left)
     assert [await transactions.store.read_header(txn) for txn in left] == [None] * len(left)
+
+
+async def test_what_a_stale_owner_put_late_on_a_loaded_topic_is_collected(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    """W11, A6: no load finds it, the owner looks again when it is asked."""
+    await txn_client.raw.create_producer(TOPIC)
+    await broker.topics.loaded()[TOPIC].create_subscription("s", EARLIEST)
+    store, collector = broker.transactions.store, collector_of(broker)
+    txns = [TxnId(*await txn_client.begin()) for _ in range(2)]
+    for txn in txns:
+        await store.put_claim(Claim(txn, TOPIC, 0, Position(1, 2)))
+        acked = (AckedPosition(Position(1, 1)),)
+        await store.put_ack(AckRecord(txn, TOPIC, "s", 0, 1, False, acked))
+    ended, still_open = txns
+    await txn_client.end(ended)
+    while await store.read_header(ended):
+        await collector.collect()
+    assert await operations(broker, ended) == []
+    assert len(await operations(broker, still_open)) == 2

@@ -1,6 +1,7 @@
 """Metrics of transactions, by the names that dashboards query."""
 
 import contextlib
+import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +17,31 @@ from txn.records import Claim
 from txn.txn_id import TxnId
 
 TOPIC = "persistent://public/default/t"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "transactions.md"
+
+
+def documented() -> set[str]:
+    """The first column of the table of metrics, `{a,b}` spelled out and labels left out."""
+    _, _, section = DOCUMENT.read_text("utf-8").partition("## Metrics")
+    table, _, _ = section.partition("\n## ")
+    names = set[str]()
+    for row in table.splitlines():
+        for told in re.findall(r"`([^`]+)`", row.partition("|")[2].partition(" | ")[0]):
+            name = re.sub(r"\{[^,}]*\}$", "", told)
+            stem, several, rest = re.split(r"\{(.*)\}", name) if "{" in name else (name, "", "")
+            names |= {f"{stem}{each}{rest}" for each in several.split(",")}
+    return names
+
+
+def exported(broker: Broker) -> set[str]:
+    """Names of all samples about transactions; of a histogram, without what its samples add."""
+    text = metrics_text(make_registry(broker)).decode()
+    return {
+        family.name if family.type == "histogram" else sample.name
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("pulsar_txn")
+    }
 
 
 def samples(broker: Broker) -> dict[tuple[str, str], float]:
@@ -65,6 +91,8 @@ async def test_metrics_of_topics_and_subscriptions(
     assert found["pulsar_txn_tb_committed_total", on_topic] == 1
     assert found[acks.format("committed"), of_acks] == 1
     assert not any("without" in labels for _, labels in found), "it had no transaction"
+    buckets = {name for name in exported(broker) if "latency_le_" in name}
+    assert exported(broker) - buckets | {"pulsar_txn_execution_latency_le_*"} == documented()
 
 
 async def test_outstanding_records_are_those_stored_after_a_restart(tmp_path: Path) -> None:

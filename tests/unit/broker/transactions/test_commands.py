@@ -1,6 +1,7 @@
 """The life of a transaction on the wire, and what clients get wrong."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,26 @@ async def test_every_refusal_names_its_coordinator(
     assert response.txnid_most_bits == 77
     assert response.HasField("error")
     assert response.request_id == 1
+
+
+async def test_every_answer_names_its_transaction(txn_client: TransactionClient) -> None:
+    """Errors too, which is not only that of a wrong coordinator."""
+    least = (await txn_client.begin(7))[1]
+    ids = {"txnid_most_bits": 7, "txnid_least_bits": least, "scalable": True}
+    unknown = {**ids, "txnid_least_bits": 4711}
+    for kind, field, command in (
+        (Kind.ADD_PARTITION_TO_TXN, "add_partition_to_txn", pb.CommandAddPartitionToTxn),
+        (Kind.ADD_SUBSCRIPTION_TO_TXN, "add_subscription_to_txn", pb.CommandAddSubscriptionToTxn),
+        (Kind.END_TXN, "end_txn", partial(pb.CommandEndTxn, txn_action=pb.COMMIT)),
+    ):
+        for request_id, (given, error) in enumerate(
+            ((ids, None), (unknown, pb.TransactionNotFound)), 5
+        ):
+            answer = await txn_client.raw_answer(kind, command(request_id=request_id, **given))
+            response = getattr(answer, f"{field}_response")
+            assert (response.request_id, response.txnid_most_bits) == (request_id, 7)
+            assert response.txnid_least_bits == given["txnid_least_bits"]
+            assert (response.error if response.HasField("error") else None) == error
 
 
 async def test_a_coordinator_that_is_not_led_here_is_not_found(

@@ -12,6 +12,7 @@ names are equal only if their text is.  Paths hold them as `java.net.URLEncoder`
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import ClassVar, Final
 from urllib.parse import quote_plus, unquote_to_bytes
 
@@ -22,6 +23,8 @@ MAX_NAME_LENGTH: Final = 4096
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
 MAX_SEGMENT_ID: Final = 2**63 - 1
+_KEPT: Final = 1024
+"""Names that are remembered parsed, and encoded: transactions name the same few all the time."""
 PARTITION_SUFFIX: Final = "-partition-"
 
 _ENTITY: Final = re.compile(r"[-=:.A-Za-z0-9_]+")
@@ -177,6 +180,7 @@ class SegmentName:
         return f"{parent.tenant}/{parent.namespace}/segment/{topic}/{self.descriptor}"
 
 
+@lru_cache(_KEPT)
 def parse_topic_name(text: str) -> TopicName:
     """The topic that a full or short name means.  Raises `InvalidTopicName`."""
     if len(text) > MAX_NAME_LENGTH:
@@ -278,6 +282,7 @@ def require_creatable(name: TopicName) -> None:
         raise _invalid(str(name), "begins or ends with a blank; leave it out.")
 
 
+@lru_cache(_KEPT)
 def encode_name(text: str) -> str:
     """The text as one part of a path, as `java.net.URLEncoder` writes it in UTF-8."""
     return quote_plus(text, safe="*", errors="replace").replace("~", "%7E")

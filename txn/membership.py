@@ -44,6 +44,8 @@ class Membership(enum.Enum):
     RECORDED = "recorded"
     """The aborted record is durable; claims are being deleted."""
 
+    __hash__ = object.__hash__  # that of Enum is not written in C
+
 
 _M = Membership
 _ENDS = frozenset({_M.COMMITTED, _M.ABORTED, _M.JUDGING})

@@ -22,6 +22,7 @@ Rules:
 
 import enum
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -47,6 +48,13 @@ ACKS_INDEX = "idx:acks-by-segment-subscription"
 ABORTED_INDEX = "idx:txn-aborted-by-position"
 
 _T = TypeVar("_T")
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_OWN_HEADER = re.compile(
+    rb'\{"state":"(OPEN|COMMITTED|ABORTED)","timeout":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000,'
+    rb'"createdAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000'
+    rb'(?:,"finalizedAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000)?\}'
+)
+"""A header without owner as `encode_header` writes it: most are, and read without JSON."""
 
 
 class TxnState(enum.Enum):
@@ -55,6 +63,8 @@ class TxnState(enum.Enum):
     OPEN = "OPEN"
     COMMITTED = "COMMITTED"
     ABORTED = "ABORTED"
+
+    __hash__ = object.__hash__  # that of Enum is not written in C
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +241,12 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(key: str, value: bytes) -> Header:
     """The header stored at `key`.  Raises `CorruptTransactionRecord`."""
+    own = _OWN_HEADER.fullmatch(value)
+    if own is not None:
+        state, *times = own.groups()
+        timeout_ms, created_ms = int(times[0] + times[1]), int(times[2] + times[3])
+        finalized_ms = None if times[4] is None else int(times[4] + times[5])
+        return Header(TxnState(state.decode()), timeout_ms, created_ms, finalized_ms)
 
     def decode() -> Header:
         members = _members(value)
@@ -357,7 +373,7 @@ def decode_next(key: str, value: bytes) -> int:
 
 
 def _json(members: Mapping[str, object]) -> bytes:
-    return json.dumps(members, separators=(",", ":")).encode()
+    return _ENCODE(members).encode()
 
 
 def _members(value: bytes) -> Mapping[str, object]:

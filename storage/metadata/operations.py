@@ -18,6 +18,8 @@ _KEY = re.compile(rf"(?:/(?!\.{{1,2}}(?:/|\Z))[^/{UNPRINTABLE}]+)+")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]+")
 _INDEX_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]+")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_SURELY_SHORT = bounds.METADATA_KEY_BYTES // 4
+"""Characters that are within the bound of keys in any case."""
 _OPERATION_BYTES = 256
 """What an operation costs in memory beside its own bytes, roughly."""
 
@@ -151,7 +153,8 @@ def check_key(key: str) -> None:
         raise InvalidMetadataRequest(
             f"{key[:200]!r} is not a key: use a path such as /a/b, and escape_part for its parts."
         )
-    _check_length("key", key)
+    if len(key) > _SURELY_SHORT:
+        _check_length("key", key)
 
 
 def check_level(key: str) -> None:
@@ -177,7 +180,8 @@ def check_partition(partition: str | None) -> None:
         raise InvalidMetadataRequest(
             f"{partition[:200]!r} is not a partition key: use printable text, or none at all."
         )
-    _check_length("partition key", partition)
+    if len(partition) > _SURELY_SHORT:
+        _check_length("partition key", partition)
 
 
 def check_scan(lo: str, hi: str) -> None:
@@ -210,18 +214,20 @@ def checked_indexes(indexes: Sequence[IndexEntry]) -> tuple[IndexEntry, ...]:
         return ()
     for entry in indexes:
         _check_index_name(entry.index)
-        if not _TEXT.fullmatch(entry.key):
+        key = entry.key
+        if not _TEXT.fullmatch(key):
             raise InvalidMetadataRequest(
-                f"The secondary key {entry.key[:200]!r} of index {entry.index!r} is empty or not "
+                f"The secondary key {key[:200]!r} of index {entry.index!r} is empty or not "
                 "printable: leave the entry out, or use escape_part."
             )
-        _check_length("secondary key", entry.key)
+        if len(key) > _SURELY_SHORT:
+            _check_length("secondary key", key)
     if len(indexes) > bounds.METADATA_INDEX_ENTRIES:
         raise RecordTooLarge(
             f"A record has {len(indexes)} index entries: "
             f"keep it to {bounds.METADATA_INDEX_ENTRIES}."
         )
-    return tuple(dict.fromkeys(indexes))
+    return tuple(indexes) if len(indexes) == 1 else tuple(dict.fromkeys(indexes))
 
 
 def _check_bounds(lo: str, hi: str) -> None:
@@ -237,13 +243,12 @@ def _check_index_name(index: str) -> None:
         raise InvalidMetadataRequest(
             f"{index[:200]!r} is not an index name: use printable text without slashes."
         )
-    _check_length("index name", index)
+    if len(index) > _SURELY_SHORT:
+        _check_length("index name", index)
 
 
 def _check_length(what: str, text: str) -> None:
-    if len(text) > bounds.METADATA_KEY_BYTES or (
-        len(text) * 4 > bounds.METADATA_KEY_BYTES and len(text.encode()) > bounds.METADATA_KEY_BYTES
-    ):
+    if len(text) > bounds.METADATA_KEY_BYTES or len(text.encode()) > bounds.METADATA_KEY_BYTES:
         raise RecordTooLarge(
             f"The {what} {text[:100]!r}... is longer than {bounds.METADATA_KEY_BYTES} bytes: "
             "use a shorter one."

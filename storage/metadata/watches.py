@@ -12,7 +12,7 @@ Rules:
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Generic, TypeVar
 
 from config import bounds
@@ -174,13 +174,16 @@ class WatchHub:
 
     def publish(self, changes: Iterable[Change]) -> None:
         """Tell every watcher that is concerned; call it once for each commit, in their order."""
+        keys = self._keys.watchers
+        levels = bool(self._children or self._sequences)
+        indexes = bool(self._exact or self._ranges)
         for change in changes:
             event = _LazyEvent(change)
-            for watcher in self._keys.of(change.key):
+            for watcher in keys.get(change.key, ()):
                 _tell_key(watcher, change, event)
-            if self._children or self._sequences:
+            if levels:
                 self._publish_level(change, event)
-            if self._exact or self._ranges:
+            if indexes:
                 self._publish_index(change, event)
 
     def close(self) -> None:
@@ -191,31 +194,34 @@ class WatchHub:
 
     def _publish_level(self, change: Change, event: "_LazyEvent") -> None:
         level = level_of(change.key)
-        for watcher in self._children.of(level):
+        for watcher in self._children.watchers.get(level, ()):
             watcher.queue.offer(event.get())
         if change.before is not None or change.after is None:
             return
-        for watcher in self._sequences.of(level):
+        for watcher in self._sequences.watchers.get(level, ()):
             if change.after.partition == watcher.partition:
                 watcher.queue.offer_hint(Event(EventKind.UPSERT, change.key))
 
     def _publish_index(self, change: Change, event: "_LazyEvent") -> None:
-        told: dict[_Watcher, Event] = {}
-        if change.before is not None:
-            for watcher in self._index_watchers(change.before.indexes):
-                told[watcher] = Event(EventKind.REMOVED, change.key)
-        if change.after is not None:
-            for watcher in self._index_watchers(change.after.indexes):
-                told[watcher] = event.get()
-        for watcher, each in told.items():
-            watcher.queue.offer(each)
+        before = () if change.before is None else change.before.indexes
+        after = () if change.after is None else change.after.indexes
+        listed = self._index_watchers(after)
+        for watcher in self._index_watchers(before):
+            if watcher not in listed:
+                watcher.queue.offer(Event(EventKind.REMOVED, change.key))
+        for watcher in listed:
+            watcher.queue.offer(event.get())
 
-    def _index_watchers(self, entries: tuple[IndexEntry, ...]) -> "Iterator[_Watcher]":
+    def _index_watchers(self, entries: tuple[IndexEntry, ...]) -> "dict[_Watcher, None]":
+        exact, ranges = self._exact.watchers, self._ranges.watchers
+        found: dict[_Watcher, None] = {}
         for entry in entries:
-            yield from self._exact.of(entry)
-            for watcher in self._ranges.of(entry.index):
+            if exact and (watchers := exact.get(entry)):
+                found.update(watchers)
+            for watcher in ranges.get(entry.index, ()):
                 if watcher.lo <= entry.key < watcher.hi:
-                    yield watcher
+                    found[watcher] = None
+        return found
 
 
 class _Watcher:
@@ -233,32 +239,30 @@ class _Watcher:
 class _Registry(Generic[K]):
     """Watchers by what they watch.  A closed one is gone at once."""
 
-    __slots__ = ("_watchers",)
+    __slots__ = ("watchers",)
 
     def __init__(self) -> None:
-        self._watchers: dict[K, dict[_Watcher, None]] = {}
+        self.watchers: dict[K, dict[_Watcher, None]] = {}
+        """Read directly where changes are told: a call for each would be most of that."""
 
     def __bool__(self) -> bool:
-        return bool(self._watchers)
+        return bool(self.watchers)
 
     def add(self, key: K, watcher: _Watcher) -> WatchQueue:
-        self._watchers.setdefault(key, {})[watcher] = None
+        self.watchers.setdefault(key, {})[watcher] = None
         watcher.queue.on_close(lambda: self._forget(key, watcher))
         return watcher.queue
 
-    def of(self, key: K) -> Iterable[_Watcher]:
-        return self._watchers.get(key, ())
-
     def close(self) -> None:
-        for watchers in list(self._watchers.values()):
+        for watchers in list(self.watchers.values()):
             for watcher in list(watchers):
                 watcher.queue.close()
 
     def _forget(self, key: K, watcher: _Watcher) -> None:
-        watchers = self._watchers[key]
+        watchers = self.watchers[key]
         del watchers[watcher]
         if not watchers:
-            del self._watchers[key]
+            del self.watchers[key]
 
 
 class _LazyEvent:

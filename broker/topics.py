@@ -197,7 +197,7 @@ class TopicRegistry:
             return topic
 
     async def _open(self, name: TopicName) -> Topic:
-        """W7: epoch, log, claims, headers, aborted set, acknowledgements; in this order."""
+        """W7, A3: epoch, log, claims, headers, aborted set, acknowledgements; in this order."""
         store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
         owner = await self._owner(name)
         async with AsyncExitStack() as on_failure:

@@ -327,12 +327,10 @@ class PendingAcks:
     # Loading, and what others left
 
     async def _rebuild(self) -> None:
-        """A3: the epoch, (before this: the cursor, fenced and read,) records, headers.
+        """A3: (before this: the epoch; the cursor, fenced and read;) records, then headers.
 
         A4: what is found holds its messages again.
         """
-        if self._parts.eager_epochs:
-            await self._owner.take()
         for record in await self._scan():
             if not self.core.has(record.txn):
                 self._parts.decisions.follow(record.txn, self.decided)

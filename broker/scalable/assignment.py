@@ -36,8 +36,8 @@ class Holdings:
 def assignable(layout: Layout, drained: Collection[int], *, ordered: bool) -> tuple[Segment, ...]:
     """The segments that consumers may have now, in order of range.
 
-    `drained` are sealed segments of which the subscription has acknowledged everything; `ordered`
-    is True for STREAM subscriptions.
+    `drained` are sealed segments of which the subscription may read everything and has acknowledged
+    it (W14); `ordered` is True for STREAM subscriptions.
     """
     if ordered:
         chosen = [

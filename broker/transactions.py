@@ -28,6 +28,7 @@ from txn.counters import TransactionCounters
 from txn.decisions import Decisions
 from txn.errors import InvalidTxnStatus, TransactionEnded
 from txn.leadership import Leader
+from txn.nudges import Nudges
 from txn.parts import TransactionParts
 from txn.records import AckRecord, Claim
 from txn.store import TransactionStore
@@ -76,6 +77,7 @@ class Transactions:
             interval_s=settings.transaction_gc_interval_s,
             retention_s=settings.transaction_gc_retention_s,
         )
+        self.nudges = Nudges(self.store, self._look_again)
         self.watches = AssignmentWatches(self.coordinators)
         self._broker = broker
 
@@ -88,10 +90,12 @@ class Transactions:
         """Stand for coordinators.  Raises `CoordinatorCountDiffers`, `MetadataError`."""
         await self.coordinators.start()
         self.collector.start()
+        self.nudges.start()
 
     async def stop_serving(self) -> None:
         """Lead nothing more.  May be called again."""
         self.watches.close()
+        await self.nudges.stop()
         await self.collector.stop()
         await self.coordinators.stop()
 

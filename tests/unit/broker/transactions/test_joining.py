@@ -1,9 +1,17 @@
 """ADD_PARTITION_TO_TXN lets owners join; the collector has them look again."""
 
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
 from broker.service import Broker
 from protocol.ids import EARLIEST, Position
+from tests.support.waiting import until
 from tests.unit.broker.transactions.conftest import TransactionClient
+from txn import records
 from txn.collector import Collector
+from txn.nudges import Nudges
 from txn.records import AckedPosition, AckRecord, Claim, TxnState
 from txn.txn_id import CoordinatorId, TxnId
 
@@ -86,3 +94,53 @@ async def test_what_a_stale_owner_put_late_on_a_loaded_topic_is_collected(
         await collector.collect()
     assert await operations(broker, ended) == []
     assert len(await operations(broker, still_open)) == 2
+
+
+async def test_a_request_of_another_broker_is_answered_by_the_owner(
+    broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W11, A6: the collector there found what is left here; what is open stays."""
+    store, gone = broker.transactions.store, "persistent://public/default/gone"
+    await txn_client.raw.create_producer(TOPIC)
+    txns = [TxnId(*await txn_client.begin()) for _ in range(2)]
+    for txn in txns:
+        for segment in (TOPIC, gone):
+            await store.put_claim(Claim(txn, segment, 0, Position(1, 2)))
+            acked = (AckedPosition(Position(1, 1)),)
+            await store.put_ack(AckRecord(txn, segment, "gone", 0, 1, False, acked))
+    ended, still_open = txns
+    await txn_client.end(ended)
+    nudges = [records.nudge_key(segment) for segment in (TOPIC, gone)]
+    monkeypatch.setattr(broker.placement, "owns", lambda _: False)
+    await store.nudge(TOPIC, 1)
+    await store.nudge(gone, 1)
+    await broker.transactions.nudges._answer_all()
+    assert None not in await broker.metadata.get_many(nudges), "they are for somebody else"
+    monkeypatch.undo()
+    await store.nudge(TOPIC, 2)
+    await store.nudge(gone, 2)
+    while any(await broker.metadata.get_many(nudges)):
+        await asyncio.sleep(0.001)
+    while await operations(broker, ended):
+        await asyncio.sleep(0.001)
+    assert len(await operations(broker, still_open)) == 4
+
+
+async def test_requests_from_before_the_start_are_answered(broker: Broker) -> None:
+    """One that comes while its segment is looked at stays, and is answered too."""
+    store, looked = broker.transactions.store, list[str]()
+    await broker.transactions.nudges.stop()
+
+    async def look(segment: str, found: Sequence[Claim | AckRecord]) -> bool:
+        if not looked:
+            await store.nudge(segment, 2)
+        looked.append(segment)
+        return True
+
+    await store.nudge(TOPIC, 1)
+    nudges = Nudges(store, look)
+    nudges.start()
+    await until(lambda: looked == [TOPIC, TOPIC])
+    while await broker.metadata.get(records.nudge_key(TOPIC)):
+        await asyncio.sleep(0.001)
+    await nudges.stop()

@@ -1,4 +1,4 @@
-"""Clients of a workload: producers, consumers of a queue, ordered consumers.
+"""Clients of a workload: what they share, and producers.
 
 Each lives on a host of its own, does what a careful client does, and begins again when its
 connection or its broker goes.  What it sees goes into the history.
@@ -6,24 +6,26 @@ connection or its broker goes.  What it sees goes into the history.
 
 import asyncio
 import random
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from protocol import pulsar_pb2 as pb
 from protocol.key_hash import segment_hash
+from protocol.message import build_batch
 from protocol.names import parse_topic_name
-from tests.simulation.client import GONE, Kind, SimulatedClient, payload_for
-from tests.simulation.history import Acked, Message, Txn
+from tests.simulation.client import GONE, SimulatedClient, payload_for
+from tests.simulation.history import Message, Txn
 from tests.simulation.loop import Host
-from tests.support.raw_client import Delivery, RawConsumer, RawProducer, Session
+from tests.support.raw_client import RawProducer, Session
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-FOR_EVER_S = 10_000_000.0
 QUEUE = "q"
 STREAM = "s"
+SEEKER = "k"
+PLAIN = "persistent://"
 
 
 def segment_topic(topic: str, segment: pb.SegmentInfoProto) -> str:
@@ -35,27 +37,31 @@ def segment_topic(topic: str, segment: pb.SegmentInfoProto) -> str:
 
 @dataclass
 class Layout:
-    """A DAG session and the newest layout that it told."""
+    """A DAG session and the newest layout that it told.  A plain topic is its own only segment."""
 
     topic: str
-    session: Session
-    dag: pb.ScalableTopicDAG
+    session: Session | None = None
+    dag: pb.ScalableTopicDAG = field(default_factory=pb.ScalableTopicDAG)
 
     @classmethod
     async def watch(cls, client: SimulatedClient, topic: str) -> "Layout":
+        if topic.startswith(PLAIN):
+            return cls(topic)
         session, command = await client.watch_dag(topic, create_if_missing=True)
         if not command.HasField("dag"):
             raise ConnectionError(f"no layout: {command.message}")
         return cls(topic, session, command.dag)
 
     def refresh(self) -> None:
-        while not self.session.updates.empty():
+        while self.session is not None and not self.session.updates.empty():
             update = self.session.updates.get_nowait().scalable_topic_update
             if not update.HasField("dag"):
                 raise ConnectionError(f"the layout ended: {update.message}")
             self.dag = update.dag
 
     def route(self, key: str) -> str:
+        if self.session is None:
+            return self.topic
         place = segment_hash(key.encode())
         for segment in self.dag.segments:
             if segment.state == pb.ACTIVE and segment.hash_start <= place <= segment.hash_end:
@@ -63,6 +69,8 @@ class Layout:
         raise ConnectionError(f"no segment of {self.topic} takes {place}")
 
     def all(self) -> list[str]:
+        if self.session is None:
+            return [self.topic]
         return [segment_topic(self.topic, each) for each in self.dag.segments]
 
 
@@ -132,38 +140,68 @@ class Sender(Actor):
             del self.producers[segment]
             producer = None
         if producer is None:
-            producer = await client.create_producer(segment)
+            producer = await client.create_producer(segment, self.options())
             producer.segment = segment  # type: ignore[attr-defined]
             self.producers[segment] = producer
         return producer
 
-    def begin_send(self, producer: RawProducer, message: Message) -> "asyncio.Future[str]":
+    def options(self) -> pb.CommandProducer:
+        """What is said of its producers."""
+        return pb.CommandProducer()
+
+    def batch_by_luck(self, message: Message) -> list[Message]:
+        """The message, or a batch with it as the first."""
+        batch = [message]
+        while len(batch) < 4 and self.rng.random() < self.world.plan.batches:
+            self.sent += 1
+            name = f"{self.name}-{self.sent}"
+            batch.append(replace(message, name=name, number=self.sent, refused=[]))
+        return batch
+
+    def begin_send(
+        self, producer: RawProducer, *messages: Message, sequence_id: int | None = None
+    ) -> "asyncio.Future[str]":
         """SEND; the future has "" when it is receipted, else the refusal."""
         history, outcome = self.world.history, asyncio.get_running_loop().create_future()
-        metadata = pb.MessageMetadata(partition_key=message.key)
-        send = pb.CommandSend()
-        if message.txn is not None:
-            for part in (metadata, send):
-                part.txnid_most_bits, part.txnid_least_bits = message.txn  # type: ignore[attr-defined]
+        metadata, send, payload = self._content(messages)
         number, frame = producer.frame(
-            payload_for(message.name, self.rng.choice((0, 10, 200, 3000))),
-            metadata=metadata,
-            send=send,
+            payload, metadata=metadata, send=send, sequence_id=sequence_id
         )
-        history.sending(message)
+        for message in messages:
+            history.sending(message)
 
         def done(receipt: object) -> None:
-            if isinstance(receipt, pb.CommandSendReceipt):
-                place = (receipt.message_id.ledger_id, receipt.message_id.entry_id)
-                history.receipt(message, producer.segment, place)  # type: ignore[attr-defined]
-            else:
-                history.refused(message, str(receipt))
+            for message in messages:
+                if isinstance(receipt, pb.CommandSendReceipt):
+                    place = (receipt.message_id.ledger_id, receipt.message_id.entry_id)
+                    history.receipt(message, producer.segment, place)  # type: ignore[attr-defined]
+                else:
+                    history.refused(message, str(receipt))
             if not outcome.done():
                 stored = isinstance(receipt, pb.CommandSendReceipt)
                 outcome.set_result("" if stored else str(receipt))
 
         producer.send_frame(number, frame, done)
         return outcome
+
+    def _content(
+        self, messages: Sequence[Message]
+    ) -> tuple[pb.MessageMetadata, pb.CommandSend, bytes]:
+        """The one message, or a batch of these."""
+        first = messages[0]
+        metadata = pb.MessageMetadata(partition_key=first.key)
+        send = pb.CommandSend(num_messages=len(messages))
+        if first.txn is not None:
+            for part in (metadata, send):
+                part.txnid_most_bits, part.txnid_least_bits = first.txn  # type: ignore[attr-defined]
+        payloads = [
+            payload_for(each.name, self.rng.choice((0, 10, 200, 3000))) for each in messages
+        ]
+        if len(messages) == 1:
+            return metadata, send, payloads[0]
+        metadata.num_messages_in_batch = len(messages)
+        single = pb.SingleMessageMetadata(partition_key=first.key, payload_size=0)
+        return metadata, send, build_batch((single, payload) for payload in payloads)
 
 
 class Producer(Sender):
@@ -183,7 +221,7 @@ class Producer(Sender):
         super().__init__(world, name, host, rng, topics)
         self.burst = burst
         self.pause_s = pause_s
-        self._again: Message | None = None
+        self._again: list[Message] = []
 
     async def session(self, client: SimulatedClient) -> None:
         await self.open(client)
@@ -195,18 +233,19 @@ class Producer(Sender):
             await asyncio.sleep(self.rng.expovariate(1 / self.pause_s))
 
     async def _send_one(self, client: SimulatedClient) -> None:
-        message = self._again or self.new_message(awaited=True)
-        self._again = message if self.rng.random() < 0.8 else None
+        messages = self._again or self.batch_by_luck(self.new_message(awaited=True))
+        self._again = messages if self.rng.random() < 0.8 else []
         try:
-            producer = await self.producer_for(client, message)
-            refusal = await client.wait(self.begin_send(producer, message))
+            producer = await self.producer_for(client, messages[0])
+            refusal = await client.wait(self.begin_send(producer, *messages))
         except GONE as error:
-            self.world.history.refused(message, f"{type(error).__name__} {error}")
+            for message in messages:
+                self.world.history.refused(message, f"{type(error).__name__} {error}")
             raise
         if refusal:
             self.producers.clear()
             raise ConnectionError(refusal)
-        self._again = None
+        self._again = []
 
     async def _send_burst(self, client: SimulatedClient) -> None:
         outcomes: list[Awaitable[str]] = []
@@ -219,181 +258,27 @@ class Producer(Sender):
                 raise ConnectionError("a SEND was refused")
 
 
-class Receiver(Actor):
-    """What consumers share: one pump for each segment that they are attached to."""
-
-    subscription: str
-    permits = 20
-
-    def __init__(
-        self, world: "World", name: str, host: Host, rng: random.Random, topic: str
-    ) -> None:
-        super().__init__(world, name, host, rng)
-        self.topic = topic
-        self.attached: dict[str, tuple[RawConsumer, asyncio.Task[None]]] = {}
+class NamedProducer(Sender):
+    """Sends again, under its name and the same number, until it has a receipt."""
 
     async def session(self, client: SimulatedClient) -> None:
-        self.attached = {}
-        draining = self.world.draining
-        try:
-            await self.receive(client, lambda: client.alive and self.world.draining == draining)
-        finally:
-            for _, pump in self.attached.values():
-                pump.cancel()
-
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
-        raise NotImplementedError
-
-    async def look_again_after(self, seconds: float) -> None:
-        """When all is quiet there is less to be seen."""
-        await asyncio.sleep(seconds * (20 if self.world.draining else 1))
-
-    async def attach(
-        self, client: SimulatedClient, segment: str, kind: "pb.CommandSubscribe.SubType", name: str
-    ) -> None:
-        try:
-            consumer = await client.attach(segment, self.subscription, kind, name, self.permits)
-        except GONE as error:
-            if not client.alive:
-                raise
-            self.note(f"cannot attach to {segment}: {error}")
-            return
-        pump = asyncio.get_running_loop().create_task(self._pump(client, consumer))
-        self.attached[segment] = (consumer, pump)
-
-    async def detach(self, segment: str, *, close: bool) -> None:
-        consumer, pump = self.attached.pop(segment)
-        pump.cancel()
-        if close:
-            await consumer.close()
-
-    async def forget_closed(self) -> None:
-        """What the broker closed is attached again when its turn comes."""
-        for segment, (consumer, _) in list(self.attached.items()):
-            while not consumer.events.empty():
-                if consumer.events.get_nowait().type == Kind.CLOSE_CONSUMER:
-                    await self.detach(segment, close=False)
-                    break
-
-    async def _pump(self, client: SimulatedClient, consumer: RawConsumer) -> None:
-        while client.alive:
-            try:
-                delivery = await consumer.receive(FOR_EVER_S)
-                await self.handle(client, consumer, delivery)
-                consumer.flow(1)
-            except GONE as error:
-                self.note(f"pump: {type(error).__name__} {error}")
-                if not client.alive:
-                    return
-
-    async def handle(
-        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
-    ) -> None:
-        """Work on it for a while, then acknowledge it in one way or another, or not now."""
-        if not self.world.draining:
-            await asyncio.sleep(self.rng.expovariate(200))
-        luck = self.rng.random()
-        if self.world.draining or luck < 0.5:
-            await self.ack_answered(client, consumer, delivery)
-        elif luck < 0.9:
-            self.acking(client, consumer, delivery)
-            consumer.ack(delivery.message_id)
-
-    def acking(
-        self,
-        client: SimulatedClient,
-        consumer: RawConsumer,
-        delivery: Delivery,
-        txn: Txn | None = None,
-    ) -> Acked:
-        place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
-        seen = client.delivered[(consumer.consumer_id, *place)]
-        return self.world.history.acking(seen, txn)
-
-    async def ack_answered(
-        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
-    ) -> None:
-        ack = self.acking(client, consumer, delivery)
-        try:
-            await consumer.ack_answered(delivery.message_id)
-        except GONE as error:
-            self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
-            raise
-        self.world.history.ack_answered(ack, None)
-
-
-class QueueConsumer(Receiver):
-    """Shared on every segment of the layout, sealed ones too."""
-
-    subscription = QUEUE
-
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
-        layout = await Layout.watch(client, self.topic)
-        while going_on():
-            layout.refresh()
-            await self.forget_closed()
-            wanted = layout.all()
-            for segment in [each for each in self.attached if each not in wanted]:
-                await self.detach(segment, close=False)
-            for segment in wanted:
-                if segment not in self.attached:
-                    await self.attach(client, segment, pb.CommandSubscribe.Shared, self.name)
-            await self.look_again_after(self.rng.uniform(0.05, 0.3))
-
-
-class StreamConsumer(Receiver):
-    """Ordered: has the segments that the controller gives it."""
-
-    subscription = STREAM
-
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
-        session, assignment = await client.subscribe_scalable(
-            self.topic, self.subscription, self.name
-        )
-        while going_on():
-            while not session.updates.empty():
-                update = session.updates.get_nowait()
-                assignment = update.scalable_topic_assignment_update.assignment
-            await self.forget_closed()
-            wanted = {each.segment_topic: each.segment_id for each in assignment.segments}
-            for segment in [each for each in self.attached if each not in wanted]:
-                await self.detach(segment, close=True)
-            for segment, number in wanted.items():
-                if segment not in self.attached:
-                    name = f"{self.name}-seg-{number}"
-                    await self.attach(client, segment, pb.CommandSubscribe.Exclusive, name)
-            await self.look_again_after(self.rng.uniform(0.02, 0.1))
-
-
-class Rereader(Actor):
-    """Reads all segments from their start, and again: whatever it is shown must be committed."""
-
-    def __init__(
-        self, world: "World", name: str, host: Host, rng: random.Random, topics: list[str]
-    ) -> None:
-        super().__init__(world, name, host, rng)
-        self.topics = topics
-        self._times = 0
-
-    async def session(self, client: SimulatedClient) -> None:
-        layouts = [await Layout.watch(client, topic) for topic in self.topics]
+        await self.open(client)
         while not self.stopping and client.alive:
-            for layout in layouts:
-                layout.refresh()
-                for segment in layout.all():
-                    await self._read(client, segment)
-            await asyncio.sleep(self.rng.expovariate(1))
+            await self._send_one(client)
+            await asyncio.sleep(self.rng.expovariate(1 / self.world.plan.pause_s))
 
-    async def _read(self, client: SimulatedClient, segment: str) -> None:
-        self._times += 1
-        name = f"{self.name}-{self._times}"
-        try:
-            consumer = await client.attach(
-                segment, name, pb.CommandSubscribe.Exclusive, name, 1000, durable=False
-            )
-            await asyncio.sleep(self.rng.uniform(0.01, 0.2))
-            await consumer.close()
-        except GONE as error:
-            if not client.alive:
-                raise
-            self.note(f"cannot read {segment}: {error}")
+    def options(self) -> pb.CommandProducer:
+        return pb.CommandProducer(producer_name=self.name)
+
+    _message: Message | None = None
+
+    async def _send_one(self, client: SimulatedClient) -> None:
+        if self._message is None:
+            self._message = self.new_message(awaited=True)
+            self._message.once = True
+        message = self._message
+        producer = await self.producer_for(client, message)
+        sent = self.begin_send(producer, message, sequence_id=message.number)
+        if refusal := await client.wait(sent):
+            raise ConnectionError(refusal)
+        self._message = None

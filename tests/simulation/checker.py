@@ -5,27 +5,34 @@ Rules (letters as in `docs/transactions.md` where there is one):
 - What was receipted is delivered to every subscription: if it was sent without a transaction, or in
   one that committed.
 - Nothing is delivered that was never sent, or by a transaction that had not committed by then.
-- Messages of one key that a producer awaited are delivered first in their order (STREAM).
-- What was acknowledged durably, or by a transaction that committed, is not delivered again.
-- What only aborted transactions acknowledged is delivered again.
+- Messages of one key that a producer awaited are delivered first in their order, to STREAM; to
+  Key_Shared too, within a segment.
+- What was acknowledged durably, or by a transaction that committed, is not delivered again, unless
+  a seek says so.
+- What only aborted transactions acknowledged is delivered again; what a seek went back to, too.
+- What a named producer sent again is not twice on one segment.
 - A header ends once.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from tests.simulation.history import Acked, Delivered, History, Message, Txn
+from tests.simulation.history import Acked, Delivered, History, Message, Place, Txn
 
 COMMITTED = "COMMITTED"
+QUEUE, SEEKER = "q", "k"
 
 
 class Checker:
     """See the module's rules."""
 
-    def __init__(self, history: History, subscriptions: dict[str, list[str]]) -> None:
-        """`subscriptions` of each topic."""
+    def __init__(
+        self, history: History, subscriptions: dict[str, list[str]], ordered: Iterable[str]
+    ) -> None:
+        """`subscriptions` of each topic; those of them that are `ordered`."""
         self._history = history
+        self._ordered = list(ordered)
         self._subscriptions = subscriptions
         self._topics = {message.name: message.topic for message in history.messages.values()}
 
@@ -43,14 +50,17 @@ class Checker:
 
     def settled(self) -> bool:
         """Whether everything that must be seen has been acknowledged for good everywhere."""
-        return next(self._unsettled(), None) is None
+        return next(chain(self._unsettled(), self._not_sought()), None) is None
 
     def violations(self) -> list[str]:
         """One sentence for each thing that must not be."""
         found = list(self._history.violations)
         found += self.shown()
         found += self._unsettled()
-        found += self._out_of_order()
+        found += self._not_sought()
+        for subscription in self._ordered:
+            found += self._out_of_order(subscription)
+        found += self._twice()
         found += self._headers()
         return found
 
@@ -70,10 +80,10 @@ class Checker:
         for message in self._history.messages.values():
             if not self.must_be_seen(message):
                 continue
-            for subscription in self._subscriptions[message.topic]:
+            for subscription in self._subscriptions.get(message.topic, ()):
                 if (subscription, message.name) not in seen:
                     yield f"lost: {message.name} was never delivered to {subscription!r}"
-                elif (subscription, message.name) not in settled:
+                elif subscription != SEEKER and (subscription, message.name) not in settled:
                     yield (
                         f"stuck: {message.name} was delivered to {subscription!r}, never "
                         "acknowledged for good, and not delivered again"
@@ -98,40 +108,81 @@ class Checker:
                         f"{self._history.headers.get(message.txn)}"
                     )
 
-    def _out_of_order(self) -> Iterator[str]:
-        first: dict[str, tuple[float, int]] = {}
+    def _not_sought(self) -> Iterator[str]:
+        """Where a seek went back, and nobody has acknowledged for good since."""
+        seeks = self._history.seeks
+        acked_at: defaultdict[Place, float] = defaultdict(lambda: -1.0)
+        for ack in self._history.acks:
+            if ack.subscription == SEEKER:
+                at = ack.at if ack.txn is None else self.committed_at(ack.txn) or -1.0
+                acked_at[ack.position] = max(at, acked_at[ack.position])
+        places = {
+            each.position: each.message
+            for each in self._history.deliveries
+            if each.subscription == SEEKER
+        }
+        for position, name in places.items():
+            back = on = 0.0
+            for each in seeks:
+                if position < each.target:
+                    on = each.at
+                elif each.answered_at is not None:
+                    back = each.at
+            if on <= back and acked_at[position] < back:
+                yield f"not sought: {name} at {position} after the seek at {back:.6f} s"
+
+    def _out_of_order(self, subscription: str) -> Iterator[str]:
+        first: dict[str, tuple[float, int, str]] = {}
         for place, each in enumerate(self._history.deliveries):
-            if each.subscription == "s" and not each.stale:
-                order = (each.written_at, place)
+            if each.subscription == subscription and not each.stale:
+                order = (each.written_at, place, each.segment)
                 first[each.message] = min(first.get(each.message, order), order)
-        by_key: defaultdict[tuple[str, str], list[Message]] = defaultdict(list)
+        by_key: defaultdict[tuple[str, str, str], list[Message]] = defaultdict(list)
         for message in self._history.messages.values():
             if message.awaited and self.must_be_seen(message) and message.name in first:
-                by_key[message.topic, message.key].append(message)
-        for (_, key), messages in by_key.items():
+                # A queue has all segments of a topic beside each other.
+                segment = first[message.name][2] if subscription == QUEUE else ""
+                by_key[message.topic, segment, message.key].append(message)
+        for (_, _, key), messages in by_key.items():
             messages.sort(key=lambda each: each.number)
             for before, after in pairwise(messages):
                 if first[after.name] < first[before.name]:
-                    yield f"order: {after.name} came before {before.name} for key {key}"
+                    yield f"order: {subscription} {after.name} before {before.name}, key {key}"
+
+    def _twice(self) -> Iterator[str]:
+        stored: defaultdict[tuple[str, str], set[Place]] = defaultdict(set)
+        for each in self._history.deliveries:
+            message = self._history.messages.get(each.message)
+            if message is not None and message.once:
+                stored[each.message, each.segment].add(each.position)
+        for (name, segment), positions in stored.items():
+            if len(positions) > 1:
+                yield f"twice: {name} on {segment} at {sorted(positions)}"
 
     def _delivered_again(self) -> Iterator[str]:
-        settled: dict[tuple[str, str, tuple[int, int]], Acked] = {}
+        settled: defaultdict[tuple[str, str, Place], list[Acked]] = defaultdict(list)
         for ack in self._history.acks:
             if self._is_final(ack):
-                place = (ack.subscription, ack.segment, ack.position)
-                known = settled.get(place)
-                if known is None or (ack.answered_at or 0) < (known.answered_at or 0):
-                    settled[place] = ack
+                settled[ack.subscription, ack.segment, ack.position].append(ack)
         for each in self._history.deliveries:
-            if each.stale:
-                continue
-            final = settled.get((each.subscription, each.segment, each.position))
-            if final is not None and each.written_at > (final.answered_at or 0):
-                yield (
-                    f"again: {each.message} at {each.position} was delivered to "
-                    f"{each.subscription!r} at {each.written_at:.6f} s, after its "
-                    f"acknowledgement was durable at {final.answered_at:.6f} s (txn {final.txn})"
-                )
+            for final in settled.get((each.subscription, each.segment, each.position), ()):
+                late = each.written_at > (final.answered_at or 0)
+                if late and not each.stale and not self._went_back(each, final):
+                    yield (
+                        f"again: {each.message} at {each.position} was delivered to "
+                        f"{each.subscription!r} at {each.written_at:.6f} s, after its "
+                        f"acknowledgement was durable at {final.answered_at:.6f} s "
+                        f"(txn {final.txn})"
+                    )
+                    break
+
+    def _went_back(self, delivery: Delivered, ack: Acked) -> bool:
+        return any(
+            sought.subscription == ack.subscription
+            and sought.at < delivery.written_at
+            and sought.undoes(ack.position, ack.at)
+            for sought in self._history.seeks
+        )
 
     def _headers(self) -> Iterator[str]:
         for txn, changes in self._history.headers.items():

@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Sequence
 
 from protocol import pulsar_pb2 as pb
+from protocol.ack_set import from_words, is_pending, pending_all, to_words
 from protocol.frames import Frame
-from protocol.message import parse_metadata, payload_of
-from tests.simulation.history import Delivered, History, Txn
+from protocol.message import iter_batch, parse_metadata, payload_of
+from tests.simulation.history import Delivered, History, Transaction, Txn
 from tests.simulation.network import SimulatedTransport
 from tests.support.raw_client import Delivery, RawClient, RawConsumer
 from tests.support.raw_handles import BrokerError
 
 Kind = pb.BaseCommand
+ACTIONS = {pb.COMMIT: "COMMITTED", pb.ABORT: "ABORTED"}
 GONE = (ConnectionError, TimeoutError, BrokerError, OSError)
 """What a client must expect of any request."""
 
@@ -26,8 +28,8 @@ class SimulatedClient(RawClient):
         super().__init__(timeout_s)
         self.subscriptions: dict[int, tuple[str, str]] = {}
         """Subscription and segment of each consumer id."""
-        self.delivered: dict[tuple[int, int, int], Delivered] = {}
-        """The newest delivery of each (consumer id, ledger, entry)."""
+        self.delivered: dict[tuple[int, int, int], list[Delivered]] = {}
+        """The newest delivery of each (consumer id, ledger, entry): its message, or a batch."""
 
     @classmethod
     async def of(
@@ -65,20 +67,30 @@ class SimulatedClient(RawClient):
         metadata = parse_metadata(frame.entry)
         transport = self._transport
         assert isinstance(transport, SimulatedTransport)
-        delivered = Delivered(
-            subscription,
-            name_of(payload),
-            segment,
-            (message.message_id.ledger_id, message.message_id.entry_id),
-            self.who,
-            asyncio.get_running_loop().time(),
-            transport.written_at,
-            message.redelivery_count,
-            transport.written_at >= transport.peer.host.replaced_at,
-        )
-        self.history.delivered(delivered)
+        place = (message.message_id.ledger_id, message.message_id.entry_id)
+        found = [
+            Delivered(
+                subscription,
+                name,
+                segment,
+                (*place, *index),
+                self.who,
+                asyncio.get_running_loop().time(),
+                transport.written_at,
+                message.redelivery_count,
+                transport.written_at >= transport.peer.host.replaced_at,
+            )
+            for name, index in names_in(payload, metadata, message.ack_set)
+        ]
+        for each in found:
+            self.history.delivered(each)
         consumer.messages.put_nowait(Delivery(message, metadata, payload, frame.entry))
-        self.delivered[(message.consumer_id, *delivered.position)] = delivered
+        self.delivered[(message.consumer_id, *place)] = found
+
+    def seen(self, consumer: RawConsumer, delivery: Delivery) -> list[Delivered]:
+        """The messages of a delivery."""
+        place = delivery.message_id
+        return self.delivered[consumer.consumer_id, place.ledger_id, place.entry_id]
 
     async def attach(
         self,
@@ -93,7 +105,9 @@ class SimulatedClient(RawClient):
         """SUBSCRIBE at Earliest; deliveries are written down."""
         consumer_id = self.next_id()
         self.subscriptions[consumer_id] = (subscription, segment)
+        meta = pb.KeySharedMeta(key_shared_mode=pb.AUTO_SPLIT)
         options = pb.CommandSubscribe(
+            key_shared_meta=meta if kind == pb.CommandSubscribe.Key_Shared else None,
             consumer_id=consumer_id,
             sub_type=kind,
             consumer_name=name,
@@ -103,9 +117,14 @@ class SimulatedClient(RawClient):
         return await self.subscribe(segment, subscription, options, permits=permits)
 
     def transactional_ack(
-        self, consumer: RawConsumer, ids: Sequence[pb.MessageIdData], txn: Txn
+        self,
+        consumer: RawConsumer,
+        ids: Sequence[pb.MessageIdData],
+        txn: Txn,
+        *,
+        cumulative: bool = False,
     ) -> "asyncio.Future[pb.BaseCommand]":
-        ack = consumer._ack(ids, False, None)
+        ack = consumer._ack(ids, cumulative, None)
         ack.txnid_most_bits, ack.txnid_least_bits = txn
         return asyncio.ensure_future(self.request(Kind.ACK, ack))
 
@@ -124,6 +143,27 @@ class SimulatedClient(RawClient):
         )
         body = answer.new_txn_response
         return body.txnid_most_bits, body.txnid_least_bits
+
+    async def begin_recorded(self, timeout_ms: int, coordinator: int = 0) -> Transaction:
+        txn = await self.begin(timeout_ms, coordinator)
+        record = Transaction(txn, asyncio.get_running_loop().time(), timeout_ms)
+        self.history.transactions[txn] = record
+        self.history.note(self.who, f"begins {txn} timeout={timeout_ms}")
+        return record
+
+    async def end_recorded(self, record: Transaction, action: int) -> None:
+        """END_TXN; what was asked and what was answered is written down."""
+        name = ACTIONS[action]
+        record.asked.append(name)
+        self.history.note(self.who, f"ends {record.txn} {name}")
+        try:
+            await self.end(record.txn, action)  # type: ignore[arg-type]
+        except GONE as error:
+            self.history.note(self.who, f"end of {record.txn}: {type(error).__name__} {error}")
+            record.answers.append((name, str(error) or type(error).__name__))
+            raise
+        record.answers.append((name, ""))
+        self.history.note(self.who, f"end of {record.txn} answered: {name}")
 
     async def add_partition(self, txn: Txn, segments: Sequence[str]) -> None:
         await self.request(
@@ -152,6 +192,42 @@ class SimulatedClient(RawClient):
                 txnid_most_bits=txn[0], txnid_least_bits=txn[1], txn_action=action, scalable=True
             ),
         )
+
+
+def names_in(
+    payload: bytes, metadata: pb.MessageMetadata, ack_set: Sequence[int]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Messages of an entry, with their places if it is a batch; acknowledged ones left out."""
+    if not metadata.HasField("num_messages_in_batch"):
+        return [(name_of(payload), ())]
+    count = metadata.num_messages_in_batch
+    pending = from_words(ack_set, count) if ack_set else pending_all(count)
+    return [
+        (name_of(bytes(body)), (index,))
+        for index, (_, body) in enumerate(iter_batch(payload, count))
+        if is_pending(pending, index)
+    ]
+
+
+def permits_of(delivery: Delivery) -> int:
+    """What it took of the permits: one for each message of a batch, acknowledged or not."""
+    return max(1, delivery.metadata.num_messages_in_batch)
+
+
+def partial_id(
+    delivery: Delivery, indexes: Sequence[int], *, cumulative: bool = False
+) -> pb.MessageIdData:
+    """Names those messages of a batch (or all up to the last of them); none: the whole entry."""
+    found = pb.MessageIdData()
+    found.CopyFrom(delivery.message_id)
+    count = delivery.metadata.num_messages_in_batch
+    left = pending_all(count) if indexes else 0
+    for index in range(indexes[-1] + 1) if cumulative and indexes else indexes:
+        left &= ~(1 << index)
+    if left:
+        found.ack_set.extend(to_words(left))
+        found.batch_size = count
+    return found
 
 
 def payload_for(name: str, size: int) -> bytes:

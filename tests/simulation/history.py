@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 Txn = tuple[int, int]
 """Most and least bits."""
+Place = tuple[int, ...]
+"""Ledger and entry; of a message of a batch also its index there."""
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class Message:
     awaited: bool
     """Whether the producer waited for the outcome before it sent the next one."""
     txn: Txn | None = None
+    once: bool = False
+    """Whether the broker promises not to store it twice on one segment."""
     sends: int = 0
     receipt_at: float | None = None
     refused: list[str] = field(default_factory=list)
@@ -30,12 +34,15 @@ class Message:
 
 @dataclass(slots=True)
 class Delivered:
-    """One message as one consumer got it.  `written_at`: when the broker gave it to the network."""
+    """One message as one consumer got it.  `written_at`: when the broker gave it to the network.
+
+    `position`: ledger and entry, and the place in its batch if it came in one.
+    """
 
     subscription: str
     message: str
     segment: str
-    position: tuple[int, int]
+    position: Place
     consumer: str
     at: float
     written_at: float
@@ -51,13 +58,29 @@ class Acked:
     subscription: str
     message: str
     segment: str
-    position: tuple[int, int]
+    position: Place
     consumer: str
     at: float
     txn: Txn | None = None
     answered_at: float | None = None
     """When the broker said that it is durable."""
     error: str | None = None
+
+
+@dataclass(slots=True)
+class Sought:
+    """One SEEK: from `target` on everything is delivered again."""
+
+    subscription: str
+    segment: str
+    target: Place
+    at: float
+    answered_at: float | None = None
+
+    def undoes(self, position: Place, since: float) -> bool:
+        """Whether it may undo an acknowledgement of that position, made at `since` or later."""
+        unknown = self.answered_at is None
+        return position >= self.target and (unknown or since <= (self.answered_at or 0))
 
 
 @dataclass(slots=True)
@@ -88,6 +111,7 @@ class History:
         self.messages: dict[str, Message] = {}
         self.deliveries: list[Delivered] = []
         self.acks: list[Acked] = []
+        self.seeks: list[Sought] = []
         self.transactions: dict[Txn, Transaction] = {}
         self.headers: dict[Txn, list[HeaderChange]] = {}
         self.violations: list[str] = []
@@ -149,6 +173,16 @@ class History:
         else:
             ack.error = error
         self.note(ack.consumer, f"ack of {ack.message} answered: {error or 'durable'}")
+
+    def seeking(self, who: str, subscription: str, segment: str, target: Place) -> Sought:
+        sought = Sought(subscription, segment, target, self._time())
+        self.seeks.append(sought)
+        self.note(who, f"seek {subscription} {segment} to {target}")
+        return sought
+
+    def seek_answered(self, who: str, sought: Sought) -> None:
+        sought.answered_at = self._time()
+        self.note(who, f"seek of {sought.subscription} to {sought.target} answered")
 
     def header_changed(self, txn: Txn, state: str | None) -> None:
         self.headers.setdefault(txn, []).append(HeaderChange(self._time(), state))

@@ -47,6 +47,8 @@ class MetadataFaults:
     """That a request takes up to two seconds on its way."""
     slow_keys: tuple[str, ...] = ("",)
     """Parts of the keys of requests that may be slow."""
+    stale_slow: float = 0.0
+    """The same, of any request of a process that was replaced."""
     refused: float = 0.0
     """That a request fails and was not made."""
     lost_answer: float = 0.0
@@ -102,12 +104,14 @@ class MetadataService:
         self.handles.append(handle)
         return handle
 
-    def delay(self, key: str = "") -> float:
+    def delay(self, key: str = "", host: Host | None = None) -> float:
         faults = self.faults
-        slow = faults.slow and any(part in key for part in faults.slow_keys)
-        if slow and self.rng.random() < faults.slow:
+        share = faults.slow if any(part in key for part in faults.slow_keys) else 0.0
+        if faults.stale_slow and host is not None and host.replaced_at <= self.loop.time():
+            share = faults.stale_slow
+        if share and self.rng.random() < share:
             return self.rng.uniform(0.01, 2.0)
-        return self.rng.uniform(*self.faults.delay)
+        return self.rng.uniform(*faults.delay)
 
     def crashed(self, host: Host) -> None:
         for handle in self.handles:
@@ -155,7 +159,7 @@ class MetadataHandle(MetadataStore):
         answer: asyncio.Future[object] = loop.create_future()
         call = _Call(kind, key, request, answer, self._fault())
         self._calls.append(call)
-        self._last = max(self._last, loop.time() + service.delay(key))
+        self._last = max(self._last, loop.time() + service.delay(key, self.host))
         loop.call_at(self._last, self._arrive, call, context=service.host.context.copy())
         return answer
 

@@ -2,7 +2,7 @@
 
 Each fault is left out of about half of the runs: a run in which everything fails at once hardly
 gets anywhere, and some faults hide others.  A profile changes what luck drew, so that one kind of
-trouble comes often; more than half of all runs have one.
+trouble comes often.
 """
 
 import random
@@ -41,6 +41,22 @@ class Plan:
     """Clients that stand still and go on (zombies)."""
     readers: int = 0
     """Clients that read everything from its start, again and again, while all this goes on."""
+    batches: float = 0.0
+    """How likely one more message joins a batch."""
+    cumulative: float = 0.0
+    """Of ordered deliveries, how many are acknowledged up to there, half in transactions."""
+    plain_topics: int = 0
+    """Topics without segments (`persistent://`), in the same transactions."""
+    key_shared: bool = False
+    """Consumers of queues keep keys together."""
+    other_connection: float = 0.0
+    """Of ends, how many come over a connection of their own."""
+    named_producers: int = 0
+    """Producers that send again what was not receipted, under their name: never stored twice."""
+    seekers: int = 0
+    """Consumers that go back, and acknowledge in transactions."""
+    deleters: int = 0
+    """Clients whose transactions touch what is deleted before they end."""
     aborted: float = 0.3
     """Of transactions, how many their client wants to abort."""
     hasty: float = 0.0
@@ -48,6 +64,9 @@ class Plan:
     crash_at: str = ""
     """A request for metadata, by kind and part of the key: the broker dies on it, or soon after."""
     crash_at_share: float = 0.0
+    replace_at: str = ""
+    replace_at_share: float = 0.0
+    """The same, but the broker is replaced, and goes on with what it was about to do."""
     cut_off: float = 0.0
     """Of the connections of a broker that is replaced, how many break."""
     ledger_entries: int = 60
@@ -91,14 +110,23 @@ def _cleaning(plan: Plan, rng: random.Random) -> None:
 
 def _takeovers(plan: Plan, rng: random.Random) -> None:
     """Brokers are replaced again and again, and go on beside their successors."""
-    plan.replace_every_s = rng.uniform(1.5, 4)
     plan.crash_every_s = 0.0
-    plan.cut_off = 0.5
+    plan.cut_off = rng.choice((0.5, 0.9))
     plan.aborted = 0.5
-    plan.metadata.slow = rng.uniform(0.02, 0.15)
     plan.pause_s = rng.choice((0.1, 0.4))
     plan.burst_producers = 0
     plan.retention_s = plan.collect_every_s = rng.choice((3, 20))
+    if rng.random() < 0.3:
+        plan.replace_every_s = rng.uniform(1.5, 4)
+        plan.metadata.slow = rng.uniform(0.02, 0.15)
+    else:
+        # While they carry out what has just ended.
+        plan.replace_at = rng.choice(("put /txn/id/", "put /txn/id/", "put /aborted/", "put /a:"))
+        plan.replace_at_share = 0.2
+        plan.replace_every_s = 10.0
+        plan.metadata.slow = rng.uniform(0.1, 0.5)
+        plan.metadata.slow_keys = ("idx:writes-", "idx:acks-")
+        plan.metadata.stale_slow = rng.uniform(0.1, 0.5)
 
 
 def _restarts(plan: Plan, rng: random.Random) -> None:
@@ -106,6 +134,22 @@ def _restarts(plan: Plan, rng: random.Random) -> None:
     plan.crash_every_s = rng.uniform(1, 3)
     plan.retention_s = plan.collect_every_s = 1
     plan.pause_s = 0.3
+
+
+def _wide(plan: Plan, rng: random.Random) -> None:
+    """Everything that clients do."""
+    plan.batches = rng.choice((0.0, 0.5))
+    plan.cumulative = rng.choice((0.0, 0.3, 0.7))
+    plan.plain_topics = rng.choice((0, 1, 2))
+    plan.key_shared = rng.random() < 0.5
+    plan.other_connection = rng.choice((0.0, 0.5))
+    plan.named_producers = rng.choice((0, 1, 2))
+    plan.seekers = rng.choice((0, 1))
+    plan.deleters = rng.choice((0, 1))
+    plan.crash_every_s = rng.choice((0.0, rng.uniform(1.5, 6), rng.uniform(1.5, 6)))
+    plan.replace_every_s = rng.choice((0.0, 0.0, 0.0, rng.uniform(2, 6)))
+    plan.pause_s = rng.choice((0.1, 0.4))
+    plan.retention_s = plan.collect_every_s = rng.choice((2, 20))
 
 
 Profile = Callable[[Plan, random.Random], None]
@@ -116,6 +160,7 @@ PROFILES: dict[str, Profile] = {
     "cleaning": _cleaning,
     "takeovers": _takeovers,
     "restarts": _restarts,
+    "wide": _wide,
 }
 
 
@@ -138,7 +183,9 @@ def plan_of(seed: int, *, transactions: bool, profile: str | None = None) -> Pla
 
 def _profile_by_luck(seed: int, *, transactions: bool) -> str:
     rng = random.Random(f"profile {seed}")
-    return rng.choice(list(PROFILES)) if transactions and rng.random() < 0.7 else "general"
+    if not transactions:
+        return "general"
+    return "wide" if rng.random() < 0.3 else rng.choice(list(PROFILES))
 
 
 def _by_luck(rng: random.Random, *, transactions: bool) -> Plan:

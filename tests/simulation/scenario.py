@@ -178,8 +178,7 @@ class Story(World):
         for consumer in self.consumers[client]:
             while not consumer.messages.empty():
                 delivery = consumer.messages.get_nowait()
-                place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
-                seen = self.clients[client].delivered[(consumer.consumer_id, *place)]
+                (seen,) = self.clients[client].seen(consumer, delivery)
                 self.received[client, seen.message] = (consumer, delivery)
                 names.append(seen.message)
         return " ".join(names) or "nothing"
@@ -190,8 +189,7 @@ class Story(World):
     async def _ack_one(self, client: str, name: str, txn: str) -> str:
         raw = self.clients[client]
         consumer, delivery = self.received[client, name]
-        place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
-        seen = raw.delivered[(consumer.consumer_id, *place)]
+        (seen,) = raw.seen(consumer, delivery)
         ack = self.history.acking(seen, self.txns[txn] if txn else None)
         if txn:
             await raw.add_subscription(self.txns[txn], seen.segment, seen.subscription)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocol import pulsar_pb2 as pb
 from tests.simulation.actors import QUEUE, Sender
-from tests.simulation.client import GONE, SimulatedClient
+from tests.simulation.client import GONE, SimulatedClient, partial_id, permits_of
 from tests.simulation.history import Transaction, Txn
 from tests.simulation.loop import Host
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
@@ -20,7 +20,6 @@ from tests.support.raw_client import BrokerError, Delivery, RawConsumer
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-ACTIONS = {pb.COMMIT: "COMMITTED", pb.ABORT: "ABORTED"}
 COORDINATORS = 2
 LANES = 3
 """Transactions that one client has open beside each other."""
@@ -86,25 +85,27 @@ class Transactor(Sender):
         for segment, consumer in list(self.consumers.items()):
             if not consumer.events.empty():
                 del self.consumers[segment]
-        layout = self.layouts[self.topics[0]]
-        layout.refresh()
-        for segment in layout.all():
-            if segment in self.consumers:
-                continue
-            try:
-                self.consumers[segment] = await client.attach(
-                    segment, QUEUE, pb.CommandSubscribe.Shared, self.name, 5
-                )
-            except BrokerError as error:
-                self.note(f"cannot attach to {segment}: {error}")
+        for topic, layout in self.layouts.items():
+            if topic == self.topics[0] or topic in self.world.plain_topics:
+                layout.refresh()
+                for segment in layout.all():
+                    await self._attach_to(client, segment)
+
+    async def _attach_to(self, client: SimulatedClient, segment: str) -> None:
+        if segment in self.consumers:
+            return
+        try:
+            self.consumers[segment] = await client.attach(
+                segment, QUEUE, self.world.queue_kind, self.name, 5
+            )
+        except BrokerError as error:
+            self.note(f"cannot attach to {segment}: {error}")
 
     async def _transaction(self, client: SimulatedClient) -> None:
-        rng, history = self.rng, self.world.history
+        rng = self.rng
         timeout_ms = rng.choice((300, 5000, 20_000, 20_000))
-        txn = await client.begin(timeout_ms, self.coordinator)
-        record = Transaction(txn, asyncio.get_running_loop().time(), timeout_ms)
-        history.transactions[txn] = record
-        self.note(f"begins {txn} timeout={timeout_ms}")
+        record = await client.begin_recorded(timeout_ms, self.coordinator)
+        txn = record.txn
         work = self._open[txn] = Work(record, self._wanted())
         await self._work(client, work)
         if rng.random() < 0.1:
@@ -118,6 +119,8 @@ class Transactor(Sender):
         self._open.pop(txn, None)
         if rng.random() < 0.1:
             await self._send(client, txn)
+            for taken in self._take(1):
+                await self._ack(client, work, taken, {})
 
     def _wanted(self) -> int:
         return pb.ABORT if self.rng.random() < self.world.plan.aborted else pb.COMMIT
@@ -152,21 +155,21 @@ class Transactor(Sender):
         for consumer in self.consumers.values():
             while len(found) < count and not consumer.messages.empty():
                 found.append((consumer, consumer.messages.get_nowait()))
-                consumer.flow(1)
+                consumer.flow(permits_of(found[-1][1]))
         return found
 
     async def _begin_send(
         self, client: SimulatedClient, work: Work, partitions: dict[str, None]
     ) -> "asyncio.Future[str]":
         txn = work.record.txn
-        message = self.new_message(awaited=False, txn=txn)
-        layout = self.layouts[message.topic]
+        messages = self.batch_by_luck(self.new_message(awaited=False, txn=txn))
+        layout = self.layouts[messages[0].topic]
         layout.refresh()
-        segment = layout.route(message.key)
+        segment = layout.route(messages[0].key)
         if segment not in partitions and self.rng.random() < 0.9:
             await client.add_partition(txn, [segment])
             partitions[segment] = None
-        outcome = self.begin_send(await self.producer_on(client, segment), message)
+        outcome = self.begin_send(await self.producer_on(client, segment), *messages)
         outcome.add_done_callback(work.receipted)
         return outcome
 
@@ -184,18 +187,24 @@ class Transactor(Sender):
         subscribed: dict[str, None],
     ) -> None:
         (consumer, delivery), txn = what, work.record.txn
-        place = (delivery.message_id.ledger_id, delivery.message_id.entry_id)
-        seen = client.delivered[(consumer.consumer_id, *place)]
-        if seen.segment not in subscribed:
-            await client.add_subscription(txn, seen.segment, QUEUE)
-            subscribed[seen.segment] = None
-        ack = self.world.history.acking(seen, txn)
+        seen = client.seen(consumer, delivery)
+        if seen[0].segment not in subscribed:
+            await client.add_subscription(txn, seen[0].segment, QUEUE)
+            subscribed[seen[0].segment] = None
+        indexes = [index for each in seen for index in each.position[2:]]
+        if indexes and self.rng.random() < 0.5:
+            indexes = self.rng.sample(indexes, self.rng.randrange(1, len(indexes) + 1))
+            seen = [each for each in seen if each.position[2] in indexes]
+        acks = [self.world.history.acking(each, txn) for each in seen]
+        named = partial_id(delivery, indexes)
         try:
-            await client.transactional_ack(consumer, [delivery.message_id], txn)
+            await client.transactional_ack(consumer, [named], txn)
         except GONE as error:
-            self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
+            for ack in acks:
+                self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
             raise
-        self.world.history.ack_answered(ack, None)
+        for ack in acks:
+            self.world.history.ack_answered(ack, None)
         work.done += 1
 
     async def _end(self, client: SimulatedClient, work: Work) -> None:
@@ -212,14 +221,13 @@ class Transactor(Sender):
             raise ConnectionError("the connection ended before END_TXN was answered")
 
     async def _end_once(self, client: SimulatedClient, record: Transaction, action: int) -> None:
-        name = ACTIONS[action]
-        record.asked.append(name)
-        self.note(f"ends {record.txn} {name}")
+        if self.rng.random() >= self.world.plan.other_connection:
+            await client.end_recorded(record, action)
+            return
+        # On a connection of its own it may overtake what was sent before it.
+        other = await SimulatedClient.of(self.world.history, self.name, self.world.port)
         try:
-            await client.end(record.txn, action)  # type: ignore[arg-type]
-        except GONE as error:
-            self.note(f"end of {record.txn}: {type(error).__name__} {error}")
-            record.answers.append((name, str(error) or type(error).__name__))
-            raise
-        record.answers.append((name, ""))
-        self.note(f"end of {record.txn} answered: {name}")
+            await other.connect_coordinator(self.coordinator)
+            await other.end_recorded(record, action)
+        finally:
+            other.drop()

@@ -23,21 +23,30 @@ import structlog
 
 from broker.service import Broker
 from config.settings import Settings
+from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST
 from protocol.names import TopicName, parse_topic_name
 from protocol.server_error import MagnetarError
 from tests.simulation.actors import (
+    PLAIN,
     QUEUE,
+    SEEKER,
     STREAM,
     Actor,
+    NamedProducer,
     Producer,
-    QueueConsumer,
-    Rereader,
     Sender,
-    StreamConsumer,
 )
 from tests.simulation.broker_host import BrokerHost
 from tests.simulation.checker import Checker
+from tests.simulation.consumers import (
+    PlainConsumer,
+    QueueConsumer,
+    Rereader,
+    Seeker,
+    StreamConsumer,
+)
+from tests.simulation.deleter import Deleter
 from tests.simulation.disk import DiskFaults, TimedDisk
 from tests.simulation.headers import watch_headers
 from tests.simulation.history import History
@@ -51,8 +60,13 @@ from txn import records
 
 START_MS = 1_700_000_000_000
 PORT = 6650
+SOUGHT = f"{PLAIN}public/default/sought"
+HELD = "held"
+"""A subscription which acknowledges nothing, so that what is sought is still there."""
 COLLECTED_S = 200.0
 """Virtual time after which nothing of an ended transaction may be left."""
+LEAST_REIGN_S = 1.0
+"""For so long a broker is not replaced because of what it asks for."""
 SETTLE_S = 600.0
 """Virtual time after which what is not delivered never will be."""
 
@@ -103,6 +117,10 @@ class World:
         self.disk_rng = random.Random(f"disk {seed}")
         self.disk_faults = DiskFaults()
         self.topics = [f"topic://public/default/t{n}" for n in range(plan.topics)]
+        self.plain_topics = [f"{PLAIN}public/default/p{n}" for n in range(plan.plain_topics)]
+        self.sought_topics = [SOUGHT][: plan.seekers]
+        kind = "Key_Shared" if plan.key_shared else "Shared"
+        self.queue_kind = pb.CommandSubscribe.SubType.Value(kind)
         self.actors: list[Actor] = []
         self.draining = False
         self.restarts = True
@@ -113,6 +131,7 @@ class World:
         self.replaced: list[BrokerHost] = []
         self._files: dict[str, bytes] = {}
         self._incarnation = 0
+        self._replaced_at = 0.0
         self._quiet = False
         self.settings = Settings(
             http_port=1,
@@ -126,8 +145,16 @@ class World:
             transaction_coordinators=COORDINATORS,
             transaction_gc_interval_s=plan.collect_every_s,
             transaction_gc_retention_s=plan.retention_s,
+            deduplication=plan.named_producers > 0,
         )
-        self.checker = Checker(self.history, {topic: [QUEUE, STREAM] for topic in self.topics})
+        self.checker = Checker(
+            self.history,
+            {
+                **{topic: [QUEUE, STREAM] for topic in self.topics + self.plain_topics},
+                **{topic: [SEEKER] for topic in self.sought_topics},
+            },
+            ordered=[STREAM, QUEUE] if plan.key_shared else [STREAM],
+        )
         self.loop.set_exception_handler(self._unhandled)
         self.metadata.asked = self._asked
         watch_headers(self.metadata.store, self.history)
@@ -246,7 +273,17 @@ class World:
             segments = self.rng.choice((1, 1, 2, 4))
             await self.loop.spawn(host, scalable.create(name, segments=segments, properties={}))
             await self._subscriptions(name)
+        for topic in self.plain_topics:
+            await self._plain(topic, [QUEUE, STREAM])
+        for topic in self.sought_topics:
+            await self._plain(topic, [SEEKER, HELD])
         self._make_actors()
+
+    async def _plain(self, topic: str, subscriptions: list[str]) -> None:
+        host, topics = self.running.host, self.running.broker.topics
+        made = await self.loop.spawn(host, topics.create(parse_topic_name(topic)))
+        for name in subscriptions:
+            await self.loop.spawn(host, made.create_subscription(name, EARLIEST))
 
     async def _subscriptions(self, name: TopicName) -> None:
         scalable = self.running.broker.scalable
@@ -256,29 +293,39 @@ class World:
 
     def _make_actors(self) -> None:
         plan = self.plan
+        topics = self.topics + self.plain_topics + self.sought_topics
         for number in range(plan.producers + plan.burst_producers):
             burst = 1 if number < plan.producers else 8
             self.add(
                 lambda name, host, rng, burst=burst: Producer(  # type: ignore[misc]
-                    self, name, host, rng, self.topics, burst=burst, pause_s=plan.pause_s * burst
+                    self, name, host, rng, topics, burst=burst, pause_s=plan.pause_s * burst
                 ),
                 f"p{number}",
             )
-        for number in range(plan.transactors):
-            self.add(lambda *given: Transactor(self, *given, self.topics), f"x{number}")
-        for number in range(plan.readers):
-            self.add(lambda *given: Rereader(self, *given, self.topics), f"r{number}")
-        for topic_number, topic in enumerate(self.topics):
-            for number in range(plan.queue_consumers):
-                self.add(
-                    lambda *given, topic=topic: QueueConsumer(self, *given, topic),  # type: ignore
-                    f"q{topic_number}{number}",
+        self._add_many("x", plan.transactors, lambda *given: Transactor(self, *given, topics))
+        self._add_many("r", plan.readers, lambda *given: Rereader(self, *given, self.topics))
+        self._add_many("n", plan.named_producers, lambda *g: NamedProducer(self, *g, topics))
+        self._add_many("d", plan.deleters, lambda *given: Deleter(self, *given, topics))
+        ordered: list[tuple[str, Callable[..., Actor]]] = [
+            *((topic, StreamConsumer) for topic in self.topics),
+            *((topic, PlainConsumer) for topic in self.plain_topics),
+        ]
+        for number, (topic, kind) in enumerate(ordered):
+            for name, count, make in (
+                ("q", plan.queue_consumers, QueueConsumer),
+                ("s", plan.stream_consumers, kind),
+            ):
+                self._add_many(
+                    f"{name}{number}",
+                    count,
+                    lambda *given, topic=topic, make=make: make(self, *given, topic),
                 )
-            for number in range(plan.stream_consumers):
-                self.add(
-                    lambda *given, topic=topic: StreamConsumer(self, *given, topic),  # type: ignore
-                    f"s{topic_number}{number}",
-                )
+        for topic in self.sought_topics:
+            self._add_many("k", 1, lambda *given, topic=topic: Seeker(self, *given, topic))  # type: ignore[misc]
+
+    def _add_many(self, name: str, count: int, make: Callable[..., Actor]) -> None:
+        for number in range(count):
+            self.add(make, f"{name}{number}")
 
     def add(self, make: Callable[[str, Host, random.Random], Actor], name: str) -> Actor:
         actor = make(name, self.loop.new_host(name), random.Random(f"{name} {self.seed}"))
@@ -324,7 +371,7 @@ class World:
             f"{name} {subscription} has {found.cursor.backlog}"
             for name, topic in self.running.broker.topics.loaded().items()
             for subscription, found in topic.subscriptions.items()
-            if found.cursor.backlog
+            if found.cursor.backlog and subscription in (QUEUE, STREAM, SEEKER)
         ]
 
     async def _collect(self) -> None:
@@ -355,13 +402,17 @@ class World:
         host.crash_at_step = host.steps + self.rng.randrange(1, 400)
 
     def _asked(self, host: Host, kind: str, key: str) -> None:
-        """A request for metadata: one of those on which brokers die?"""
+        """A request for metadata: one of those on which brokers die, or are replaced?"""
         plan, running = self.plan, self.running.host
-        on, _, part = plan.crash_at.partition(" ")
-        if host is not running or self._quiet or kind != on or part not in key:
+        if host is not running or self._quiet or not self.running.alive:
             return
-        if self.running.alive and self.rng.random() < plan.crash_at_share:
+        if _meant(plan.crash_at, kind, key) and self.rng.random() < plan.crash_at_share:
             running.crash_at_step = running.steps + self.rng.randrange(1, 60)
+        rested = self.loop.time() >= self._replaced_at + LEAST_REIGN_S
+        meant = rested and _meant(plan.replace_at, kind, key)
+        if meant and self.rng.random() < plan.replace_at_share:
+            self._replaced_at = self.loop.time()
+            self.loop.call_soon(self._replace, context=self.loop.world.context.copy())
 
     def _replace(self) -> None:
         if not self.running.alive:
@@ -370,7 +421,7 @@ class World:
         for transport in self.network.connections_of(before.host):
             if self.rng.random() < self.plan.cut_off:
                 self.network.break_connection(transport)
-        if self.rng.random() < 0.5:
+        if self.rng.random() < (0.2 if self.plan.replace_at else 0.5):
             self.loop.pause(before.host)
             self.loop.call_later(self.rng.uniform(0, 10), self.loop.resume, before.host)
         self.take_over()
@@ -462,6 +513,12 @@ def _determined(world: World) -> Iterator[None]:
         structlog.configure(**saved)
         if collecting:
             gc.enable()
+
+
+def _meant(request: str, kind: str, key: str) -> bool:
+    """Whether a request is one of those that a plan describes: "kind part-of-key"."""
+    on, _, part = request.partition(" ")
+    return kind == on and part in key
 
 
 def _drop(logger: object, level: str, event: object) -> object:

@@ -1,0 +1,319 @@
+"""Clients that consume: of a queue, ordered, again and again from the start."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING
+
+from protocol import pulsar_pb2 as pb
+from protocol.ids import to_wire
+from tests.simulation.actors import QUEUE, SEEKER, STREAM, Actor, Layout
+from tests.simulation.client import GONE, Kind, SimulatedClient, partial_id, permits_of
+from tests.simulation.history import Acked, Delivered, Place, Transaction, Txn
+from tests.simulation.loop import Host
+from tests.support.raw_client import BrokerError, Delivery, RawConsumer
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+FOR_EVER_S = 10_000_000.0
+
+
+class Receiver(Actor):
+    """What consumers share: one pump for each segment that they are attached to."""
+
+    subscription: str
+    permits = 20
+    partial = 0.5
+    """Of batches, how many are acknowledged in part."""
+
+    def __init__(
+        self, world: "World", name: str, host: Host, rng: random.Random, topic: str
+    ) -> None:
+        super().__init__(world, name, host, rng)
+        self.topic = topic
+        self.attached: dict[str, tuple[RawConsumer, asyncio.Task[None]]] = {}
+
+    async def session(self, client: SimulatedClient) -> None:
+        self.attached = {}
+        draining = self.world.draining
+        try:
+            await self.receive(client, lambda: client.alive and self.world.draining == draining)
+        finally:
+            for _, pump in self.attached.values():
+                pump.cancel()
+
+    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    async def look_again_after(self, seconds: float) -> None:
+        """When all is quiet there is less to be seen."""
+        await asyncio.sleep(seconds * (20 if self.world.draining else 1))
+
+    async def attach(
+        self, client: SimulatedClient, segment: str, kind: "pb.CommandSubscribe.SubType", name: str
+    ) -> None:
+        try:
+            consumer = await client.attach(segment, self.subscription, kind, name, self.permits)
+        except GONE as error:
+            if not client.alive:
+                raise
+            self.note(f"cannot attach to {segment}: {error}")
+            return
+        pump = asyncio.get_running_loop().create_task(self._pump(client, consumer))
+        self.attached[segment] = (consumer, pump)
+
+    async def detach(self, segment: str, *, close: bool) -> None:
+        consumer, pump = self.attached.pop(segment)
+        pump.cancel()
+        if close:
+            await consumer.close()
+
+    async def forget_closed(self) -> None:
+        """What the broker closed is attached again when its turn comes."""
+        for segment, (consumer, _) in list(self.attached.items()):
+            while not consumer.events.empty():
+                if consumer.events.get_nowait().type == Kind.CLOSE_CONSUMER:
+                    await self.detach(segment, close=False)
+                    break
+
+    async def _pump(self, client: SimulatedClient, consumer: RawConsumer) -> None:
+        while client.alive:
+            try:
+                delivery = await consumer.receive(FOR_EVER_S)
+                consumer.flow(permits_of(delivery))
+                await self.handle(client, consumer, delivery)
+            except GONE as error:
+                self.note(f"pump: {type(error).__name__} {error}")
+                if not client.alive:
+                    return
+
+    async def handle(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
+    ) -> None:
+        """Work on it for a while, then acknowledge it in one way or another, or not now."""
+        if not self.world.draining:
+            await asyncio.sleep(self.rng.expovariate(200))
+        luck = self.rng.random()
+        chosen, named = self.choose(client, consumer, delivery)
+        if self.world.draining or luck < 0.5:
+            acks = self.acking(chosen)
+            await self.answered(acks, consumer.ack_answered(named))
+        elif luck < 0.9:
+            self.acking(chosen)
+            consumer.ack(named)
+
+    def choose(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
+    ) -> tuple[list[Delivered], pb.MessageIdData]:
+        """What of a delivery is acknowledged: all of it, or messages of its batch."""
+        seen = client.seen(consumer, delivery)
+        batch = len(seen[0].position) > 2 and not self.world.draining
+        if batch and self.rng.random() < self.partial:
+            seen = self.rng.sample(seen, self.rng.randrange(1, len(seen) + 1))
+        return seen, partial_id(delivery, [index for each in seen for index in each.position[2:]])
+
+    def acking(self, seen: Iterable[Delivered], txn: Txn | None = None) -> list[Acked]:
+        return [self.world.history.acking(each, txn) for each in seen]
+
+    async def answered(self, acks: Iterable[Acked], answer: Awaitable[object]) -> None:
+        """Write down what the broker says to them."""
+        try:
+            await answer
+        except GONE as error:
+            for ack in acks:
+                self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
+            raise
+        for ack in acks:
+            self.world.history.ack_answered(ack, None)
+
+
+class QueueConsumer(Receiver):
+    """Shared or Key_Shared on every segment of the layout, sealed ones too."""
+
+    subscription = QUEUE
+
+    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+        layout = await Layout.watch(client, self.topic)
+        while going_on():
+            layout.refresh()
+            await self.forget_closed()
+            wanted = layout.all()
+            for segment in [each for each in self.attached if each not in wanted]:
+                await self.detach(segment, close=False)
+            for segment in wanted:
+                if segment not in self.attached:
+                    await self.attach(client, segment, self.world.queue_kind, self.name)
+            await self.look_again_after(self.rng.uniform(0.05, 0.3))
+
+
+class StreamConsumer(Receiver):
+    """Ordered: has the segments that the controller gives it."""
+
+    subscription = STREAM
+
+    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+        session, assignment = await client.subscribe_scalable(
+            self.topic, self.subscription, self.name
+        )
+        while going_on():
+            while not session.updates.empty():
+                update = session.updates.get_nowait()
+                assignment = update.scalable_topic_assignment_update.assignment
+            await self.forget_closed()
+            wanted = {each.segment_topic: each.segment_id for each in assignment.segments}
+            for segment in [each for each in self.attached if each not in wanted]:
+                await self.detach(segment, close=True)
+            for segment, number in wanted.items():
+                if segment not in self.attached:
+                    name = f"{self.name}-seg-{number}"
+                    await self.attach(client, segment, pb.CommandSubscribe.Exclusive, name)
+            await self.look_again_after(self.rng.uniform(0.02, 0.1))
+
+    async def handle(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
+    ) -> None:
+        if self.world.draining or self.rng.random() >= self.world.plan.cumulative:
+            await super().handle(client, consumer, delivery)
+        elif self.rng.random() < 0.5:
+            await self._up_to(client, consumer, delivery, None)
+        else:
+            await self._in_transaction(client, consumer, delivery)
+
+    async def _up_to(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery, txn: Txn | None
+    ) -> None:
+        """Everything up to this entry, or to a message of its batch, that anybody ever got."""
+        seen = client.seen(consumer, delivery)
+        last = self.rng.choice(seen)
+        named = partial_id(delivery, last.position[2:], cumulative=True)
+        before = {
+            each.position: each
+            for each in self.world.history.deliveries
+            if each.subscription == self.subscription
+            and each.segment == last.segment
+            and each.position <= last.position
+        }
+        acks = self.acking(before.values(), txn)
+        if txn is None:
+            await self.answered(acks, consumer.ack_answered(named, cumulative=True))
+        else:
+            work = client.transactional_ack(consumer, [named], txn, cumulative=True)
+            await self.answered(acks, work)
+
+    async def _in_transaction(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
+    ) -> None:
+        segment = client.seen(consumer, delivery)[0].segment
+        await client.connect_coordinator()
+        record = await client.begin_recorded(20_000)
+        txn = record.txn
+        await client.add_subscription(txn, segment, self.subscription)
+        action = pb.COMMIT
+        for times in range(self.rng.randrange(1, 4)):
+            if times:
+                delivery = await consumer.receive(FOR_EVER_S)
+                consumer.flow(permits_of(delivery))
+            try:
+                await self._up_to(client, consumer, delivery, txn)
+            except BrokerError as error:
+                self.note(f"cannot acknowledge in {txn}: {error}")
+                action = pb.ABORT
+        if self.rng.random() < self.world.plan.aborted:
+            action = pb.ABORT
+        await client.end_recorded(record, action)
+
+
+class PlainConsumer(StreamConsumer):
+    """Ordered, on a topic without segments; the next one takes over when it goes."""
+
+    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+        while going_on():
+            await self.forget_closed()
+            if not self.attached:
+                await self.attach(client, self.topic, pb.CommandSubscribe.Failover, self.name)
+            await self.look_again_after(self.rng.uniform(0.05, 0.3))
+
+
+class Seeker(Receiver):
+    """Reads a plain topic, acknowledges in transactions, and goes back to where it was before."""
+
+    subscription = SEEKER
+    transaction: Transaction | None = None
+
+    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+        await client.connect_coordinator()
+        while going_on():
+            await self.forget_closed()
+            if not self.attached:
+                await self.attach(client, self.topic, pb.CommandSubscribe.Exclusive, self.name)
+            await self.look_again_after(self.rng.uniform(0.05, 0.3))
+            if self.attached and not self.world.draining and self.rng.random() < 0.1:
+                await self._seek(self.attached[self.topic][0])
+
+    async def _seek(self, consumer: RawConsumer) -> None:
+        seen = [each for each in self.world.history.deliveries if each.subscription == SEEKER]
+        target: Place = (-1, -1)
+        if seen and self.rng.random() < 0.7:
+            target = self.rng.choice(seen).position[:2]
+        sought = self.world.history.seeking(self.name, SEEKER, self.topic, target)
+        ledger_id, entry_id = map(to_wire, target)
+        try:
+            await consumer.seek(pb.MessageIdData(ledger_id=ledger_id, entry_id=entry_id))
+        except BrokerError as error:
+            self.note(f"seek: {error}")
+            return
+        self.world.history.seek_answered(self.name, sought)
+
+    async def handle(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
+    ) -> None:
+        if self.world.draining or self.rng.random() < 0.5:
+            await super().handle(client, consumer, delivery)
+            return
+        record, self.transaction = self.transaction, None
+        if record is None:
+            record = await client.begin_recorded(5_000)
+        await client.add_subscription(record.txn, self.topic, self.subscription)
+        chosen, named = self.choose(client, consumer, delivery)
+        acks = self.acking(chosen, record.txn)
+        await self.answered(acks, client.transactional_ack(consumer, [named], record.txn))
+        if self.rng.random() < 0.4:
+            action = pb.ABORT if self.rng.random() < self.world.plan.aborted else pb.COMMIT
+            await client.end_recorded(record, action)
+        else:
+            self.transaction = record
+
+
+class Rereader(Actor):
+    """Reads all segments from their start, and again: whatever it is shown must be committed."""
+
+    def __init__(
+        self, world: "World", name: str, host: Host, rng: random.Random, topics: list[str]
+    ) -> None:
+        super().__init__(world, name, host, rng)
+        self.topics = topics
+        self._times = 0
+
+    async def session(self, client: SimulatedClient) -> None:
+        layouts = [await Layout.watch(client, topic) for topic in self.topics]
+        while not self.stopping and client.alive:
+            for layout in layouts:
+                layout.refresh()
+                for segment in layout.all():
+                    await self._read(client, segment)
+            await asyncio.sleep(self.rng.expovariate(1))
+
+    async def _read(self, client: SimulatedClient, segment: str) -> None:
+        self._times += 1
+        name = f"{self.name}-{self._times}"
+        try:
+            consumer = await client.attach(
+                segment, name, pb.CommandSubscribe.Exclusive, name, 1000, durable=False
+            )
+            await asyncio.sleep(self.rng.uniform(0.01, 0.2))
+            await consumer.close()
+        except GONE as error:
+            if not client.alive:
+                raise
+            self.note(f"cannot read {segment}: {error}")

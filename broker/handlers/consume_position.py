@@ -5,7 +5,7 @@ Rules:
 - SEEK disconnects the consumers of the subscription, moves the cursor and then answers.  Clients
   subscribe again by themselves; until then they must not see messages of the old place.
 - The id of a seek is the first to be delivered; with an ack set, from those messages of its batch.
-- The last message id is that of what may be dispatched; -1:-1 when there is nothing.
+- The last message id is that of what is delivered (`last_message`); -1:-1 when there is nothing.
 """
 
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from broker.consumer import Consumer
 from broker.dispatch.entry_facts import facts_of, last_batch_index
 from broker.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
+from broker.dispatch.last_message import newest_message
 from broker.dispatch.start_position import first_published_since, position_of
 from config.bounds import READ_BATCH_BYTES
 from protocol.ids import Position, from_wire, to_wire
@@ -77,12 +78,11 @@ async def get_last_message_id(
     request = command.get_last_message_id
     consumer = _consumer(connection, request.consumer_id)
     subscription = consumer.subscription
-    last = subscription.topic.max_read_position()
-    newest = await _entry_at(subscription.topic, last) if last.entry_id >= 0 else None
+    newest = await newest_message(subscription.topic)
     if newest is None:
         message_id = _message_id(Position(-1, -1), consumer.partition, -1)
     else:
-        message_id = _message_id(last, consumer.partition, last_batch_index(newest.data))
+        message_id = _message_id(newest.position, consumer.partition, last_batch_index(newest.data))
     connection.send(
         BaseCommand(
             type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE,

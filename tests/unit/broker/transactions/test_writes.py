@@ -10,6 +10,7 @@ import pytest
 
 from broker.service import Broker
 from broker.topic import Topic, TopicState
+from config.bounds import READ_BATCH_ENTRIES
 from protocol import pulsar_pb2 as pb
 from protocol.names import parse_topic_name
 from storage.metadata.store import MetadataError
@@ -386,3 +387,33 @@ async def test_a_message_that_says_otherwise_than_its_send_is_refused(
     await txn_client.end(txn, pb.ABORT)
     await send(producer, None, b"last")
     assert await read_to(consumer, b"last") == [b"last"]
+
+
+async def test_the_last_message_is_one_that_readers_get(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    """Else whoever reads up to it waits for what never comes."""
+    raw = txn_client.raw
+    producer, consumer = await raw.create_producer(TOPIC), await raw.subscribe(TOPIC, "s")
+
+    async def last() -> tuple[int, int]:
+        found = (await consumer.last_message_id()).last_message_id
+        return found.ledger_id, found.entry_id
+
+    nothing = (2**64 - 1, 2**64 - 1)
+    for count in (1, 3, READ_BATCH_ENTRIES + 1):
+        txn = await txn_client.begin()
+        await asyncio.gather(*(send(producer, txn, b"aborted") for _ in range(count)))
+        assert await last() == nothing
+        await txn_client.end(txn, pb.ABORT)
+        await cleaned(broker)
+        assert await last() == nothing
+    seen = (await producer.send(b"seen")).message_id
+    aborted, still_open = await txn_client.begin(), await txn_client.begin()
+    await send(producer, aborted, b"aborted")
+    await txn_client.end(aborted, pb.ABORT)
+    await send(producer, still_open, b"open")
+    assert await last() == (seen.ledger_id, seen.entry_id)
+    await txn_client.end(still_open)
+    await cleaned(broker)
+    assert await last() == (seen.ledger_id, seen.entry_id + 2)

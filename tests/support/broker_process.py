@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -129,6 +130,11 @@ class BrokerProcess:
         self._process.send_signal(number)
         return await self.ended()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, and wait for nothing."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     async def ended(self) -> int:
         """Wait for the end of the process; returns the exit status."""
         assert self._process is not None
@@ -218,6 +224,13 @@ class BrokerProcess:
         ):
             text = await answer.text()
             return answer.status, _json_or(text)
+
+    async def metric(self, name: str) -> float:
+        """The sum of a metric over all its labels."""
+        url = f"http://{HOST}:{self.http_port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if re.match(rf"{name}[{{ ]", line))
 
     async def create_scalable(self, topic: str, segments: int) -> None:
         """Create `topic://public/default/<topic>`."""

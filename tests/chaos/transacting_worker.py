@@ -1,0 +1,228 @@
+"""Workers that consume, transform and produce in transactions, whatever happens to the broker.
+
+Rules:
+
+- Every transaction writes one message at least, and each of its messages tells the transaction, its
+  place in it, how many there are, and the inputs that the transaction acknowledged: so what readers
+  see says by itself whether a transaction is whole.
+- A worker commits only when everything that it did was answered; after anything else it aborts.
+- What is told of an end is kept: a commit that was answered must be seen, an abort never.  An END
+  without answer is asked for again on the next connection, until there is an answer.
+- A lost connection is replaced by a new one; no message is ever sent twice.
+"""
+
+import asyncio
+import enum
+import random
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from protocol import pulsar_pb2 as pb
+from tests.support.broker_process import HOST, BrokerProcess
+from tests.support.raw_client import BrokerError, RawClient, RawConsumer, RawProducer
+
+Kind = pb.BaseCommand
+TxnBits = tuple[int, int]
+PAUSE_S: Final = 0.05
+ANSWER_S: Final = 8.0
+"""Longer than any stop that the test makes; what takes longer is given up with its connection."""
+INPUT_S: Final = 0.05
+COORDINATORS: Final = 16
+SHORT_TTL_MS: Final = 1500
+LONG_TTL_MS: Final = 3_600_000
+
+
+class Outcome(enum.Enum):
+    """What is known about the end of a transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+class Lost(Exception):
+    """The broker closed a producer or consumer."""
+
+
+def payload(name: str, place: int, count: int, inputs: Sequence[str]) -> bytes:
+    """`name` is unique among all transactions."""
+    return f"{name}|{place}|{count}|{','.join(inputs)}".encode()
+
+
+def parsed(data: bytes) -> tuple[str, int, int, list[str]]:
+    """The transaction, the place, how many, the inputs."""
+    name, place, count, inputs = data.decode().split("|")
+    return name, int(place), int(count), [each for each in inputs.split(",") if each]
+
+
+class TransactingWorker:
+    """See the module's rules.  `outputs` gives the topics that may be written to now."""
+
+    def __init__(
+        self,
+        number: int,
+        rng: random.Random,
+        outputs: Callable[[], Sequence[str]],
+        inputs: str,
+        subscription: str,
+    ) -> None:
+        self.number = number
+        self.outcomes: dict[str, Outcome] = {}
+        self._rng = rng
+        self._outputs = outputs
+        self._inputs = inputs
+        self._subscription = subscription
+        self._client: RawClient | None = None
+        self._producers: dict[str, RawProducer] = {}
+        self._consumer: RawConsumer | None = None
+        self._asked = False
+        self._unsettled: list[tuple[str, TxnBits, pb.TxnAction]] = []
+
+    @property
+    def committed(self) -> int:
+        """Commits that were answered."""
+        return sum(outcome is Outcome.COMMITTED for outcome in self.outcomes.values())
+
+    async def run(self, broker: BrokerProcess, stop: asyncio.Event) -> None:
+        """Transaction after transaction; returns when the last one is settled."""
+        while not stop.is_set() or self._unsettled:
+            try:
+                await self._work(broker, stop)
+            except (OSError, TimeoutError, BrokerError, Lost):
+                await self._drop()
+                await asyncio.sleep(PAUSE_S)
+        await self._drop()
+
+    async def _work(self, broker: BrokerProcess, stop: asyncio.Event) -> None:
+        if self._client is None:
+            self._client = await RawClient.open(HOST, broker.port, timeout_s=ANSWER_S)
+        client = self._client
+        while self._unsettled:
+            await self._settle(client)
+        while not stop.is_set():
+            await self._transaction(client)
+
+    async def _drop(self) -> None:
+        client, self._client = self._client, None
+        self._producers.clear()
+        self._consumer, self._asked = None, False
+        if client is not None:
+            await client.close()
+
+    async def _transaction(self, client: RawClient) -> None:
+        rng = self._rng
+        short = rng.random() < 0.1
+        new = pb.CommandNewTxn(
+            tc_id=rng.randrange(COORDINATORS),
+            txn_ttl_millis=SHORT_TTL_MS if short else LONG_TTL_MS,
+            scalable=True,
+        )
+        begun = (await client.request(Kind.NEW_TXN, new)).new_txn_response
+        txn = (begun.txnid_most_bits, begun.txnid_least_bits)
+        name = f"{self.number}.{len(self.outcomes)}"
+        self.outcomes[name] = Outcome.UNKNOWN
+        self._unsettled.append((name, txn, pb.ABORT))
+        if await self._fill(client, txn, name) and rng.random() < 0.75:
+            self._unsettled[-1] = (name, txn, pb.COMMIT)
+        if short and rng.random() < 0.5:
+            await asyncio.sleep(SHORT_TTL_MS / 1000 * rng.uniform(0.5, 1.5))
+        await self._settle(client)
+
+    async def _fill(self, client: RawClient, txn: TxnBits, name: str) -> bool:
+        """Whether all of it was taken.  A refusal of one part leaves the connection as it is."""
+        rng = self._rng
+        inputs = await self._take_inputs(client, txn)
+        count = rng.choice((1, 2, 2, 3, 5, 20))
+        places = [rng.choice(self._outputs()) for _ in range(count)]
+        if rng.randrange(2):
+            add = pb.CommandAddPartitionToTxn(partitions=sorted(set(places)), scalable=True)
+            add.txnid_most_bits, add.txnid_least_bits = txn
+            await client.request(Kind.ADD_PARTITION_TO_TXN, add)
+        taken = await asyncio.gather(
+            *(
+                self._send(client, txn, topic, payload(name, place, count, inputs))
+                for place, topic in enumerate(places)
+            ),
+            return_exceptions=True,
+        )
+        refused = [each for each in taken if isinstance(each, BaseException)]
+        if any(not isinstance(each, BrokerError) for each in refused):
+            raise refused[0]
+        return not refused
+
+    async def _take_inputs(self, client: RawClient, txn: TxnBits) -> list[str]:
+        """Acknowledge some inputs in the transaction; what cannot be loses the connection."""
+        found: list[str] = []
+        ids: list[pb.MessageIdData] = []
+        for _ in range(self._rng.choice((0, 1, 1, 2))):
+            consumer = await self._subscribed(client)
+            if not self._asked:
+                consumer.flow(1)
+                self._asked = True
+            try:
+                delivery = await consumer.receive(INPUT_S)
+            except TimeoutError:
+                break
+            self._asked = False
+            found.append(delivery.payload.decode())
+            ids.append(delivery.message_id)
+        if ids and self._consumer is not None:
+            ack = pb.CommandAck(
+                consumer_id=self._consumer.consumer_id,
+                ack_type=pb.CommandAck.Individual,
+                message_id=ids,
+                txnid_most_bits=txn[0],
+                txnid_least_bits=txn[1],
+            )
+            await client.request(Kind.ACK, ack)
+        return found
+
+    async def _subscribed(self, client: RawClient) -> RawConsumer:
+        if self._consumer is not None and not self._consumer.events.empty():
+            raise Lost
+        if self._consumer is None:
+            options = pb.CommandSubscribe(
+                sub_type=pb.CommandSubscribe.Shared,
+                initial_position=pb.CommandSubscribe.Earliest,
+            )
+            self._consumer = await client.subscribe(self._inputs, self._subscription, options)
+        return self._consumer
+
+    async def _send(self, client: RawClient, txn: TxnBits, topic: str, data: bytes) -> None:
+        producer = self._producers.get(topic)
+        if producer is None or not producer.events.empty():
+            producer = self._producers[topic] = await client.create_producer(topic)
+        most, least = txn
+        sending = asyncio.ensure_future(
+            producer.send(
+                data,
+                metadata=pb.MessageMetadata(txnid_most_bits=most, txnid_least_bits=least),
+                send=pb.CommandSend(txnid_most_bits=most, txnid_least_bits=least),
+            )
+        )
+        closed = asyncio.ensure_future(producer.events.get())
+        try:
+            await asyncio.wait((sending, closed), return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise Lost
+            sending.result()
+        finally:
+            sending.cancel()
+            closed.cancel()
+
+    async def _settle(self, client: RawClient) -> None:
+        """END of the oldest that is not settled, until it is answered."""
+        name, (most, least), action = self._unsettled[0]
+        command = pb.CommandEndTxn(
+            txnid_most_bits=most, txnid_least_bits=least, txn_action=action, scalable=True
+        )
+        committing = action == pb.COMMIT
+        try:
+            await client.request(Kind.END_TXN, command)
+            self.outcomes[name] = Outcome.COMMITTED if committing else Outcome.ABORTED
+        except BrokerError as error:
+            if error.code == pb.InvalidTxnStatus:
+                self.outcomes[name] = Outcome.ABORTED if committing else Outcome.COMMITTED
+            elif error.code != pb.TransactionNotFound:
+                raise
+        del self._unsettled[0]

@@ -98,6 +98,8 @@ class Connection(asyncio.Protocol):
         self.client_version = ""
         self.protocol_version = 0
         self.features = FeatureFlags()
+        self.principal: str | None = None
+        """Who the peer is; None without authentication."""
         self.connected_ms = 0
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}

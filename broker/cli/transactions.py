@@ -58,14 +58,18 @@ def _rows(answer: object) -> Sequence[Mapping[str, object]]:
     return [_mapping(each) for each in answer] if isinstance(answer, list) else []
 
 
-def _line(row: Mapping[str, object]) -> str:
+def _left_ms(row: Mapping[str, object]) -> int | None:
+    """Until the deadline, by the broker's clock; None if it has ended."""
     age, created, deadline = (row.get(name) for name in ("ageMs", "createdMs", "deadlineMs"))
-    left = None
-    if row.get("status") == "OPEN" and all(isinstance(ms, int) for ms in (age, created, deadline)):
-        left = int(str(deadline)) - int(str(created)) - int(str(age))
+    if not (isinstance(age, int) and isinstance(created, int) and isinstance(deadline, int)):
+        return None
+    return deadline - created - age if row.get("status") == "OPEN" else None
+
+
+def _line(row: Mapping[str, object]) -> str:
     return (
-        f"{row.get('txnId')!s:<16}  {row.get('status', '?')!s:<9}  {duration(age):>8}  "
-        f"{duration(left):>8}  {row.get('owner') or '-'}"
+        f"{row.get('txnId')!s:<16}  {row.get('status', '?')!s:<9}  {duration(row.get('ageMs')):>8}"
+        f"  {duration(_left_ms(row)):>8}  {row.get('owner') or '-'}"
     )
 
 

@@ -89,12 +89,6 @@ def _enabled(connection: "Connection", *, scalable: bool = True) -> "Transaction
     return transactions
 
 
-def _owner(connection: "Connection") -> str | None:
-    """The principal of the connection; None while there is no authentication."""
-    principal = getattr(connection, "principal", None)
-    return principal if isinstance(principal, str) else None
-
-
 def _txn(request: _Names) -> TxnId:
     return TxnId(request.txnid_most_bits, request.txnid_least_bits)
 
@@ -153,7 +147,7 @@ async def begin(connection: "Connection", command: BaseCommand, entry: bytes | N
 
     async def work() -> None:
         txn = await transactions.coordinators.begin(
-            CoordinatorId(request.tc_id), request.txn_ttl_millis, _owner(connection)
+            CoordinatorId(request.tc_id), request.txn_ttl_millis, connection.principal
         )
         response.txnid_least_bits = txn.least
 
@@ -171,7 +165,7 @@ async def add_partitions(
 
     async def work() -> None:
         names = [parse_topic_name(partition) for partition in request.partitions]
-        await transactions.coordinators.require_open(txn, _owner(connection))
+        await transactions.coordinators.require_open(txn, connection.principal)
         if len(names) == 1:
             await transactions.join(txn, names[0])
         else:
@@ -198,7 +192,7 @@ async def add_subscriptions(
     response = CommandAddSubscriptionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await _answered(response, transactions.coordinators.require_open(txn, _owner(connection)))
+    await _answered(response, transactions.coordinators.require_open(txn, connection.principal))
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE,
@@ -217,7 +211,7 @@ async def end(connection: "Connection", command: BaseCommand, entry: bytes | Non
         if not request.HasField("txn_action"):
             raise UnknownAction("END_TXN says neither commit nor abort: set txn_action.")
         action = _ACTIONS[request.txn_action]
-        await transactions.coordinators.end(txn, action, _owner(connection))
+        await transactions.coordinators.end(txn, action, connection.principal)
 
     response = CommandEndTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least

@@ -14,6 +14,19 @@ from txn.txn_id import TxnId
 __all__ = ["stage"]
 
 
+def deletes_late(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """No record is deleted before the event that is returned."""
+    store, may_delete = stage.broker.transactions.store, asyncio.Event()
+    delete = store.delete_operation
+
+    async def delete_late(of: TxnId, key: str) -> None:
+        await may_delete.wait()
+        await delete(of, key)
+
+    monkeypatch.setattr(store, "delete_operation", delete_late)
+    return may_delete
+
+
 async def test_a7_a_seek_waits_for_what_ended_transactions_left(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -22,14 +35,7 @@ async def test_a7_a_seek_waits_for_what_ended_transactions_left(
     messages = await got(consumer, 5)
     txn = await stage.begin()
     await stage.ack(consumer, txn, messages[0])
-    store, may_delete = stage.broker.transactions.store, asyncio.Event()
-    delete = store.delete_operation
-
-    async def deletes_late(of: TxnId, key: str) -> None:
-        await may_delete.wait()
-        await delete(of, key)
-
-    monkeypatch.setattr(store, "delete_operation", deletes_late)
+    may_delete = deletes_late(stage, monkeypatch)
     await stage.commit(txn)
     subscription = await stage.subscription()
     await until(lambda: subscription.backlog == 4)
@@ -50,14 +56,7 @@ async def test_consumers_go_before_a_seek_waits_for_transactions(
     messages = await got(consumer, 5)
     ended, later = await stage.begin(), await stage.begin()
     await stage.ack(consumer, ended, messages[0])
-    store, may_delete = stage.broker.transactions.store, asyncio.Event()
-    delete = store.delete_operation
-
-    async def deletes_late(of: TxnId, key: str) -> None:
-        await may_delete.wait()
-        await delete(of, key)
-
-    monkeypatch.setattr(store, "delete_operation", deletes_late)
+    may_delete = deletes_late(stage, monkeypatch)
     await stage.commit(ended)
     subscription = await stage.subscription()
     await until(lambda: subscription.backlog == 4)

@@ -180,6 +180,28 @@ async def test_every_answer_names_its_transaction(txn_client: TransactionClient)
             assert (response.error if response.HasField("error") else None) == error
 
 
+async def test_a_transaction_is_there_for_the_principal_that_began_it(
+    broker: Broker, connect: Connect
+) -> None:
+    alice = TransactionClient(await connect())
+    (connection,) = broker.connections
+    connection.principal = "alice"
+    txn = await alice.begin()
+    stored = await broker.transactions.store.read_header(TxnId(*txn))
+    assert stored is not None
+    assert stored.header.owner == "alice"
+    nobody = TransactionClient(await connect())
+    for request in (
+        nobody.add_partitions(txn, TOPIC),
+        nobody.add_subscription(txn, TOPIC, "s"),
+        nobody.end(txn),
+    ):
+        with pytest.raises(BrokerError) as refused:
+            await request
+        assert refused.value.code == pb.TransactionNotFound
+    await alice.end(txn)
+
+
 async def test_a_coordinator_that_is_not_led_here_is_not_found(
     broker: Broker, txn_client: TransactionClient
 ) -> None:

@@ -64,6 +64,23 @@ class SegmentLog(Log, Protocol):
         ...
 
 
+class _Joined:
+    """What ADD_PARTITION_TO_TXN waits with.  It only wakes a task, so it may be called at once."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.done: asyncio.Future[None] = loop.create_future()
+
+    def __call__(self, error: MagnetarError | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
 class SegmentBuffer:
     """See the module's rules."""
 
@@ -83,6 +100,8 @@ class SegmentBuffer:
         self._loop = asyncio.get_running_loop()
         self._follower = self._decided
         self._waiting: dict[TxnId, list[Then]] = {}
+        self._claimed: TxnId | None = None
+        """Whose claim became durable just now: the task that put it reads the header too."""
         self._listeners: dict[object, Callable[[], None]] = {}
         self._work = OwnerWork(segment)
         self._todo: deque[Effect] = deque()
@@ -210,17 +229,9 @@ class SegmentBuffer:
         """
         if self._ledger.state is ManagedLedgerState.TERMINATED:
             return
-        joined: asyncio.Future[None] = self._loop.create_future()
-
-        def then(error: MagnetarError | None) -> None:
-            if not joined.done():
-                if error is None:
-                    joined.set_result(None)
-                else:
-                    joined.set_exception(error)
-
-        if not self.admit(txn, then):
-            await joined
+        joined = _Joined(self._loop)
+        if not self.admit(txn, joined):
+            await joined.done
 
     def issued(self, txn: TxnId) -> None:
         """An admitted append is handed to the log now."""
@@ -326,7 +337,7 @@ class SegmentBuffer:
                 self._decisions.follow(txn, self._follower)
                 self._work.start(self._put_claim(txn))
             case ReadHeader(txn):
-                self._work.start(self._check_header(txn))
+                self._read_header(txn)
             case Admitted(txn):
                 self._answer(txn, None)
             case Refused(txn, error):
@@ -350,7 +361,16 @@ class SegmentBuffer:
 
     def _answer(self, txn: TxnId, error: MagnetarError | None) -> None:
         for then in self._waiting.pop(txn, ()):
-            self._loop.call_soon(then, error)
+            if type(then) is _Joined:
+                then(error)
+            else:
+                self._loop.call_soon(then, error)
+
+    def _read_header(self, txn: TxnId) -> None:
+        if txn == self._claimed:
+            self._claimed = None
+        else:
+            self._work.start(self._check_header(txn))
 
     async def _put_claim(self, txn: TxnId) -> None:
         core = self._core
@@ -361,9 +381,17 @@ class SegmentBuffer:
             await self._store.put_claim(core.claim(txn, epoch))
         except MagnetarError as error:
             core.claim_failed(txn, error)
-        else:
-            core.claim_durable(txn)
-        self._flush()
+            self._flush()
+            return
+        core.claim_durable(txn)
+        self._claimed = txn
+        try:
+            self._flush()
+            to_be_read = self._claimed is None
+        finally:
+            self._claimed = None
+        if to_be_read:
+            await self._check_header(txn)
 
     async def _check_header(self, txn: TxnId) -> None:
         try:

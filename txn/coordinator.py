@@ -84,6 +84,9 @@ class Coordinator:
         self._open: dict[TxnId, StoredHeader] = {}
         self._beginning = 0
         self._ends: set[asyncio.Task[bool]] = set()
+        self._asked = 0
+        """ENDs under way in the tasks of those who asked."""
+        self._none_asked: asyncio.Future[None] | None = None
 
     async def close(self) -> None:
         """Forget what is open, at once, and finish what was begun.
@@ -93,6 +96,10 @@ class Coordinator:
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
+        while self._asked:
+            if self._none_asked is None:
+                self._none_asked = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._none_asked)
         while self._ends:
             await asyncio.wait(self._ends)
         await self._numbers.close()
@@ -165,8 +172,22 @@ class Coordinator:
         await self._ended(txn, action, owner)
 
     async def _ended(self, txn: TxnId, action: TxnState, owner: str | None) -> bool:
-        """Whether it was ended by this."""
-        return await asyncio.shield(self._begin_end(self._end(txn, action, owner)))
+        """Whether it was ended by this.
+
+        Whoever asks does it, as a task between the write and its answer would cost two turns of the
+        loop.  If they go away a task does it again: the same end again is fine.
+        """
+        self._asked += 1
+        try:
+            return await self._end(txn, action, owner)
+        except asyncio.CancelledError:
+            self._begin_end(self._end(txn, action, owner))
+            raise
+        finally:
+            self._asked -= 1
+            if not self._asked and self._none_asked is not None:
+                self._none_asked.set_result(None)
+                self._none_asked = None
 
     async def time_out(self, txn: TxnId) -> None:
         """The deadline has come.  Raises `MetadataError`; what ended otherwise is fine."""

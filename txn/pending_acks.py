@@ -187,7 +187,8 @@ class PendingAcks:
             was_ending = self.core.ending
             self._do(self.core.decided(txn, outcome))
             if self.core.ending and not was_ending:
-                self._loop.call_soon(self._end_some)
+                # A turn later, for the same commit is being answered to who asked for it.
+                self._loop.call_soon(self._loop.call_soon, self._end_some)
 
     def _end_some(self) -> None:
         """One slice, then everybody else's turn."""

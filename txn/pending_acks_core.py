@@ -11,8 +11,8 @@ Rules:
 - Only records that were put or loaded here are deleted, each by its key (A2, W6), and those of a
   commit after the cursor is durable.
 - What is in flight when its transaction ends shares the outcome.
-- An end is carried out in slices of TXN_SLICE_POSITIONS, the first with the decision; what waits
-  stays held, so nobody sees a half of a commit.
+- An end is carried out with the decision if it is one slice of TXN_SLICE_POSITIONS, else in slices
+  after it; what waits stays held, so nobody sees a half of a commit.
 """
 
 from collections import OrderedDict, deque
@@ -242,10 +242,11 @@ class PendingAcksCore:
         known.ended, known.outcome = True, outcome
         self.commits += outcome is TxnState.COMMITTED
         self.aborts += outcome is TxnState.ABORTED
-        self._ending.extend(
-            ack for ack in known.acks if ack.state in (AckState.HELD, AckState.LOADED)
-        )
-        return self.end_some()
+        ending = [ack for ack in known.acks if ack.state in (AckState.HELD, AckState.LOADED)]
+        alone = not self._ending
+        self._ending.extend(ending)
+        positions = sum(len(ack.acks) for ack in ending)
+        return self.end_some() if alone and positions <= TXN_SLICE_POSITIONS else []
 
     def end_some(self) -> list[Effect]:
         """Apply or release what waits for it longest: one record, or as many as a slice takes."""

@@ -9,7 +9,8 @@
 Rules:
 
 - The change of the record divides undo from finish: a step whose children are in the layout is
-  finished, any other is undone.  While the store cannot say which, neither happens.
+  finished, any other is undone.  While the store cannot say which, neither happens.  Before an undo
+  the record is written back as it is, so that a change which is still on its way fails.
 - Changes of one topic queue up behind its lock until PUBLISHED; sealing goes on beside later ones.
 - Nothing is sealed before its successors are known to everyone, so sends that were on their way
   are never refused by a broker that could still take them (Apache Pulsar 5.0.0-M1 seals first).
@@ -244,6 +245,10 @@ class Reshaper:
 
     async def _recover(self, step: Step) -> None:
         live = await self._topics.reload_locked(step.topic)
+        if live is not None and not _is_published(live, step):
+            # The change of the record may still be on its way: from now on it comes too late.
+            await self._store.refresh(live.stored)
+            live = await self._topics.reload_locked(step.topic)
         if live is None or not _is_published(live, step):
             await self._undo(step)
             return

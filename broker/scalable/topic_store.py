@@ -8,6 +8,7 @@ Rules:
 - Nothing here knows of ledgers, connections or running consumers.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -128,6 +129,18 @@ class TopicStore:
                 raise
             return StoredTopic(stored.name, record, after.version)
         return StoredTopic(stored.name, record, put.version)
+
+    async def refresh(self, stored: StoredTopic) -> None:
+        """Write the record back as it was read: changes on that version fail from then on.
+
+        If it has changed meanwhile they have failed already.
+        """
+        record = stored.record
+        value, indexes = encode_topic(record), indexes_of(record)
+        with contextlib.suppress(VersionConflict):
+            await self._metadata.put(
+                topic_path(stored.name), value, expect=stored.version, indexes=indexes
+            )
 
     async def remove(self, stored: StoredTopic) -> None:
         """Remove the record that was read.  Raises `ConcurrentChange`."""

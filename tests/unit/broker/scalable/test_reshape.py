@@ -1,12 +1,15 @@
 """Splits and merges: what is carried over, what is pushed when, and every crash in between."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from broker.scalable import layout
 from broker.scalable.layout import IllegalReshape, UnknownSegment
+from broker.scalable.reshape import _step
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import ScalableTopicNotFound
+from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound
 from broker.topic import TopicNotFound, TopicState, TopicTerminated
 from protocol.ids import EARLIEST, LATEST
 from protocol.names import parse_topic_name, segment_name
@@ -247,6 +250,22 @@ async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str
         await node.stop()
     assert died_at > 8, "the change is more than a few writes"
     assert outcomes == {0, 1}, "some crashes are undone, some finished"
+
+
+async def test_what_was_undone_cannot_be_published_any_more(world: World, node: Node) -> None:
+    """A change of the record may still be on its way when the next process undoes its step."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    before = await node.scalable._store.load(TOPIC)
+    assert before is not None
+    change = layout.split(before.record.layout, 0, now_ms=1)
+    await node.scalable._store.begin(_step(TOPIC, change))
+    node = await node.kill()
+    assert await world.steps() == []
+    with pytest.raises(ConcurrentChange):
+        await node.scalable._store.change(before, replace(before.record, layout=change.layout))
+    await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    await node.stop()
 
 
 async def test_a_note_of_a_topic_that_is_gone_is_cleared(world: World, node: Node) -> None:

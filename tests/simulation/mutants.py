@@ -90,8 +90,20 @@ class ClaimsFirst(SegmentBufferCore):
             self._effects.append(RecordAborted(member.txn, self._log.last_confirmed))
 
 
+class FollowsLate(SegmentBuffer):
+    """W7 broken: headers are read before their transactions are followed."""
+
+    async def _load(self) -> None:
+        self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
+        txns = list(self._core.members)
+        await asyncio.gather(*(self._load_header(txn) for txn in txns))
+        for txn in txns:
+            self._decisions.follow(txn, self._follower)
+        self._core.loaded(await self._store.aborted_on(self.segment))
+
+
 class AbortedSetFirst(SegmentBuffer):
-    """W7 broken: the aborted set is read before the claims."""
+    """W7, W8 broken: the aborted set is read before the claims."""
 
     async def _load(self) -> None:
         aborted = await self._store.aborted_on(self.segment)
@@ -170,7 +182,8 @@ MUTANTS = (
     Mutant("W2", _with_core(NoHeaderRead), "write_after_collection"),
     Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight"),
     Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort"),
-    Mutant("W7", {(TopicRegistry, "buffer_class"): AbortedSetFirst}, "stale_owner_cleans_up"),
+    Mutant("W7-follow", {(TopicRegistry, "buffer_class"): FollowsLate}, "end_during_a_load"),
+    Mutant("W7-W8", {(TopicRegistry, "buffer_class"): AbortedSetFirst}, "stale_owner_cleans_up"),
     Mutant("A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack"),
     Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record"),
     Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied"),

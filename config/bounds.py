@@ -185,8 +185,6 @@ TAKE_UP_WAIT_S = 30
 """How long a consumer may leave all its segments unread before others get them."""
 
 # Transactions
-TXN_LATENCY_SAMPLES = 1000
-"""Ended transactions whose durations are kept for metrics."""
 TXN_ID_BLOCK = 1000
 """Transaction numbers that a coordinator reserves with one write."""
 TXN_ENDED_KEPT = 10_000

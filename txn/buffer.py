@@ -95,7 +95,6 @@ class SegmentBuffer:
         self._ledger = ledger
         self._store = parts.store
         self._decisions = parts.decisions
-        self._counters = parts.counters
         self._core = self.core_class(segment, ledger)
         self._loop = asyncio.get_running_loop()
         self._follower = self._decided
@@ -246,7 +245,6 @@ class SegmentBuffer:
         """The outcome of an append, in order."""
         core = self._core
         if position is not None:
-            self._counters.appended += 1
             core.appended(txn, position)
         elif error is None or isinstance(error, InternalError | AppendOutcomeUnknown):
             core.append_unknown(error or self._stopped_error())

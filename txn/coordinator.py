@@ -152,7 +152,6 @@ class Coordinator:
         self._keep(StoredHeader(txn, header, version))
         self.counters.created += 1
         self.counters.header_writes += 1
-        self._parts.counters.created += 1
         return txn
 
     async def require_open(self, txn: TxnId, owner: str | None) -> Header:
@@ -196,7 +195,6 @@ class Coordinator:
         except (TransactionNotFound, InvalidTxnStatus):
             return
         self.counters.timed_out += written
-        self._parts.counters.timed_out += written
 
     async def _undo(self, txn: TxnId, header: Header) -> bool:
         """End what may or may not have begun; a second put tells which, whenever the first came."""
@@ -248,16 +246,12 @@ class Coordinator:
             stored.txn, ended(stored.header, action, now_ms), stored.version
         )
         self._forget(stored.txn)
-        counters, open_ms = self._parts.counters, max(0, now_ms - stored.header.created_ms)
-        counters.header_cas_ok += 1
-        counters.open_ms.append(open_ms)
+        self._parts.counters.header_cas_ok += 1
         self.counters.header_writes += 1
         if action is TxnState.COMMITTED:
-            counters.committed += 1
             self.counters.committed += 1
-            self.counters.open_ms.observe(open_ms)
+            self.counters.open_ms.observe(max(0, now_ms - stored.header.created_ms))
         else:
-            counters.aborted += 1
             self.counters.aborted += 1
 
     def _require_room(self) -> None:

@@ -3,11 +3,8 @@
 Rule: counting never fails and never waits.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from config.bounds import TXN_LATENCY_SAMPLES
 
 INDEX_QUERY_BUCKETS_S: Sequence[float] = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
 END_BUCKETS_S: Sequence[float] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
@@ -49,7 +46,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class TransactionCounters:
-    """One for each process; names are those of the metrics, without `pulsar_txn_`."""
+    """One for each process; what single coordinators count is theirs."""
 
     op_writes: int = 0
     """Claims and acknowledgement records put."""
@@ -60,14 +57,6 @@ class TransactionCounters:
     header_cas_conflict: int = 0
     header_cas_reject: int = 0
     """Ends refused because the transaction had ended otherwise, or was not there."""
-    created: int = 0
-    committed: int = 0
-    aborted: int = 0
-    timed_out: int = 0
-    appended: int = 0
-    """Entries appended in transactions."""
     index_query: Histogram = field(default_factory=lambda: Histogram(INDEX_QUERY_BUCKETS_S))
     end: Histogram = field(default_factory=lambda: Histogram(END_BUCKETS_S))
     """From END_TXN to its answer."""
-    open_ms: deque[int] = field(default_factory=lambda: deque(maxlen=TXN_LATENCY_SAMPLES))
-    """How long the newest ended transactions were open."""

@@ -259,8 +259,8 @@ async def test_open_transactions_survive_a_restart_with_their_deadlines(tmp_path
         client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))
         fresh = await client.begin(2)
         assert fresh not in (kept, short)
-        counters = broker.transactions.counters
-        await until(lambda: counters.timed_out == 1)
+        led = broker.transactions.coordinators.led
+        await until(lambda: sum(one.counters.timed_out for one in led()) == 1)
         assert await header_state(broker, short) is TxnState.ABORTED
         left = broker.transactions.coordinators.open_transactions()
         assert [stored.txn for stored in left] == [kept, fresh]

@@ -14,6 +14,7 @@ Rules:
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar, Protocol
 
 import structlog
@@ -385,11 +386,10 @@ class SegmentBuffer:
         self._claimed = txn
         try:
             self._flush()
-            to_be_read = self._claimed is None
         finally:
-            self._claimed = None
-        if to_be_read:
-            await self._check_header(txn)
+            to_be_read, self._claimed = self._claimed is None, None
+            if to_be_read:
+                await self._check_header(txn)
 
     async def _check_header(self, txn: TxnId) -> None:
         try:
@@ -417,7 +417,7 @@ class SegmentBuffer:
     async def _delete_claims(self, txn: TxnId, epochs: Sequence[int]) -> None:
         for epoch in epochs:
             key = records.claim_key(txn, self.segment, epoch)
-            await self._work.until_done(lambda key=key: self._store.delete_operation(txn, key))  # type: ignore[misc]
+            await self._work.until_done(partial(self._store.delete_operation, txn, key))
         self._core.claims_deleted(txn)
         self._flush()
 

@@ -12,6 +12,7 @@ Rules:
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -21,9 +22,9 @@ from protocol.names import encode_name
 from storage.metadata.keys import exact_range, number, prefix_range
 from storage.metadata.store import (
     ABSENT,
+    IndexEntry,
     IndexHit,
     MetadataStore,
-    PutResult,
     Record,
     Version,
     VersionConflict,
@@ -136,25 +137,34 @@ class TransactionStore:
 
     async def put_claim(self, claim: Claim) -> None:
         """Make the claim durable (W1)."""
-        result = await self.metadata.put(
+        await self._put_operation(
+            claim.txn,
             records.claim_key(claim.txn, claim.segment, claim.epoch),
             records.encode_claim(claim),
-            partition=str(claim.txn),
-            indexes=records.claim_indexes(claim.segment),
+            records.claim_indexes(claim.segment),
         )
-        self._operation_put(result)
 
     async def put_ack(self, record: AckRecord) -> None:
         """Make the acknowledgements of one command durable (A1)."""
-        result = await self.metadata.put(
+        await self._put_operation(
+            record.txn,
             records.ack_key(record),
             records.encode_ack(record),
-            partition=str(record.txn),
-            indexes=records.ack_indexes(record.segment, record.subscription),
+            records.ack_indexes(record.segment, record.subscription),
         )
-        self._operation_put(result)
 
-    def _operation_put(self, result: PutResult) -> None:
+    async def _put_operation(
+        self, txn: TxnId, key: str, value: bytes, indexes: tuple[IndexEntry, ...]
+    ) -> None:
+        """Nearly always it is new, and stores that are told so need not look.
+
+        It is there after a put whose outcome was unknown: then it is put over that.
+        """
+        put = partial(self.metadata.put, key, value, partition=str(txn), indexes=indexes)
+        try:
+            result = await put(expect=ABSENT)
+        except VersionConflict:
+            result = await put()
         self.counters.op_writes += 1
         if result.modifications == 0:
             self.counters.op_records += 1

@@ -2,11 +2,15 @@
 
 Rules:
 - A group costs two statements, however many records it changes: one loads all that it touches, one
-  saves the net changes and commits.  Each call into SQLite lets go of the interpreter and must win
-  it back from a busy event loop; their number, not that of the rows, is what a group waits for.
+  saves the net changes and commits.  It costs the second one alone if it touches only records that
+  were written last, or makes new ones (`known.py`).  Each call into SQLite lets go of the
+  interpreter and must win it back from a busy event loop; their number, not that of the rows, is
+  what a group waits for.
 - The saving statement is an insert into a view of this connection alone, whose trigger changes the
   tables; as a statement outside of any transaction it is one itself.  Between the two statements
   nothing changes, as this connection is the only one that writes.
+- Records are made by inserts that fail if they are there, and not below a sequence: so the save
+  verifies what was assumed.  Where that was wrong the group is loaded and applied anew.
 - A group that fails leaves nothing behind.  If a commit reports an error, the stored revision says
   whether it took effect all the same.
 """
@@ -18,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from storage.metadata import group
-from storage.metadata.group import Change, Group, Outcome, Stored
+from storage.metadata.group import Change, Group, Outcome, Stored, View
 from storage.metadata.keys import LAST, level_of
+from storage.metadata.known import KnownRecords
 from storage.metadata.operations import (
     BeginSession,
     Delete,
@@ -52,11 +57,22 @@ SELECT
 
 _SAVE_VIEW = """
 CREATE TEMP VIEW saved AS SELECT NULL AS gone, NULL AS old_entries, NULL AS new_entries,
-    NULL AS records, NULL AS record_values, NULL AS sequences, NULL AS new_sessions,
-    NULL AS ended_sessions, NULL AS revision
+    NULL AS made_levels, NULL AS made, NULL AS records, NULL AS record_values, NULL AS sequences,
+    NULL AS new_sessions, NULL AS ended_sessions, NULL AS revision
 """
 
-_SAVE_TRIGGER = """
+_INSERT = """
+    INSERT INTO record (depth, key, version, modifications, created_ms, modified_ms, partition,
+        session_id, indexes, value)
+    SELECT json_extract(c.value, '$[0]'), json_extract(c.value, '$[1]'),
+        json_extract(c.value, '$[2]'), json_extract(c.value, '$[3]'),
+        json_extract(c.value, '$[4]'), json_extract(c.value, '$[5]'),
+        json_extract(c.value, '$[6]'), json_extract(c.value, '$[7]'),
+        json_extract(c.value, '$[8]'),
+        coalesce(substr(NEW.record_values, json_extract(c.value, '$[9]'),
+            json_extract(c.value, '$[10]')), x'')"""
+
+_SAVE_TRIGGER = f"""
 CREATE TEMP TRIGGER save INSTEAD OF INSERT ON saved BEGIN
     DELETE FROM record WHERE id IN (
         SELECT r.id FROM json_each(NEW.gone) AS c CROSS JOIN record AS r
@@ -67,16 +83,11 @@ CREATE TEMP TRIGGER save INSTEAD OF INSERT ON saved BEGIN
     INSERT INTO index_entry (name, index_key, key, depth)
     SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
         json_extract(value, '$[3]') FROM json_each(NEW.new_entries);
-    INSERT INTO record (depth, key, version, modifications, created_ms, modified_ms, partition,
-        session_id, indexes, value)
-    SELECT json_extract(c.value, '$[0]'), json_extract(c.value, '$[1]'),
-        json_extract(c.value, '$[2]'), json_extract(c.value, '$[3]'),
-        json_extract(c.value, '$[4]'), json_extract(c.value, '$[5]'),
-        json_extract(c.value, '$[6]'), json_extract(c.value, '$[7]'),
-        json_extract(c.value, '$[8]'),
-        coalesce(substr(NEW.record_values, json_extract(c.value, '$[9]'),
-            json_extract(c.value, '$[10]')), x'')
-    FROM json_each(NEW.records) AS c WHERE TRUE
+    SELECT raise(ABORT, 'below a sequence') WHERE EXISTS (
+        SELECT 1 FROM json_each(NEW.made_levels) AS c CROSS JOIN sequence AS s
+        ON s.prefix = c.value);
+    {_INSERT} FROM json_each(NEW.made) AS c;
+    {_INSERT} FROM json_each(NEW.records) AS c WHERE TRUE
     ON CONFLICT (depth, key) DO UPDATE SET version = excluded.version,
         modifications = excluded.modifications, created_ms = excluded.created_ms,
         modified_ms = excluded.modified_ms, partition = excluded.partition,
@@ -92,7 +103,7 @@ CREATE TEMP TRIGGER save INSTEAD OF INSERT ON saved BEGIN
 END
 """
 
-_SAVE = "INSERT INTO saved VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SAVE = "INSERT INTO saved VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Committed(NamedTuple):
@@ -118,6 +129,7 @@ class SqliteWriter:
         except sqlite3.Error as error:
             raise metadata_error(error, path) from error
         self._sessions: set[int] = {row[0] for row in rows}
+        self._known = KnownRecords()
 
     def expire_sessions(self) -> int:
         """End every session there is, in one transaction; returns their number.
@@ -131,16 +143,30 @@ class SqliteWriter:
 
     def commit(self, operations: Sequence[Operation]) -> Committed:
         """Apply operations in order, durably.  Raises `MetadataError`: then none took effect."""
-        made: Group | None = None
+        assumed = self._known.view(operations, self._sessions)
+        if assumed is not None:
+            try:
+                return self._apply(operations, assumed)
+            except sqlite3.IntegrityError:
+                pass  # something assumed was wrong, and nothing is changed
         try:
-            made = Group(self._load(operations), self.revision)
-            outcomes = [made.apply(operation) for operation in operations]
-            changes = made.net_changes()
-            if made.revision != self.revision or made.ended_sessions:
-                self._save(made, changes)
+            return self._apply(operations, self._load(operations))
         except sqlite3.Error as error:
-            if made is None or not self._took_effect(made):
-                raise metadata_error(error, self._path) from error
+            raise metadata_error(error, self._path) from error
+
+    def _apply(self, operations: Sequence[Operation], view: View) -> Committed:
+        """Raises `sqlite3.Error`: then nothing took effect."""
+        made = Group(view, self.revision)
+        outcomes = [made.apply(operation) for operation in operations]
+        changes = made.net_changes()
+        if made.revision != self.revision or made.ended_sessions:
+            try:
+                self._save(made, changes)
+            except sqlite3.Error:
+                self._known.clear()
+                if not self._took_effect(made):
+                    raise
+        self._known.take(changes)
         self.revision = made.revision
         self._sessions.update(made.new_sessions)
         self._sessions -= made.ended_sessions
@@ -185,13 +211,16 @@ class SqliteWriter:
     def _save(self, made: Group, changes: list[Change]) -> None:
         gone = [change.key for change in changes if change.after is None]
         old_entries, new_entries = _index_changes(changes)
-        rows, values = _rows(changes)
+        rows, new_rows, values = _rows(changes)
+        levels = {level_of(change.key) for change in changes if change.before is None}
         self._connection.execute(
             _SAVE,
             (
                 json.dumps(_with_depth(gone)),
                 json.dumps(old_entries),
                 json.dumps(new_entries),
+                json.dumps(sorted(levels - {level_of(key) for key in made.sequences})),
+                json.dumps(new_rows),
                 json.dumps(rows),
                 values,
                 json.dumps([(prefix, *each) for prefix, each in made.sequences.items()]),
@@ -284,9 +313,13 @@ def _stored(
     )
 
 
-def _rows(changes: Iterable[Change]) -> tuple[list[tuple[object, ...]], bytes]:
-    """A row for each record that is put, and their values in one piece."""
-    rows: list[tuple[object, ...]] = []
+_Row = tuple[object, ...]
+
+
+def _rows(changes: Iterable[Change]) -> tuple[list[_Row], list[_Row], bytes]:
+    """A row for each record that is put, another list for those made, their values in one piece."""
+    rows: list[_Row] = []
+    new_rows: list[_Row] = []
     values: list[bytes] = []
     offset = 1
     for change in changes:
@@ -294,7 +327,7 @@ def _rows(changes: Iterable[Change]) -> tuple[list[tuple[object, ...]], bytes]:
         if after is None:
             continue
         size = len(change.value)
-        rows.append(
+        (new_rows if change.before is None else rows).append(
             (
                 change.key.count("/"),
                 change.key,
@@ -311,7 +344,7 @@ def _rows(changes: Iterable[Change]) -> tuple[list[tuple[object, ...]], bytes]:
         )
         values.append(change.value)
         offset += size
-    return rows, b"".join(values)
+    return rows, new_rows, b"".join(values)
 
 
 def _with_depth(keys: Iterable[str]) -> list[tuple[int, str]]:

@@ -44,7 +44,7 @@ from protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.managed_ledger_records import ledger_key
 from storage.managed_ledger_types import Retention
 from txn.buffer import SegmentBuffer
-from txn.forget_segment import forget_segment
+from txn.forget_segment import forget_records, forget_segment
 from txn.segment_owner import SegmentOwner
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ class TopicRegistry:
             raise TopicExists(f"{name.in_domain(TopicDomain.TOPIC)} exists: use another name.")
         require_creatable(name)
         await self._broker.namespaces.require(name.namespace_name)
-        await self._broker.managed_ledgers.open(name.ledger_path, create=True)
+        async with self._lock(str(name)):
+            await self.make_way(name)
+            await self._broker.managed_ledgers.open(name.ledger_path, create=True)
         topic = await self.get(name, create=False)
         self._tell(name, exists=True)
         return topic
@@ -185,7 +187,7 @@ class TopicRegistry:
                 return known
             policies = await self._broker.namespaces.require(name.namespace_name)
             sealed_by_layout = await self._require_openable(name, policies, create=create)
-            created = not await self._is_stored(name)
+            created = await self.make_way(name)
             topic = await self._open(name)
             self._topics[str(name)] = topic
             topic.opened()
@@ -195,6 +197,18 @@ class TopicRegistry:
             if created:
                 self._tell(name, exists=True)
             return topic
+
+    async def make_way(self, name: TopicName) -> bool:
+        """Whether there is no log; then nothing is left of what transactions kept of an earlier one.
+
+        Raises `MetadataError`, `CorruptTransactionRecord`.
+        """
+        if await self._is_stored(name):
+            return False
+        parts = self._broker.transactions.parts
+        if not parts.eager_epochs:
+            await forget_records(parts.store, str(name))
+        return True
 
     async def _open(self, name: TopicName) -> Topic:
         """W7, A3: epoch, log, claims, headers, aborted set, acknowledgements; in this order."""
@@ -368,7 +382,7 @@ class TopicRegistry:
     async def _delete(self, name: TopicName, *, force: bool) -> None:
         async with self._lock(str(name)):
             topic = self._topics.get(str(name))
-            if topic is None and not await self._is_stored(name):
+            if topic is None and await self.make_way(name):
                 raise TopicNotFound(f"Topic {name} does not exist: check its name.")
             if topic is not None and not force:
                 _require_unused(topic)
@@ -397,7 +411,7 @@ class TopicRegistry:
         await self._forget_schemas(name)
 
     async def _forget_transactions(self, name: TopicName) -> None:
-        """What is left after a failure goes when its transactions are collected."""
+        """What is left after a failure goes with the next try, or before the name is used again."""
         try:
             await forget_segment(self._broker.transactions.store, str(name))
         except MagnetarError as error:

@@ -1,6 +1,11 @@
 """The end of everything that transactions keep of a segment.
 
-Rule: the segment's log is deleted first, and so fenced: no owner can append any more (W6).
+Rules:
+
+- The segment's log is deleted first, and so fenced: no owner can append any more (W6).
+- What a crash in between leaves would hold back what the next segment of that name gets.  So it
+  goes when the deletion is tried again, and before a segment of that name is made; not where others
+  may make it at the same time, whose claims must stay: there it goes with its transactions.
 """
 
 from config.bounds import TXN_PAGE
@@ -14,6 +19,12 @@ async def forget_segment(store: TransactionStore, segment: str) -> None:
 
     Raises `MetadataError`, `CorruptTransactionRecord`; then call it again.
     """
+    await forget_records(store, segment)
+    await store.delete_owner(segment)
+
+
+async def forget_records(store: TransactionStore, segment: str) -> None:
+    """The same but for its epoch, which goes on: before a segment of that name is made."""
     claims, acks = await store.claims_on(segment), await store.acks_on_segment(segment)
     keys = [
         *((each.txn, records.claim_key(each.txn, segment, each.epoch)) for each in claims),
@@ -26,4 +37,3 @@ async def forget_segment(store: TransactionStore, segment: str) -> None:
     for first in range(0, len(aborted), TXN_PAGE):
         page_of = aborted[first : first + TXN_PAGE]
         await all_of(store.forget_aborted(segment, txn) for txn in page_of)
-    await store.delete_owner(segment)

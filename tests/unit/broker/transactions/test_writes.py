@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.service import Broker
-from broker.topic import Topic, TopicState
+from broker.topic import Topic, TopicNotFound, TopicState
 from config.bounds import READ_BATCH_ENTRIES
 from protocol import pulsar_pb2 as pb
 from protocol.names import parse_topic_name
@@ -417,3 +417,50 @@ async def test_the_last_message_is_one_that_readers_get(
     await txn_client.end(still_open)
     await cleaned(broker)
     assert await last() == (seen.ledger_id, seen.entry_id + 2)
+
+
+@pytest.mark.parametrize("remade", ["by_use", "by_an_operator"])
+async def test_what_a_deletion_left_holds_back_nothing_of_the_next_topic(
+    broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch, remade: str
+) -> None:
+    """The process may die, or the disk be full, between the end of the log and of the records."""
+    raw, store = txn_client.raw, broker.transactions.store
+    producer = await raw.create_producer(TOPIC)
+    txn, aborted = await txn_client.begin(), await txn_client.begin()
+    await send(producer, txn, b"of the first topic")
+    await send(producer, aborted, b"of the first topic")
+    await txn_client.end(aborted, pb.ABORT)
+    await cleaned_but(broker, txn)
+
+    async def fail(segment: str) -> None:
+        raise MetadataError("The disk is full: give it room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "claims_on", fail)
+        await broker.topics.delete(NAME, force=True)
+    assert len(await store.claims_on(TOPIC)) == 1
+    if remade == "by_an_operator":
+        await broker.topics.create(NAME)
+    again = await raw.create_producer(TOPIC)
+    await again.send(b"of the second")
+    assert await read_to(await reader(raw), b"of the second") == [b"of the second"]
+    assert await store.claims_on(TOPIC) == []
+    assert await store.aborted_on(TOPIC) == {}
+
+
+async def test_a_deletion_that_is_tried_again_deletes_what_was_left(
+    broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = broker.transactions.store
+    txn = await txn_client.begin()
+    await send(await txn_client.raw.create_producer(TOPIC), txn, b"x")
+
+    async def fail(segment: str) -> None:
+        raise MetadataError("The disk is full: give it room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "claims_on", fail)
+        await broker.topics.delete(NAME, force=True)
+    with pytest.raises(TopicNotFound):
+        await broker.topics.delete(NAME, force=True)
+    assert await store.claims_on(TOPIC) == []

@@ -199,7 +199,7 @@ class TopicRegistry:
             return topic
 
     async def make_way(self, name: TopicName) -> bool:
-        """Whether there is no log; then nothing is left of what transactions kept of an earlier one.
+        """Whether there is no log; then nothing is left of what transactions kept of another one.
 
         Raises `MetadataError`, `CorruptTransactionRecord`.
         """

@@ -9,7 +9,11 @@ import pytest
 from protocol.ids import Position
 from protocol.server_error import MagnetarError
 from storage.ledger.store import DiskFull
-from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerState
+from storage.managed_ledger_types import (
+    AppendOutcomeUnknown,
+    ManagedLedgerFenced,
+    ManagedLedgerState,
+)
 from storage.metadata.store import MetadataError
 from tests.unit.txn.buffer_world import SEGMENT, T1, T2, T3, World, a_world, until
 from txn.errors import SegmentOwnershipLost, TransactionEnded
@@ -266,11 +270,17 @@ async def test_closing_ends_retries_and_refuses_who_waits(world: World) -> None:
     assert await world.store.aborted_on(SEGMENT) != {}
 
 
-async def test_an_unknown_append_stops_the_owner_for_good(world: World) -> None:
+@pytest.mark.parametrize(
+    "outcome",
+    [AppendOutcomeUnknown("The disk is gone."), ManagedLedgerFenced("Another one has it."), None],
+)
+async def test_an_unknown_append_stops_the_owner_for_good(
+    world: World, outcome: MagnetarError | None
+) -> None:
     await world.begin(T1, T2)
     await world.append(T1)
     world.buffer.issued(T1)
-    world.buffer.appended(T1, None, AppendOutcomeUnknown("The disk is gone."))
+    world.buffer.appended(T1, None, outcome)
     await world.end(T1, ABORTED)
     with pytest.raises(SegmentOwnershipLost):
         await world.buffer.join(T2)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,17 @@ def test_the_tests_of_a_trap_exist(row: list[str]) -> None:
 def test_no_unknown_rule_is_cited(path: Path) -> None:
     unknown = cited(path.read_text("utf-8")) - set(RULES)
     assert not unknown, f"{path} cites {sorted(unknown)}, not in docs/transactions.md"
+
+
+def test_what_is_called_pure_may_import_neither_clock_nor_loop_nor_randomness() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (rule,) = (each for each in contracts if each["name"] == "the cores of transactions are pure")
+    assert {"asyncio", "random", "time"} <= set(rule["forbidden_modules"])
+    pure = {
+        f"txn.{path.stem}"
+        for path in (ROOT / "txn").glob("*.py")
+        if (ast.get_docstring(parsed(path)) or "").startswith("Pure")
+    }
+    assert len(pure) >= 5
+    assert pure <= set(rule["source_modules"])

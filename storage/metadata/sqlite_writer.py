@@ -361,8 +361,11 @@ def _index_changes(
         listed_after = () if change.after is None else change.after.indexes
         if listed_before == listed_after:
             continue
-        before, after = set(listed_before), set(listed_after)
         key, depth = change.key, change.key.count("/")
-        old_entries.extend((each.index, each.key, key) for each in before - after)
-        new_entries.extend((each.index, each.key, key, depth) for each in after - before)
+        before = frozenset(listed_before if listed_after else ())
+        after = frozenset(listed_after if listed_before else ())
+        old_entries += [(each.index, each.key, key) for each in listed_before if each not in after]
+        new_entries += [
+            (each.index, each.key, key, depth) for each in listed_after if each not in before
+        ]
     return old_entries, new_entries

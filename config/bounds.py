@@ -187,8 +187,9 @@ TAKE_UP_WAIT_S = 30
 # Transactions
 TXN_ID_BLOCK = 1000
 """Transaction numbers that a coordinator reserves with one write."""
-TXN_ENDED_KEPT = 10_000
-"""Ended transactions that a segment remembers, to refuse late writes without a read."""
+TXN_ENDED_KEPT = 1_000
+"""Ended transactions that each segment, and each subscription, remembers, to refuse what comes late
+without a read: 0.1 MB and 0.2 MB, which thousands of them may have."""
 TXN_PAGE = 1000
 """Records that one page of an index scan brings."""
 TXN_SLICE_POSITIONS = 256

@@ -302,7 +302,7 @@ class Rereader(Actor):
                 layout.refresh()
                 for segment in layout.all():
                     await self._read(client, segment)
-            await asyncio.sleep(self.rng.expovariate(1))
+            await asyncio.sleep(self.rng.expovariate(0.1 if self.world.draining else 1))
 
     async def _read(self, client: SimulatedClient, segment: str) -> None:
         self._times += 1

@@ -48,7 +48,8 @@ class MetadataFaults:
     slow_keys: tuple[str, ...] = ("",)
     """Parts of the keys of requests that may be slow."""
     stale_slow: float = 0.0
-    """The same, of any request of a process that was replaced."""
+    stale_slow_keys: tuple[str, ...] = ("",)
+    """The same, of requests of a process that was replaced."""
     refused: float = 0.0
     """That a request fails and was not made."""
     lost_answer: float = 0.0
@@ -108,7 +109,8 @@ class MetadataService:
         faults = self.faults
         share = faults.slow if any(part in key for part in faults.slow_keys) else 0.0
         if faults.stale_slow and host is not None and host.replaced_at <= self.loop.time():
-            share = faults.stale_slow
+            stale = any(part in key for part in faults.stale_slow_keys)
+            share = faults.stale_slow if stale else 0.0
         if share and self.rng.random() < share:
             return self.rng.uniform(0.01, 2.0)
         return self.rng.uniform(*faults.delay)

@@ -25,7 +25,7 @@ from txn.membership import Member, Membership
 from txn.numbers import NumberBlocks
 from txn.pending_ack import PendingAck
 from txn.pending_acks import PendingAcks
-from txn.records import decode_next, sequence_key
+from txn.records import Claim, decode_next, sequence_key
 from txn.segment_owner import SegmentOwner
 from txn.txn_id import TxnId
 
@@ -37,19 +37,25 @@ class Mutant:
     parts: Parts
     story: str
     """That ends otherwise with it."""
-    pinned: tuple[str, int] | None = None
-    """The profile and the seed of a run that finds it."""
+    profile: str
+    """The kind of trouble in which it shows."""
+    seed: int = 1
+    """Of a run that finds it."""
 
     @property
     def rule(self) -> str:
         return self.name.partition("-")[0]
 
 
+def _with_buffer(buffer: type[SegmentBuffer]) -> Parts:
+    return {(TopicRegistry, "buffer_class"): buffer}
+
+
 def _with_core(core: type[SegmentBufferCore]) -> Parts:
     class Buffer(SegmentBuffer):
         core_class: ClassVar[type[SegmentBufferCore]] = core
 
-    return {(TopicRegistry, "buffer_class"): Buffer}
+    return _with_buffer(Buffer)
 
 
 def _with_acks(acks: type[PendingAcks]) -> Parts:
@@ -64,6 +70,11 @@ class AppendBesideClaim(SegmentBufferCore):
         self._move(member, Membership.CHECKING)
         self._move(member, Membership.JOINED)
         return Admission.JOINED
+
+    def claim(self, txn: TxnId, epoch: int) -> Claim:
+        if txn in self.members:
+            return super().claim(txn, epoch)
+        return Claim(txn, self.segment, epoch, self._log.last_confirmed)
 
 
 class NoHeaderRead(SegmentBufferCore):
@@ -178,18 +189,26 @@ async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
 
 
 MUTANTS = (
-    Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append"),
-    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection"),
-    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight"),
-    Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort"),
-    Mutant("W7-follow", {(TopicRegistry, "buffer_class"): FollowsLate}, "end_during_a_load"),
-    Mutant("W7-W8", {(TopicRegistry, "buffer_class"): AbortedSetFirst}, "stale_owner_cleans_up"),
-    Mutant("A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack"),
-    Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record"),
-    Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied"),
+    Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
+    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins"),
+    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts"),
+    Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning"),
+    Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers"),
+    Mutant("W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over"),
+    Mutant("A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over"),
+    Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning"),
+    Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied", "cleaning"),
     Mutant(
-        "A3", {(managed_ledger_cursors, "CursorStore"): Unfenced}, "stale_owner_applies_a_commit"
+        "A3",
+        {(managed_ledger_cursors, "CursorStore"): Unfenced},
+        "stale_owner_applies_a_commit",
+        "commits-handed-over",
     ),
-    Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload"),
-    Mutant("T1", {(Coordinator, "numbers_class"): _ReusedNumbers}, "numbers_are_never_used_again"),
+    Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts"),
+    Mutant(
+        "T1",
+        {(Coordinator, "numbers_class"): _ReusedNumbers},
+        "numbers_are_never_used_again",
+        "restarts",
+    ),
 )

@@ -111,22 +111,44 @@ def _cleaning(plan: Plan, rng: random.Random) -> None:
 def _takeovers(plan: Plan, rng: random.Random) -> None:
     """Brokers are replaced again and again, and go on beside their successors."""
     plan.crash_every_s = 0.0
-    plan.cut_off = rng.choice((0.5, 0.9))
+    plan.cut_off = 0.5
     plan.aborted = 0.5
     plan.pause_s = rng.choice((0.1, 0.4))
     plan.burst_producers = 0
     plan.retention_s = plan.collect_every_s = rng.choice((3, 20))
-    if rng.random() < 0.3:
-        plan.replace_every_s = rng.uniform(1.5, 4)
-        plan.metadata.slow = rng.uniform(0.02, 0.15)
-    else:
-        # While they carry out what has just ended.
-        plan.replace_at = rng.choice(("put /txn/id/", "put /txn/id/", "put /aborted/", "put /a:"))
-        plan.replace_at_share = 0.2
-        plan.replace_every_s = 10.0
-        plan.metadata.slow = rng.uniform(0.1, 0.5)
-        plan.metadata.slow_keys = ("idx:writes-", "idx:acks-")
-        plan.metadata.stale_slow = rng.uniform(0.1, 0.5)
+    plan.replace_every_s = rng.uniform(1.5, 4)
+    plan.metadata.slow = rng.uniform(0.02, 0.15)
+
+
+def _handover(plan: Plan, rng: random.Random, at: str, share: float, scan: str) -> None:
+    """A broker is replaced when it asks for `at`, which arrives while its successor loads."""
+    _takeovers(plan, rng)
+    plan.replace_every_s = 10.0
+    plan.queue_consumers = 1
+    plan.metadata.slow = plan.metadata.stale_slow = 0.7
+    plan.metadata.slow_keys = (scan,) if scan else ()
+    plan.replace_at, plan.replace_at_share = at, share
+
+
+def _aborts_handed_over(plan: Plan, rng: random.Random) -> None:
+    """Two owners clean up after the same abort."""
+    _handover(plan, rng, "put /txn/id/", 0.2, "idx:writes-by-segment segment")
+    plan.metadata.stale_slow_keys = ("/aborted/",)
+    plan.aborted, plan.cut_off = 0.8, 0.9
+
+
+def _commits_handed_over(plan: Plan, rng: random.Random) -> None:
+    """Two owners apply the same acknowledgements."""
+    _handover(plan, rng, "put /q", 0.1, "idx:acks-by-segment segment")
+    plan.metadata.stale_slow_keys = ("/q",)
+    plan.aborted, plan.cut_off = 0.2, 0.9
+
+
+def _acks_handed_over(plan: Plan, rng: random.Random) -> None:
+    """Acknowledgements in transactions come to an owner that has been replaced."""
+    _handover(plan, rng, "put /a:", 0.2, "")
+    plan.metadata.stale_slow_keys = ("/a:",)
+    plan.aborted, plan.cut_off = 0.4, 0.5
 
 
 def _restarts(plan: Plan, rng: random.Random) -> None:
@@ -159,6 +181,9 @@ PROFILES: dict[str, Profile] = {
     "aborts": _aborts,
     "cleaning": _cleaning,
     "takeovers": _takeovers,
+    "aborts-handed-over": _aborts_handed_over,
+    "commits-handed-over": _commits_handed_over,
+    "acks-handed-over": _acks_handed_over,
     "restarts": _restarts,
     "wide": _wide,
 }

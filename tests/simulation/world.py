@@ -67,7 +67,7 @@ COLLECTED_S = 200.0
 """Virtual time after which nothing of an ended transaction may be left."""
 LEAST_REIGN_S = 1.0
 """For so long a broker is not replaced because of what it asks for."""
-SETTLE_S = 600.0
+SETTLE_S = 200.0
 """Virtual time after which what is not delivered never will be."""
 
 
@@ -412,7 +412,7 @@ class World:
         meant = rested and _meant(plan.replace_at, kind, key)
         if meant and self.rng.random() < plan.replace_at_share:
             self._replaced_at = self.loop.time()
-            self.loop.call_soon(self._replace, context=self.loop.world.context.copy())
+            self.loop.world.context.copy().run(self._replace)
 
     def _replace(self) -> None:
         if not self.running.alive:

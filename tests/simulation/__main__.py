@@ -1,8 +1,8 @@
 """`python -m tests.simulation`: one seed, a series of them, or a search for broken rules.
 
 A series runs seeds for as long as it is given.  A search runs them with one rule broken on purpose
-(`mutants.py`) until the checker notices; `--break all` does so for each rule in turn, and prints a
-table.
+(`mutants.py`) until the checker notices, in the kind of trouble in which it shows unless a profile
+is named; `--break all` does so for each rule in turn, and prints a table.
 """
 
 import argparse
@@ -47,12 +47,17 @@ def _one(given: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
 
 
 def _run(
-    given: argparse.Namespace, seed: int, mutant: Mutant | None, *, trace: bool = False
+    given: argparse.Namespace,
+    seed: int,
+    mutant: Mutant | None,
+    *,
+    profile: str | None = None,
+    trace: bool = False,
 ) -> Outcome:
     return simulate(
         seed,
         transactions=not given.plain,
-        profile=given.profile,
+        profile=profile or given.profile,
         late=given.late,
         trace=print if trace else None,
         parts=ASSERTING if mutant is None else mutant.parts,
@@ -93,14 +98,14 @@ def _searches(given: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
         began, seed, outcome = time.monotonic(), given.first - 1, None
         while time.monotonic() - began < given.minutes * 60:
             seed += 1
-            outcome = _run(given, seed, mutant)
+            outcome = _run(given, seed, mutant, profile=given.profile or mutant.profile)
             if outcome.violations:
                 break
         found = bool(outcome and outcome.violations)
         missed += not found
         print(
             f"{mutant.name:10} {seed - given.first + 1:5} {time.monotonic() - began:8.1f}  "
-            f"{_replay(given, seed, mutant) if found else 'not found'}",
+            f"{_replay(given, outcome, mutant) if found and outcome else 'not found'}",
             flush=True,
         )
         if found and outcome is not None:
@@ -121,12 +126,13 @@ def _print_violations(given: argparse.Namespace, outcome: Outcome, mutant: Mutan
     if outcome.violations:
         for each in outcome.violations[:20]:
             print(f"  {each}")
-        print(f"  replay: {_replay(given, outcome.seed, mutant)}", flush=True)
+        print(f"  replay: {_replay(given, outcome, mutant)}", flush=True)
 
 
-def _replay(given: argparse.Namespace, seed: int, mutant: Mutant | None) -> str:
-    words = [f"make simulate SEED={seed}"]
-    words += [f"PROFILE={given.profile}"] if given.profile else []
+def _replay(given: argparse.Namespace, outcome: Outcome, mutant: Mutant | None) -> str:
+    words = [f"make simulate SEED={outcome.seed}"]
+    # A profile that luck chose is chosen again; a search has its own.
+    words += [f"PROFILE={outcome.profile}"] if given.profile or mutant is not None else []
     words += ["LATE=1"] if given.late else []
     words += ["PLAIN=1"] if given.plain else []
     words += [f"BREAK={mutant.name}"] if mutant is not None else []

@@ -21,6 +21,7 @@ import structlog
 from broker.background import Background
 from broker.deduplication import Deduplication
 from broker.dispatch.errors import ConsumerBusy
+from broker.dispatch.last_message import LastMessage
 from broker.publishing import Publishing
 from broker.subscription import Subscription
 from broker.topic_producers import TopicProducers
@@ -122,6 +123,7 @@ class Topic:
         self.sequence_store = store
         self.buffer = buffer
         self.owner = buffer.owner
+        self.last_message = LastMessage(self)
         self._producers = TopicProducers(self)
         self._publishing = Publishing(
             ledger, broker.publish_limits, store, buffer, self._ledger_failed

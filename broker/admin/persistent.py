@@ -19,7 +19,6 @@ from broker.admin.rest import (
     topic_of,
 )
 from broker.admin.topic_stats import internal_stats, topic_stats
-from broker.dispatch.last_message import newest_message
 from broker.topic import Topic
 from protocol.ids import Position
 from protocol.names import TopicName, require_creatable
@@ -181,7 +180,7 @@ async def stats_of_ledgers(request: web.Request) -> web.Response:
 
 async def last_message_id(request: web.Request) -> web.Response:
     """GET: the newest message that readers get; -1:-1 if there is none."""
-    newest = await newest_message(await existing_topic(request))
+    newest = await (await existing_topic(request)).last_message.entry()
     return web.json_response(
         message_id_json(Position(-1, -1) if newest is None else newest.position)
     )

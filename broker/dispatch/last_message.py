@@ -4,15 +4,16 @@ Rules:
 
 - What consumers do not see is passed over: markers, and entries of aborted transactions.  Whoever
   reads up to the last message must get it, or he waits for ever.
-- Nothing past the horizon counts.
-- The entry at the horizon is tried first; below it, READ_BATCH_ENTRIES at a time.
+- Nothing past the horizon counts.  What is at or before it never changes, so it is looked at once.
+- The entry at the horizon is tried first; below it, READ_BATCH_ENTRIES in a turn of the loop.
 """
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from broker.dispatch.entry_facts import is_marker
 from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES
-from protocol.ids import Position
+from protocol.ids import EARLIEST, Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,29 +23,51 @@ if TYPE_CHECKING:
     from storage.managed_ledger_types import Entry
 
 
-async def newest_message(topic: "Topic") -> "Entry | None":
-    """Its entry; None if there is none.  Raises what reading raises."""
-    up_to, count = topic.max_read_position(), 1
-    while up_to.entry_id >= 0:
-        first = Position(up_to.ledger_id, max(0, up_to.entry_id - count + 1))
-        found = await _newest_of(topic, first, up_to)
-        if found is not None:
-            return found
-        up_to, count = topic.ledger.previous_position(first), READ_BATCH_ENTRIES
-    return None
+class LastMessage:
+    """See the module's rules.  One for each topic."""
 
+    __slots__ = ("_found", "_looked_up_to", "_topic")
 
-async def _newest_of(topic: "Topic", first: Position, up_to: Position) -> "Entry | None":
-    newest: Entry | None = None
-    while first <= up_to:
-        entries = await _read(topic.ledger, first, up_to)
-        if not entries:
-            break
-        for entry in entries:
-            if entry.position <= up_to and not (is_marker(entry.data) or topic.is_aborted(entry)):
-                newest = entry
-        first = topic.ledger.next_position(entries[-1].position)
-    return newest
+    def __init__(self, topic: "Topic") -> None:
+        self._topic = topic
+        self._looked_up_to = EARLIEST
+        self._found: Position | None = None
+
+    async def entry(self) -> "Entry | None":
+        """Its entry; None if there is none.  Raises what reading raises."""
+        topic, end = self._topic, self._topic.max_read_position()
+        up_to, count = end, 1
+        while up_to.entry_id >= 0 and up_to > self._looked_up_to:
+            first = Position(up_to.ledger_id, max(0, up_to.entry_id - count + 1))
+            newest = await self._newest_of(first, up_to)
+            if newest is not None:
+                self._note(end, newest.position)
+                return newest
+            up_to, count = topic.ledger.previous_position(first), READ_BATCH_ENTRIES
+            await asyncio.sleep(0)
+        self._note(end, self._found)
+        if self._found is None:
+            return None
+        entries = await _read(topic.ledger, self._found, self._found)
+        return entries[0] if entries and entries[0].position == self._found else None
+
+    def _note(self, end: Position, found: Position | None) -> None:
+        """Unless somebody else has looked further meanwhile."""
+        if end > self._looked_up_to:
+            self._looked_up_to, self._found = end, found
+
+    async def _newest_of(self, first: Position, up_to: Position) -> "Entry | None":
+        topic, newest = self._topic, None
+        while first <= up_to:
+            entries = await _read(topic.ledger, first, up_to)
+            if not entries:
+                break
+            for entry in entries:
+                hidden = is_marker(entry.data) or topic.is_aborted(entry)
+                if entry.position <= up_to and not hidden:
+                    newest = entry
+            first = topic.ledger.next_position(entries[-1].position)
+        return newest
 
 
 async def _read(ledger: "ManagedLedger", first: Position, up_to: Position) -> "Sequence[Entry]":

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from broker.consumer import Consumer
 from broker.dispatch.entry_facts import facts_of, last_batch_index
 from broker.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
-from broker.dispatch.last_message import newest_message
 from broker.dispatch.start_position import first_published_since, position_of
 from config.bounds import READ_BATCH_BYTES
 from protocol.ids import Position, from_wire, to_wire
@@ -78,7 +77,7 @@ async def get_last_message_id(
     request = command.get_last_message_id
     consumer = _consumer(connection, request.consumer_id)
     subscription = consumer.subscription
-    newest = await newest_message(subscription.topic)
+    newest = await subscription.topic.last_message.entry()
     if newest is None:
         message_id = _message_id(Position(-1, -1), consumer.partition, -1)
     else:

@@ -8,6 +8,7 @@ from typing import cast
 
 from broker.connection import Connection
 from broker.consumer import Consumer, KeySharedPolicy, SubscribeRequest, SubscriptionType
+from broker.dispatch.last_message import LastMessage
 from broker.subscription import Subscription
 from broker.topic import Topic
 from protocol.ack_set import from_words, pending_all, to_words
@@ -57,6 +58,9 @@ class FakeLedger:
 
     def next_position(self, position: Position) -> Position:
         return Position(1, max(position.entry_id, -1) + 1)
+
+    def previous_position(self, position: Position) -> Position:
+        return Position(1, max(position.entry_id - 1, -1))
 
     def _from(self, start: Position, count: int) -> list[Entry]:
         if start.ledger_id > 1:
@@ -183,6 +187,7 @@ class FakeTopic:
         self.sealed = False
         self.horizon: Position | None = None
         self.aborted: set[Position] = set()
+        self.last_message = LastMessage(cast("Topic", self))
         self.subscriptions: dict[str, Subscription] = {}
         self.unsubscribed: list[str] = []
         self.scalable = FakeScalable()

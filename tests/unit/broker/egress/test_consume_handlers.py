@@ -309,13 +309,21 @@ async def test_last_message_id(topic: HandlerTopic, peer: Peer) -> None:
     assert (empty.ledger_id, empty.entry_id) == (to_wire(-1), to_wire(-1))
     topic.ledger.put(entry_bytes(0), entry_bytes(1, count=7))
     topic.subscriptions["s"].cursor.acknowledge(Position(1, 0))
+    topic.horizon = Position(1, 0)
+    topic.ledger.cached_from = 10
+    assert (await last()).last_message_id.batch_index == -1
+    topic.horizon = None
     found = await last()
     newest = found.last_message_id
     assert (newest.ledger_id, newest.entry_id, newest.batch_index) == (1, 1, 6)
     assert found.consumer_mark_delete_position.entry_id == 0
-    topic.horizon = Position(1, 0)
-    topic.ledger.cached_from = 10
-    assert (await last()).last_message_id.batch_index == -1
+    reads = topic.ledger.reads
+    assert (await last()).last_message_id == newest
+    topic.ledger.put(entry_bytes(2, txnid_least_bits=1), entry_bytes(3, txnid_least_bits=1))
+    topic.aborted |= {Position(1, 2), Position(1, 3)}
+    for _ in range(2):
+        assert (await last()).last_message_id == newest
+    assert topic.ledger.reads == reads + 1 + 2 + 1, "what was looked at is not looked at again"
 
 
 async def test_consumer_stats(topic: HandlerTopic, peer: Peer) -> None:

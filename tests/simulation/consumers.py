@@ -102,6 +102,9 @@ class Receiver(Actor):
         elif luck < 0.9:
             self.acking(chosen)
             consumer.ack(named)
+        elif luck < 0.9 + 0.1 * self.world.plan.negative:
+            await asyncio.sleep(self.rng.expovariate(2))
+            consumer.redeliver(delivery.message_id)
 
     def choose(
         self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery

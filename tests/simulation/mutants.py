@@ -190,21 +190,28 @@ async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
 
 MUTANTS = (
     Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
-    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins"),
-    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts"),
-    Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning"),
-    Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers"),
-    Mutant("W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over"),
-    Mutant("A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over"),
-    Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning"),
-    Mutant("A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied", "cleaning"),
+    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 3),
+    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 3),
+    Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 2),
+    Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers", 13),
+    Mutant(
+        "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 2
+    ),
+    Mutant(
+        "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 15
+    ),
+    Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
+    Mutant(
+        "A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied", "cleaning", 4
+    ),
     Mutant(
         "A3",
         {(managed_ledger_cursors, "CursorStore"): Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
+        4,
     ),
-    Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts"),
+    Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts", 4),
     Mutant(
         "T1",
         {(Coordinator, "numbers_class"): _ReusedNumbers},

@@ -43,6 +43,8 @@ class Plan:
     """Clients that read everything from its start, again and again, while all this goes on."""
     batches: float = 0.0
     """How likely one more message joins a batch."""
+    negative: float = 0.0
+    """Of deliveries that are not acknowledged, how many are asked for again."""
     cumulative: float = 0.0
     """Of ordered deliveries, how many are acknowledged up to there, half in transactions."""
     plain_topics: int = 0
@@ -161,6 +163,7 @@ def _restarts(plan: Plan, rng: random.Random) -> None:
 def _wide(plan: Plan, rng: random.Random) -> None:
     """Everything that clients do."""
     plan.batches = rng.choice((0.0, 0.5))
+    plan.negative = rng.choice((0.0, 0.8))
     plan.cumulative = rng.choice((0.0, 0.3, 0.7))
     plan.plain_topics = rng.choice((0, 1, 2))
     plan.key_shared = rng.random() < 0.5

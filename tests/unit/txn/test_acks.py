@@ -1,9 +1,11 @@
 """Pending acknowledgements over real stores: answers, ends, reloads, crashes at every operation."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
+from config.bounds import TXN_SLICE_POSITIONS
 from protocol.ids import Position
 from protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataError
@@ -498,3 +500,26 @@ async def test_a_crash_at_every_operation_loses_no_answered_acknowledgement(afte
         deaths += 1
     assert deaths > 20, "the story has that many operations"
     assert any("delete" in operation for operation in owner.mortal.operations)
+
+
+async def test_who_asked_for_a_large_end_is_answered_before_it_is_carried_out() -> None:
+    world = AckWorld()
+    await world.begin(A)
+    owner = await world.owner(entries=4 * TXN_SLICE_POSITIONS)
+    for first in range(0, 4 * TXN_SLICE_POSITIONS, TXN_SLICE_POSITIONS):
+        await owner.ack(A, *range(first, first + TXN_SLICE_POSITIONS))
+
+    def slices() -> int:
+        return [what for what, _ in owner.heard.events].count("applied")
+
+    ending = asyncio.get_running_loop().create_task(world.end(A, COMMITTED))
+    at_answer: list[int] = []
+    ending.add_done_callback(lambda _: at_answer.append(slices()))
+    in_turns = [0]
+    while in_turns[-1] < 4:
+        await asyncio.sleep(0)
+        in_turns.append(slices())
+    assert at_answer == [0]
+    assert max(after - before for before, after in pairwise(in_turns)) == 1
+    await owner.idle()
+    assert await world.records() == []

@@ -486,3 +486,26 @@ def test_a_move_that_is_not_in_the_table_is_a_defect() -> None:
     taken = core.reserve(A, [whole(0)], cumulative=False)
     with pytest.raises(TransactionAssertion):
         core.confirmed(taken)
+
+
+def test_an_end_of_one_slice_comes_with_the_decision_and_a_larger_one_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending_acks_core, "TXN_SLICE_POSITIONS", 2)
+    core = PendingAcksCore(SetCursor((1,) * 8))
+    for entry_id in range(2):
+        hold(core, A, whole(entry_id))
+    for entry_id in range(2, 7):
+        hold(core, B, whole(entry_id))
+    (applied,) = core.decided(A, COMMITTED)
+    assert isinstance(applied, Apply)
+    assert [ack.acks[0].position.entry_id for ack in applied.acks] == [0, 1]
+    assert core.decided(B, COMMITTED) == []
+    assert core.ending
+    assert all(core.held.is_pending(at(entry_id)) for entry_id in range(2, 7))
+    slices = []
+    while core.ending:
+        (part_of_it,) = core.end_some()
+        assert isinstance(part_of_it, Apply)
+        slices.append(len(part_of_it.acks))
+    assert slices == [2, 2, 1]

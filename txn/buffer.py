@@ -372,6 +372,7 @@ class SegmentBuffer:
             self._work.start(self._check_header(txn))
 
     async def _put_claim(self, txn: TxnId) -> None:
+        """W1, W2: the core is told when the claim is stored, and has the header read only then."""
         core = self._core
         try:
             epoch = await self.owner.take()

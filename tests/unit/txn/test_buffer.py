@@ -87,6 +87,21 @@ async def test_many_writes_share_one_claim_and_one_read(world: World) -> None:
     assert world.buffer.admit(T1, lambda _: None)
 
 
+async def test_w1_w2_a_first_write_waits_while_its_claim_is_stored(world: World) -> None:
+    await world.begin(T1)
+    stored = world.store.held["put_claim"] = asyncio.Event()
+    world.store.calls.clear()
+    joining = asyncio.create_task(world.buffer.join(T1))
+    await until(lambda: "put_claim" in world.store.calls)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.store.calls == ["put_owner", "put_claim"], "the header is not read yet"
+    assert not joining.done()
+    stored.set()
+    await joining
+    assert world.store.calls == ["put_owner", "put_claim", "read_header"]
+
+
 async def test_a_write_after_the_end_is_refused_without_a_store_access(world: World) -> None:
     await world.begin(T1)
     await world.append(T1)

@@ -16,6 +16,7 @@ from txn.records import AckedPosition, AckRecord, Claim, TxnState
 from txn.txn_id import CoordinatorId, TxnId
 
 TOPIC = "persistent://public/default/t"
+PATIENCE_S = 20
 
 
 async def operations(broker: Broker, txn: TxnId) -> list[Claim | AckRecord]:
@@ -90,8 +91,9 @@ async def test_what_a_stale_owner_put_late_on_a_loaded_topic_is_collected(
         await store.put_ack(AckRecord(txn, TOPIC, "s", 0, 1, False, acked))
     ended, still_open = txns
     await txn_client.end(ended)
-    while await store.read_header(ended):
-        await collector.collect()
+    async with asyncio.timeout(PATIENCE_S):
+        while await store.read_header(ended):
+            await collector.collect()
     assert await operations(broker, ended) == []
     assert len(await operations(broker, still_open)) == 2
 
@@ -119,10 +121,9 @@ async def test_a_request_of_another_broker_is_answered_by_the_owner(
     monkeypatch.undo()
     await store.nudge(TOPIC, 2)
     await store.nudge(gone, 2)
-    while any(await broker.metadata.get_many(nudges)):
-        await asyncio.sleep(0.001)
-    while await operations(broker, ended):
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(PATIENCE_S):
+        while any(await broker.metadata.get_many(nudges)) or await operations(broker, ended):
+            await asyncio.sleep(0.001)
     assert len(await operations(broker, still_open)) == 4
 
 
@@ -141,6 +142,7 @@ async def test_requests_from_before_the_start_are_answered(broker: Broker) -> No
     nudges = Nudges(store, look)
     nudges.start()
     await until(lambda: looked == [TOPIC, TOPIC])
-    while await broker.metadata.get(records.nudge_key(TOPIC)):
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(PATIENCE_S):
+        while await broker.metadata.get(records.nudge_key(TOPIC)):
+            await asyncio.sleep(0.001)
     await nudges.stop()

@@ -159,6 +159,8 @@ class Reshaper:
         except MagnetarError as error:
             self._unfinished[step.key] = step
             log.warning("reshape_not_undone_yet", step=step.key, error=str(error))
+        else:
+            self._unfinished.pop(step.key, None)
 
     # PUBLISHED
 

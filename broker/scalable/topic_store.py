@@ -292,8 +292,14 @@ class TopicStore:
         return None
 
     async def end(self, step: Step) -> None:
-        """Take a note away: nothing of the step is left to do."""
-        await self._metadata.delete(step.key)
+        """Take a note away: nothing of the step is left to do.
+
+        A later step that has been noted in the same place keeps its note.
+        """
+        found = await self._metadata.get(step.key)
+        if found is not None and found.value == steps.encode(step):
+            with contextlib.suppress(VersionConflict):
+                await self._metadata.delete(step.key, expect=found.version)
 
     async def noted(self, step: Step) -> Step | None:
         """What is noted in the place of a step."""

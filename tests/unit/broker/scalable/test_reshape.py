@@ -252,6 +252,24 @@ async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str
     assert outcomes == {0, 1}, "some crashes are undone, some finished"
 
 
+async def test_a_leftover_leaves_the_note_of_a_later_step_in_its_place(
+    world: World, node: Node
+) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    node.mortal.faults = {"/topics/public/default/t": False}
+    with pytest.raises(MetadataError):
+        await node.scalable.split(TOPIC, 1)
+    await node.peer().produce(0)
+    await node.scalable.split(TOPIC, 0)
+    noted = await world.steps()
+    assert noted, "the segment is being sealed"
+    await node.scalable.prune_all()
+    assert await world.steps() == noted
+    node = await node.kill()
+    await sealed(node, 0)
+    await node.stop()
+
+
 async def test_what_was_undone_cannot_be_published_any_more(world: World, node: Node) -> None:
     """A change of the record may still be on its way when the next process undoes its step."""
     await node.scalable.create(TOPIC, segments=1, properties={})

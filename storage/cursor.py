@@ -167,10 +167,11 @@ class Cursor:
             self._jump(last)
 
     def _exists(self, position: Position) -> bool:
-        last = self._core.last_confirmed
-        if position.ledger_id == last.ledger_id and 0 <= position.entry_id <= last.entry_id:
-            return True
-        return self._core.ledgers.contains(position)
+        ledgers = self._core.ledgers
+        newest = ledgers.last
+        if newest is not None and position.ledger_id == newest.ledger_id:
+            return 0 <= position.entry_id < newest.entries
+        return ledgers.contains(position)
 
     def _jump(self, mark: Position) -> None:
         """Move the mark forward over entries whatever their state."""

@@ -247,6 +247,23 @@ async def test_of_a_terminated_stream_everything_goes_and_the_end_is_remembered(
         assert late.backlog == 0
 
 
+async def test_an_entry_that_went_is_not_acknowledged_any_more() -> None:
+    """Its acknowledgement may come late: from a client, or with a transaction that commits."""
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 15)
+    await ledger.terminate()
+    cursor.acknowledge_up_to(LATEST)
+    await ledger.trim()
+    await until(lambda: not world.ledgers.ledgers)
+    ledger = await world.crash()
+    cursor = ledger.cursors["s"]
+    for position in positions:
+        assert not cursor.acknowledge(position)
+    assert cursor.backlog == 0
+
+
 async def test_a_stream_whose_ledgers_all_went_goes_on() -> None:
     world = World()
     ledger = await world.open()

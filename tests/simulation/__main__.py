@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 
 from tests.simulation.injection import ASSERTING
@@ -31,6 +32,8 @@ def main() -> int:
     rules = [ALL, *dict.fromkeys(rule for each in MUTANTS for rule in (each.rule, each.name))]
     parser.add_argument("--break", dest="broken", choices=rules, help="a rule to be broken")
     given = parser.parse_args()
+    # Of brokers that died in the midst of a start; they are cleared away at the exit.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     mutants = [each for each in MUTANTS if given.broken in (ALL, each.rule, each.name)]
     if given.seed is not None:
         return _one(given, mutants)

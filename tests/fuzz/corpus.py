@@ -6,7 +6,7 @@ something to the broker.  Commands that nobody wrote out here are made of their 
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -29,6 +29,8 @@ CONSUMERS: Final = (3, 4, 5)
 SESSION: Final = 6
 ORDERED: Final = 7
 WATCH: Final = 8
+TRANSACTIONS: Final = 3000
+"""Those of the first coordinator that are begun before the attack."""
 ENDING: Final = frozenset(
     {
         *(
@@ -81,7 +83,13 @@ def opening() -> list[pb.BaseCommand]:
 
 def requests() -> list[pb.BaseCommand]:
     """One command of every type, and several of those that have many faces."""
-    written = [*opening(), *_for_consumers(), *_for_others(), *_about_names()]
+    written = [
+        *opening(),
+        *_for_consumers(),
+        *_for_others(),
+        *_about_names(),
+        *in_transactions(),
+    ]
     there = {command.type for command in written}
     return [*written, *(filled(kind) for kind in FIELD_OF_TYPE if kind not in there)]
 
@@ -172,6 +180,54 @@ def _about_names() -> Iterable[pb.BaseCommand]:
     return [basecommand(kind, command) for kind, command in commands]
 
 
+def in_transactions() -> Iterable[pb.BaseCommand]:
+    """Of a transaction of the first coordinator; `Fuzzer` puts in which."""
+    plain = pb.MessageIdData(ledger_id=1, entry_id=6)
+    place = pb.MessageIdData(ledger_id=2, entry_id=5, batch_index=1, batch_size=4, ack_set=[13])
+    commands: list[tuple[pb.BaseCommand.Type, Message]] = [
+        (Kind.WATCH_TC_ASSIGNMENTS, pb.CommandWatchTcAssignments(watch_id=WATCH)),
+        (
+            Kind.TC_CLIENT_CONNECT_REQUEST,
+            pb.CommandTcClientConnectRequest(request_id=22, tc_id=0, scalable=True),
+        ),
+        (
+            Kind.NEW_TXN,
+            pb.CommandNewTxn(request_id=23, tc_id=0, txn_ttl_millis=20_000, scalable=True),
+        ),
+    ]
+    txn: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 0}
+    added = pb.CommandAddPartitionToTxn(request_id=24, partitions=NAMES, scalable=True, **txn)
+    subscribed = pb.CommandAddSubscriptionToTxn(request_id=25, scalable=True, **txn)
+    subscribed.subscription.add(topic=TOPICS[0], subscription="attack-3")
+    commands += [
+        (Kind.ADD_PARTITION_TO_TXN, added),
+        (Kind.ADD_SUBSCRIPTION_TO_TXN, subscribed),
+        (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=4, **txn)),
+        (Kind.SEND, pb.CommandSend(producer_id=2, sequence_id=5, **txn)),
+        *(
+            (
+                Kind.ACK,
+                pb.CommandAck(
+                    consumer_id=consumer_id,
+                    ack_type=pb.CommandAck.Individual,
+                    message_id=[each],
+                    request_id=26,
+                    **txn,
+                ),
+            )
+            for consumer_id, each in ((3, place), (4, plain), (5, plain))
+        ),
+        *(
+            (
+                Kind.END_TXN,
+                pb.CommandEndTxn(request_id=27, txn_action=action, scalable=True, **txn),
+            )
+            for action in (pb.COMMIT, pb.ABORT)
+        ),
+    ]
+    return [basecommand(kind, command) for kind, command in commands]
+
+
 def filled(kind: int) -> pb.BaseCommand:
     """A command of the type with its required fields set to something."""
     command = pb.BaseCommand(type=pb.BaseCommand.Type.Name(kind))
@@ -199,12 +255,15 @@ def fill(message: Message) -> None:
             setattr(message, field.name, 1)
 
 
-def entry(rng: random.Random) -> bytes:
+def entry(rng: random.Random, send: pb.CommandSend) -> bytes:
     """An entry whose checksum is right and whose metadata is well-formed and often untrue."""
     metadata = pb.MessageMetadata(
         producer_name="fuzz", sequence_id=rng.randrange(4), publish_time=rng.randrange(4)
     )
     payload = rng.randbytes(rng.randrange(40))
+    if send.HasField("txnid_least_bits") and rng.randrange(8):
+        metadata.txnid_most_bits = send.txnid_most_bits
+        metadata.txnid_least_bits = send.txnid_least_bits
     shape = rng.randrange(6)
     if shape == 0:
         metadata.num_messages_in_batch = rng.choice([0, -1, 1, 3, 2**31 - 1])

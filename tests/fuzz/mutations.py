@@ -84,6 +84,7 @@ class Fuzzer:
         commands = corpus.requests()
         going_on = [c for c in commands if c.type not in corpus.ENDING]
         self._commands = going_on * 16 + [c for c in commands if c.type in corpus.ENDING]
+        self._commands += [*corpus.in_transactions()] * 8
         self._on_bytes: tuple[Callable[[bytes], bytes], ...] = (
             *(self._flip, self._flip, self._flip, self._resize, self._resize_command),
             *(self._truncate, self._insert, self._oversize, self._noise),
@@ -94,6 +95,7 @@ class Fuzzer:
         rng = self._rng
         command = pb.BaseCommand()
         command.CopyFrom(rng.choice(self._commands))
+        self._name_transaction(command)
         if rng.randrange(self._breaking):
             for _ in range(rng.choice((1, 1, 2, 4))):
                 self._change_field(getattr(command, FIELD_OF_TYPE[command.type]), depth=0)
@@ -102,9 +104,17 @@ class Fuzzer:
             data = rng.choice(self._on_bytes)(self._encode(command))
         return Mutated(data, effect_of(data))
 
+    def _name_transaction(self, command: pb.BaseCommand) -> None:
+        """One of those that were begun, if it names one."""
+        body = getattr(command, FIELD_OF_TYPE[command.type])
+        if "txnid_least_bits" in body.DESCRIPTOR.fields_by_name and body.HasField(
+            "txnid_least_bits"
+        ):
+            body.txnid_least_bits = self._rng.randrange(corpus.TRANSACTIONS)
+
     def _encode(self, command: pb.BaseCommand) -> bytes:
         carries = command.type in (pb.BaseCommand.SEND, pb.BaseCommand.MESSAGE)
-        entry = corpus.entry(self._rng) if carries else b""
+        entry = corpus.entry(self._rng, command.send) if carries else b""
         body = command.SerializePartialToString()
         return U32.pack(len(body) + 4 + len(entry)) + U32.pack(len(body)) + body + entry
 

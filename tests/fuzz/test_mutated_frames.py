@@ -19,6 +19,7 @@ from tests.support.waiting import end, until
 
 FRAMES: Final = 200_000
 SIDE_BY_SIDE: Final = 8
+BEGUN_AT_ONCE: Final = 100
 MEMORY_GROWTH: Final = 150 * 1024 * 1024
 INNOCENT: Final = "persistent://public/default/innocent"
 EARLIEST: Final = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
@@ -46,12 +47,13 @@ class Innocent:
             self.round_trips += 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_mutated_frames(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     async with running(tmp_path) as broker:
         await broker.create_scalable("attacked", 2)
+        await begin_transactions(broker)
         innocent = Innocent(await broker.connect(), await broker.connect())
         stop = asyncio.Event()
         working = asyncio.create_task(innocent.run(INNOCENT, "s", stop))
@@ -77,6 +79,17 @@ async def test_mutated_frames(tmp_path: Path) -> None:
         await attacked_topics_still_work(broker)
         assert await broker.terminate() == 0
         assert not broker.faults()
+
+
+async def begin_transactions(broker: BrokerProcess) -> None:
+    """What frames may write to, acknowledge in, and end."""
+    client = await broker.connect()
+    new = pb.CommandNewTxn(tc_id=0, txn_ttl_millis=3_600_000, scalable=True)
+    for _ in range(0, corpus.TRANSACTIONS, BEGUN_AT_ONCE):
+        await asyncio.gather(
+            *(client.request(pb.BaseCommand.NEW_TXN, new) for _ in range(BEGUN_AT_ONCE))
+        )
+    await client.close()
 
 
 async def watched(

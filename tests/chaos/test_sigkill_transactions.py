@@ -240,10 +240,10 @@ async def inputs_went_through_once(broker: BrokerProcess, used: set[str]) -> Non
 async def nothing_is_left(broker: BrokerProcess) -> None:
     """No transaction is open, and no claim or acknowledgement record is stored."""
 
-    async def outstanding() -> int:
+    async def outstanding() -> float:
         _, found = await broker.transactions("GET", "/open")
         assert isinstance(found, dict)
-        return int(found["open"]) + await broker.metric(
+        return found["open"] + await broker.metric(
             "pulsar_txn_metadata_store_outstanding_op_records"
         )
 

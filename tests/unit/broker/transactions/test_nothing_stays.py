@@ -93,7 +93,10 @@ async def one_of_each(client: TransactionClient, raw: RawClient, unknown: Iterat
     producer, shared = await raw.create_producer(TOPIC), pb.CommandSubscribe.Shared
     inputs = await raw.create_producer(OTHER)
     consumer = await raw.subscribe(
-        OTHER, "s", pb.CommandSubscribe(sub_type=shared, initial_position=1), permits=1000
+        OTHER,
+        "s",
+        pb.CommandSubscribe(sub_type=shared, initial_position=pb.CommandSubscribe.Earliest),
+        permits=1000,
     )
     for action in (pb.COMMIT, pb.ABORT, None):
         txn = await client.begin(ttl_ms=60_000 if action is not None else 1000)

@@ -243,7 +243,7 @@ async def nothing_is_left(broker: BrokerProcess) -> None:
     async def outstanding() -> float:
         _, found = await broker.transactions("GET", "/open")
         assert isinstance(found, dict)
-        return found["open"] + await broker.metric(
+        return float(found["open"]) + await broker.metric(
             "pulsar_txn_metadata_store_outstanding_op_records"
         )
 

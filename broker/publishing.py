@@ -16,6 +16,7 @@ Rules:
   by the SEND and what is read by the message.
 - A SEND in a transaction is admitted before it is appended; what its producer sends while that
   takes is held behind it (`held_sends`).  One that was stored before is answered without that.
+  Where transactions are joined, SENDs in them that came together are appended together too.
 """
 
 import asyncio
@@ -91,12 +92,16 @@ class Publishing:
         Returns where those end: at anything but a plain SEND of the same producer, and where the
         connection is to be read no further.  Receipts (or SEND_ERRORs) follow by themselves.
         """
-        entries = [] if producer.examined else self._enqueue_plain(producer, sends, at)
-        if not entries:
-            self._examine(producer, cast("Send", sends[at]))
-            return at + 1
-        self._append(entries, self._done)
-        return at + len(entries)
+        if not producer.examined:
+            entries = self._enqueue_plain(producer, sends, at)
+            if entries:
+                self._append(entries, self._done)
+                return at + len(entries)
+            joined = self._publish_joined(producer, sends, at)
+            if joined:
+                return at + joined
+        self._examine(producer, cast("Send", sends[at]))
+        return at + 1
 
     def _enqueue_plain(
         self, producer: "Producer", sends: "Sequence[Received]", at: int
@@ -131,16 +136,15 @@ class Publishing:
         producer.pending += len(entries)
         return entries
 
-    def _append(self, entries: Sequence[bytes], done: "GroupCallback") -> bool:
-        """Hand over what was enqueued last; whether all was taken."""
+    def _append(self, entries: Sequence[bytes], done: "GroupCallback") -> int:
+        """Hand over what was enqueued last; how many were taken."""
         taken = 0
         try:
             while taken < len(entries):
                 taken += self._append_all(entries[taken:] if taken else entries, done)
         except MagnetarError as error:
             self._not_taken(len(entries) - taken, error)
-            return False
-        return True
+        return taken
 
     def refuse(self, producer: "Producer", send: Send, error: MagnetarError) -> None:
         """Answer a SEND with SEND_ERROR, in its turn."""
@@ -196,6 +200,43 @@ class Publishing:
         return True
 
     # In transactions
+
+    def _publish_joined(self, producer: "Producer", sends: "Sequence[Received]", at: int) -> int:
+        """Append the SENDs of `producer` in joined transactions from sends[at] on; how many."""
+        connection, buffer, txns = producer.connection, self._buffer, self._txns
+        paused = connection.paused
+        entries: list[bytes] = []
+        for index in range(at, len(sends)):
+            send = sends[index]
+            if type(send) is not Send or send.producer_id != producer.producer_id:
+                break
+            txn = self._joined(send)
+            if txn is None or send.entry is None:
+                break
+            size = len(send.entry)
+            self._limits.started(connection, size)
+            producer.pending += 1
+            self._enqueue(producer, send, size, None, None)
+            buffer.issued(txn)
+            txns.append(txn)
+            entries.append(send.entry)
+            if paused:
+                break
+        for _ in range(len(entries) - self._append(entries, self._done_in_transaction)):
+            buffer.not_taken(txns.pop())
+        return len(entries)
+
+    def _joined(self, send: Send) -> TxnId | None:
+        """Its transaction, if that is joined and nothing about the SEND needs a closer look."""
+        entry = send.entry
+        if send.txnid is None or send.is_chunk or entry is None or len(entry) > MAX_MESSAGE_SIZE:
+            return None
+        txn = TxnId(*send.txnid)
+        try:
+            named = self._buffer.is_joined(txn) and transaction_named_by(parse_metadata(entry))
+        except FrameError:
+            return None
+        return txn if named == send.txnid else None
 
     def _admit(self, producer: "Producer", send: Send, size: int, chunk: Chunk | None) -> bool:
         """Append it if its transaction is joined; False: `_answered` follows."""

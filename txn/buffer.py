@@ -221,6 +221,10 @@ class SegmentBuffer:
             self._loop.call_soon(then, self._stopped_error())
         return False
 
+    def is_joined(self, txn: TxnId) -> bool:
+        """Whether `admit` would be True; changes nothing."""
+        return not self._work.ended and self._core.is_joined(txn)
+
     async def join(self, txn: TxnId) -> None:
         """ADD_PARTITION_TO_TXN: what the first SEND would wait for.
 

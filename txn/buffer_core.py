@@ -170,6 +170,11 @@ class SegmentBufferCore:
             return Admission.WAITS
         return self._first_write(member)
 
+    def is_joined(self, txn: TxnId) -> bool:
+        """Whether a write may be appended now, without asking for anything."""
+        member = self._members.get(txn)
+        return member is not None and member.state is _M.JOINED and not self.stopped
+
     def _first_write(self, member: Member) -> Admission:
         """W1, W3: the own claim is durable before the first append is issued."""
         self._move(member, _M.CLAIMING)

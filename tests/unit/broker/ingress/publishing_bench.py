@@ -70,6 +70,9 @@ class Buffer:
         self.waiting.append((txn, then))
         return False
 
+    def is_joined(self, txn: TxnId) -> bool:
+        return txn in self.joined
+
     def answer(self, error: MagnetarError | None = None) -> None:
         """What waits longest is joined, or refused."""
         txn, then = self.waiting.popleft()
@@ -155,8 +158,7 @@ class Bench:
 
     def send_in(self, producer: Producer, number: int, txn: TxnId) -> None:
         """A SEND in a transaction."""
-        send = Send(1, number, 0, 1, entry_in(txn), plain=False, txnid=(txn.most, txn.least))
-        self.publishing.publish(producer, [send], 0)
+        self.publishing.publish(producer, [sent_in(number, txn)], 0)
 
     def send(
         self, producer: Producer, number: int, *, count: int = 1, entry: bytes = ENTRY
@@ -182,6 +184,12 @@ def entry_in(txn: TxnId) -> bytes:
     )
     room = len(ENTRY) - len(build_entry(metadata, b""))
     return build_entry(metadata, bytes(room))
+
+
+def sent_in(number: int, txn: TxnId, named: TxnId | None = None) -> Send:
+    """A SEND in a transaction, whose message may name another one."""
+    entry = entry_in(txn if named is None else named)
+    return Send(1, number, 0, 1, entry, plain=False, txnid=(txn.most, txn.least))
 
 
 def sent(number: int, entry: bytes | None = ENTRY, *, messages: int = 1) -> Send:

@@ -2,15 +2,17 @@
 
 import asyncio
 
+import pytest
+
 from broker.publish_errors import MessageRefused
-from config.bounds import TXN_HELD_SENDS
+from config.bounds import MAX_MESSAGE_SIZE, TXN_HELD_SENDS
 from protocol.frames import Send
 from storage.ledger.store import DiskFull
 from storage.managed_ledger_types import (
     ManagedLedgerTerminated,
 )
 from storage.metadata.store import MetadataError
-from tests.unit.broker.ingress.publishing_bench import ENTRY, Bench, entry_in, sent
+from tests.unit.broker.ingress.publishing_bench import ENTRY, Bench, entry_in, sent, sent_in
 from txn.errors import TransactionEnded
 from txn.txn_id import TxnId
 
@@ -65,6 +67,60 @@ def test_a_joined_transaction_is_appended_at_once() -> None:
     store_all(bench)
     assert peer.answers == receipts(0, 1, 2, 3)
     assert [txn for what, txn in bench.buffer.events if what == "appended"] == [T1, T2, T1]
+
+
+def test_sends_in_joined_transactions_that_came_together_are_appended_together() -> None:
+    bench = Bench()
+    peer, producer = bench.producer()
+    bench.buffer.joined = {T1, T2}
+    other = TxnId(5, 5)
+    sends = [sent_in(0, T1), sent_in(1, T2), sent_in(2, T1), sent(3), sent_in(4, T1)]
+    sends += [sent_in(5, other), sent_in(6, T1)]
+    ends = [0]
+    while ends[-1] < len(sends):
+        ends.append(bench.publishing.publish(producer, sends, ends[-1]))
+    assert ends == [0, 3, 4, 5, 6, 7]
+    assert len(bench.ledger.waiting) == 5
+    bench.buffer.answer()
+    store_all(bench)
+    assert peer.answers == receipts(0, 1, 2, 3, 4, 5, 6)
+    appended = [txn for what, txn in bench.buffer.events if what == "appended"]
+    assert appended == [T1, T2, T1, T1, other, T1]
+    assert (producer.pending, peer.inflight_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        sent_in(1, T1, named=T2),
+        sent_in(1, T1)._replace(entry=b"\x0e\x01 no metadata"),
+        sent_in(1, T1)._replace(entry=bytes(MAX_MESSAGE_SIZE + 1)),
+        sent_in(1, T1)._replace(is_chunk=True),
+        sent_in(1, T1)._replace(producer_id=2),
+    ],
+    ids=["another transaction", "unreadable", "too large", "chunk", "another producer"],
+)
+def test_what_needs_a_closer_look_ends_such_a_run(odd: Send) -> None:
+    bench = Bench()
+    _, producer = bench.producer()
+    bench.buffer.joined = {T1}
+    assert bench.publishing.publish(producer, [sent_in(0, T1), odd, sent_in(2, T1)], 0) == 1
+
+
+def test_what_the_ledger_does_not_take_of_a_run_is_told_to_the_buffer() -> None:
+    bench = Bench()
+    peer, producer = bench.producer()
+    bench.buffer.joined = {T1, T2}
+    bench.ledger.bite, bench.ledger.room = 1, 2
+    bench.ledger.refusal = ManagedLedgerTerminated("Sealed.")
+    sends = [sent_in(0, T1), sent_in(1, T1), sent_in(2, T2), sent_in(3, T1)]
+    assert bench.publishing.publish(producer, sends, 0) == 4
+    not_taken = [txn for what, txn in bench.buffer.events if what == "not taken"]
+    assert not_taken == [T1, T2]
+    store_all(bench)
+    assert peer.answers == [*receipts(0, 1), ("TopicTerminatedError", 2)]
+    assert [what for what, _ in bench.buffer.events].count("appended") == 2
+    assert (producer.pending, peer.inflight_bytes) == (0, 0)
 
 
 def test_a_second_transaction_behind_the_first_waits_for_its_own_answer() -> None:

@@ -191,14 +191,14 @@ async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
 MUTANTS = (
     Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
     Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 3),
-    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 3),
+    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 2),
     Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 2),
     Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers", 13),
     Mutant(
         "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 2
     ),
     Mutant(
-        "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 15
+        "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 50
     ),
     Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
     Mutant(

@@ -68,6 +68,9 @@ class SimulatedClient(RawClient):
         transport = self._transport
         assert isinstance(transport, SimulatedTransport)
         place = (message.message_id.ledger_id, message.message_id.entry_id)
+        host, written_at = transport.peer.host, transport.written_at
+        stale = written_at >= host.replaced_at
+        stale = stale or self.history.was_owner(segment, host.name, written_at)
         found = [
             Delivered(
                 subscription,
@@ -76,9 +79,9 @@ class SimulatedClient(RawClient):
                 (*place, *index),
                 self.who,
                 asyncio.get_running_loop().time(),
-                transport.written_at,
+                written_at,
                 message.redelivery_count,
-                transport.written_at >= transport.peer.host.replaced_at,
+                stale,
             )
             for name, index in names_in(payload, metadata, message.ack_set)
         ]

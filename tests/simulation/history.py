@@ -48,7 +48,8 @@ class Delivered:
     written_at: float
     redeliveries: int
     stale: bool = False
-    """By a broker that had been replaced: it may show again what its successor has done with."""
+    """By a broker that had been replaced, or whose segment another one had taken: it may show again
+    what its successor has done with."""
 
 
 @dataclass(slots=True)
@@ -114,6 +115,8 @@ class History:
         self.seeks: list[Sought] = []
         self.transactions: dict[Txn, Transaction] = {}
         self.headers: dict[Txn, list[HeaderChange]] = {}
+        self.owners: dict[str, list[tuple[float, str]]] = {}
+        """Of each segment: when which broker took its epoch, or proved that it has it."""
         self.violations: list[str] = []
         self.lines: list[str] = []
         self.keep_lines = False
@@ -125,6 +128,15 @@ class History:
         self.on_line(line)
         if self.keep_lines:
             self.lines.append(line)
+
+    def owned(self, segment: str, broker: str) -> None:
+        """That broker wrote the record of the segment's owner."""
+        self.owners.setdefault(segment, []).append((self._time(), broker))
+
+    def was_owner(self, segment: str, broker: str, at: float) -> bool:
+        """Whether that broker owned it once, and another one has taken it since."""
+        takers = [taker for when, taker in self.owners.get(segment, ()) if when <= at]
+        return broker in takers and takers[-1] != broker
 
     def violated(self, sentence: str) -> None:
         """Something that must never be, seen at once."""

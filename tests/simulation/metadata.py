@@ -83,6 +83,8 @@ class MetadataService:
         self.held: list[tuple[MetadataHandle, _Call]] = []
         self.asked: Callable[[Host, str, str], None] = lambda host, kind, key: None
         """Called with the process, kind and key of each request, before it is on its way."""
+        self.stored: Callable[[Host, str], None] = lambda host, key: None
+        """Called with the process and key of each put that was made."""
 
     def holding(self, handle: "MetadataHandle", call: "_Call") -> bool:
         return any(
@@ -192,6 +194,8 @@ class MetadataHandle(MetadataStore):
     def _made(self, call: _Call, done: "asyncio.Future[object]") -> None:
         error = done.exception()
         result = None if error is not None else done.result()
+        if error is None and call.kind == "put":
+            self._service.stored(self.host, call.key)
         if call.fault == "lost_answer":
             error = _unavailable()
         self._answer(call, result, cast("Exception | None", error))

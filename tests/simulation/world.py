@@ -25,7 +25,7 @@ from broker.service import Broker
 from config.settings import Settings
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST
-from protocol.names import TopicName, parse_topic_name
+from protocol.names import TopicName, decode_name, parse_topic_name
 from protocol.server_error import MagnetarError
 from tests.simulation.actors import (
     PLAIN,
@@ -60,6 +60,7 @@ from txn import records
 
 START_MS = 1_700_000_000_000
 PORT = 6650
+OWNERS = records.owner_key("")
 SOUGHT = f"{PLAIN}public/default/sought"
 HELD = "held"
 """A subscription which acknowledges nothing, so that what is sought is still there."""
@@ -157,6 +158,7 @@ class World:
         )
         self.loop.set_exception_handler(self._unhandled)
         self.metadata.asked = self._asked
+        self.metadata.stored = self._stored
         watch_headers(self.metadata.store, self.history)
 
     # Brokers
@@ -400,6 +402,10 @@ class World:
     def _crash_soon(self) -> None:
         host = self.running.host
         host.crash_at_step = host.steps + self.rng.randrange(1, 400)
+
+    def _stored(self, host: Host, key: str) -> None:
+        if key.startswith(OWNERS):
+            self.history.owned(decode_name(key.removeprefix(OWNERS)), host.name)
 
     def _asked(self, host: Host, kind: str, key: str) -> None:
         """A request for metadata: one of those on which brokers die, or are replaced?"""

@@ -8,15 +8,16 @@ import http.client
 import json
 import urllib.request
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, register_topics
 from broker.cli.transactions import register_transactions
-from config.logging import configure_logging
-from config.settings import ConfigurationError, Settings, load_settings
 from protocol.server_error import MagnetarError
+
+if TYPE_CHECKING:
+    from config.settings import Settings
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
@@ -30,7 +31,9 @@ def fail(message: object) -> typer.Exit:
     return typer.Exit(1)
 
 
-def _settings(config: Path | None, **overrides: object) -> Settings:
+def _settings(config: Path | None, **overrides: object) -> "Settings":
+    from config.settings import ConfigurationError, load_settings
+
     try:
         return load_settings(config, overrides)
     except ConfigurationError as error:
@@ -56,8 +59,10 @@ def standalone(
         bind_host=bind_host,
         advertised_host=advertised_host,
     )
-    configure_logging(settings.log_level, settings.log_format)
     from broker.cli.standalone import run_standalone
+    from config.logging import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
 
     raise typer.Exit(run_standalone(settings))
 
@@ -65,7 +70,7 @@ def standalone(
 def show_config(config: ConfigFile = None) -> None:
     """Print every setting with its value and meaning, as TOML that can be used again."""
     settings = _settings(config)
-    for name, field in Settings.model_fields.items():
+    for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         typer.echo(f"# {field.description or name}")
         typer.echo(f"{name} = {json.dumps(value if isinstance(value, int | str) else str(value))}")

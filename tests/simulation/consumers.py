@@ -137,6 +137,8 @@ class QueueConsumer(Receiver):
     subscription = QUEUE
 
     async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+        while self.world.plan.late_queues and not self.world.draining and going_on():
+            await self.look_again_after(1.0)
         layout = await Layout.watch(client, self.topic)
         while going_on():
             layout.refresh()

@@ -198,7 +198,7 @@ MUTANTS = (
         "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 2
     ),
     Mutant(
-        "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 50
+        "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 13
     ),
     Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
     Mutant(
@@ -209,7 +209,7 @@ MUTANTS = (
         {(managed_ledger_cursors, "CursorStore"): Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
-        4,
+        10,
     ),
     Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts", 4),
     Mutant(

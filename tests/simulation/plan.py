@@ -59,6 +59,10 @@ class Plan:
     """Consumers that go back, and acknowledge in transactions."""
     deleters: int = 0
     """Clients whose transactions touch what is deleted before they end."""
+    late_queues: bool = False
+    """Consumers of queues come when all is quiet: until then transactions acknowledge alone."""
+    most_sends: int = 4
+    """Of one transaction."""
     aborted: float = 0.3
     """Of transactions, how many their client wants to abort."""
     hasty: float = 0.0
@@ -71,6 +75,10 @@ class Plan:
     """The same, but the broker is replaced, and goes on with what it was about to do."""
     cut_off: float = 0.0
     """Of the connections of a broker that is replaced, how many break."""
+    cut_off_plain: bool = False
+    """All of those that are of clients without transactions."""
+    beside_s: float = 20.0
+    """For so long, at most, a broker that was replaced goes on."""
     ledger_entries: int = 60
     retention_s: int = 30
     """Of ended transactions."""
@@ -147,10 +155,28 @@ def _commits_handed_over(plan: Plan, rng: random.Random) -> None:
 
 
 def _acks_handed_over(plan: Plan, rng: random.Random) -> None:
-    """Acknowledgements in transactions come to an owner that has been replaced."""
+    """Acknowledgements in transactions come to an owner that has been replaced.
+
+    For a while its clients stay, who only acknowledge and commit, and by then its successor has
+    loaded for the others.
+    """
     _handover(plan, rng, "put /a:", 0.2, "")
-    plan.metadata.stale_slow_keys = ("/a:",)
-    plan.aborted, plan.cut_off = 0.4, 0.5
+    _nothing_else(plan)
+    plan.seconds = 7.0
+    plan.metadata.stale_slow = 0.0
+    plan.aborted, plan.most_sends = 0.1, 0
+    plan.cut_off, plan.cut_off_plain, plan.beside_s = 0.1, True, 2.0
+    plan.late_queues, plan.transactors = True, 3
+    plan.burst_producers, plan.pause_s = 1, 0.05
+
+
+def _nothing_else(plan: Plan) -> None:
+    """No faults but those of the profile."""
+    plan.break_every_s = plan.pause_every_s = plan.reshape_every_s = 0.0
+    plan.network = NetworkFaults(told_after_s=plan.network.told_after_s)
+    plan.disk = DiskFaults()
+    faults = plan.metadata
+    faults.refused = faults.lost_answer = faults.session_expiry = 0.0
 
 
 def _restarts(plan: Plan, rng: random.Random) -> None:

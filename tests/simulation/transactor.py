@@ -131,7 +131,8 @@ class Transactor(Sender):
         partitions: dict[str, None] = {}
         subscribed: dict[str, None] = {}
         taken = self._take(rng.randrange(4))
-        steps = [*(("ack", each) for each in taken), *(("send", None),) * rng.randrange(5)]
+        sends = rng.randrange(self.world.plan.most_sends + 1)
+        steps = [*(("ack", each) for each in taken), *(("send", None),) * sends]
         rng.shuffle(steps)
         outcomes = []
         for kind, what in steps:

@@ -256,14 +256,20 @@ class World:
         await asyncio.sleep(self.plan.seconds)
         for task in tasks:
             task.cancel()
-        if self.checker.shown() or self.history.violations:
+        if self._violated():
             return
         await self._quieten()
         await self._drain()
+        if self._violated():
+            return
         self.crash(self.running)
         await self._until_up()
         await asyncio.sleep(10)
         await self._collect()
+
+    def _violated(self) -> bool:
+        """Whether it is too late for anything to make it good: then nobody needs the rest."""
+        return bool(self.checker.shown() or self.history.violations)
 
     async def _set_up(self) -> None:
         self.start_broker()
@@ -360,6 +366,8 @@ class World:
         """Until everything has come out, or never will."""
         give_up = self.loop.time() + SETTLE_S
         while self.loop.time() < give_up:
+            if self._violated():
+                return
             await asyncio.sleep(1)
             if self.checker.settled() and not self._backlogs():
                 self.history.note("world", "drained")
@@ -424,14 +432,16 @@ class World:
         if not self.running.alive:
             return
         before = self.running
+        transactors = {each.host for each in self.actors if isinstance(each, Transactor)}
         for transport in self.network.connections_of(before.host):
-            if self.rng.random() < self.plan.cut_off:
+            plain = transport.peer.host not in transactors
+            if self.rng.random() < self.plan.cut_off or (plain and self.plan.cut_off_plain):
                 self.network.break_connection(transport)
         if self.rng.random() < (0.2 if self.plan.replace_at else 0.5):
             self.loop.pause(before.host)
             self.loop.call_later(self.rng.uniform(0, 10), self.loop.resume, before.host)
         self.take_over()
-        self.loop.call_later(self.rng.uniform(0.5, 20), self.crash, before)
+        self.loop.call_later(self.rng.uniform(0.5, self.plan.beside_s), self.crash, before)
 
     def _break_something(self) -> None:
         transports = list(self.network.transports.values())

@@ -209,7 +209,6 @@ MUTANTS = (
         {(managed_ledger_cursors, "CursorStore"): Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
-        10,
     ),
     Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts", 4),
     Mutant(

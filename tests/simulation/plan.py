@@ -75,8 +75,8 @@ class Plan:
     """The same, but the broker is replaced, and goes on with what it was about to do."""
     cut_off: float = 0.0
     """Of the connections of a broker that is replaced, how many break."""
-    cut_off_plain: bool = False
-    """All of those that are of clients without transactions."""
+    staying: str = ""
+    """If any: with what the names of those clients begin; all other connections break."""
     beside_s: float = 20.0
     """For so long, at most, a broker that was replaced goes on."""
     ledger_entries: int = 60
@@ -148,10 +148,17 @@ def _aborts_handed_over(plan: Plan, rng: random.Random) -> None:
 
 
 def _commits_handed_over(plan: Plan, rng: random.Random) -> None:
-    """Two owners apply the same acknowledgements."""
-    _handover(plan, rng, "put /q", 0.1, "idx:acks-by-segment segment")
+    """Two owners write the same cursor: what the one before has on its way is answered late.
+
+    Its consumers stay for a while; its successor loads for those who send.
+    """
+    _handover(plan, rng, "put /q", 0.1, "")
+    _nothing_else(plan)
+    plan.seconds = 7.0
     plan.metadata.stale_slow_keys = ("/q",)
-    plan.aborted, plan.cut_off = 0.2, 0.9
+    plan.aborted, plan.most_sends = 0.2, 0
+    plan.staying, plan.cut_off, plan.beside_s = "qsx", 0.1, 3.0
+    plan.burst_producers, plan.pause_s = 1, 0.1
 
 
 def _acks_handed_over(plan: Plan, rng: random.Random) -> None:
@@ -165,7 +172,7 @@ def _acks_handed_over(plan: Plan, rng: random.Random) -> None:
     plan.seconds = 7.0
     plan.metadata.stale_slow = 0.0
     plan.aborted, plan.most_sends = 0.1, 0
-    plan.cut_off, plan.cut_off_plain, plan.beside_s = 0.1, True, 2.0
+    plan.staying, plan.cut_off, plan.beside_s = "x", 0.1, 2.0
     plan.late_queues, plan.transactors = True, 3
     plan.burst_producers, plan.pause_s = 1, 0.05
 

@@ -432,10 +432,10 @@ class World:
         if not self.running.alive:
             return
         before = self.running
-        transactors = {each.host for each in self.actors if isinstance(each, Transactor)}
+        staying = tuple(self.plan.staying)
         for transport in self.network.connections_of(before.host):
-            plain = transport.peer.host not in transactors
-            if self.rng.random() < self.plan.cut_off or (plain and self.plan.cut_off_plain):
+            leaves = staying and not transport.peer.host.name.startswith(staying)
+            if self.rng.random() < self.plan.cut_off or leaves:
                 self.network.break_connection(transport)
         if self.rng.random() < (0.2 if self.plan.replace_at else 0.5):
             self.loop.pause(before.host)

@@ -5,8 +5,8 @@ each subscription.  The C protobuf parser takes 0.9 us for that; scanning the fi
 measured slower (1.2 us for six fields, growing with properties), and keeping the result for the
 next subscription costs about as much as it saves.
 
-An entry whose metadata cannot be read counts as one message without key: it is delivered as it is,
-and the client decides.
+An entry whose metadata cannot be read counts as one message without key, and one that names a number
+of messages that no batch has as one message: it is delivered as it is, and the client decides.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
+from protocol.ack_set import MAX_BATCH_SIZE
 from protocol.key_hash import sticky_hash
 from protocol.message import sticky_key
 from protocol.pulsar_pb2 import MessageMetadata
@@ -32,13 +33,18 @@ def _metadata(data: bytes) -> MessageMetadata | None:
         return None
 
 
+def _count(metadata: MessageMetadata) -> int:
+    count = metadata.num_messages_in_batch
+    return count if 0 < count <= MAX_BATCH_SIZE else 1
+
+
 def facts_of(data: bytes) -> tuple[int, bool]:
     """How many messages an entry holds, and whether `is_withheld` must be asked about it."""
     metadata = _metadata(data)
     if metadata is None:
         return 1, False
     special = metadata.marker_type != 0 or metadata.HasField("txnid_least_bits")
-    return max(metadata.num_messages_in_batch, 1), special
+    return _count(metadata), special
 
 
 def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
@@ -47,8 +53,7 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
     if metadata is None:
         return 1, False, _KEYLESS_HASH
     special = metadata.marker_type != 0 or metadata.HasField("txnid_least_bits")
-    count = max(metadata.num_messages_in_batch, 1)
-    return count, special, sticky_hash(sticky_key(metadata))
+    return _count(metadata), special, sticky_hash(sticky_key(metadata))
 
 
 def is_marker(data: bytes) -> bool:
@@ -68,4 +73,4 @@ def last_batch_index(data: bytes) -> int:
     metadata = _metadata(data)
     if metadata is None or not metadata.HasField("num_messages_in_batch"):
         return -1
-    return max(metadata.num_messages_in_batch, 1) - 1
+    return _count(metadata) - 1

@@ -11,6 +11,7 @@ from tests.support.raw_client import BrokerError
 TOPIC = "topic://public/default/orders"
 AS_REGULAR = "persistent://public/default/orders"
 OFF = pytest.mark.parametrize("settings", [{"scalable_topics_enabled": False}])
+NO_TRANSACTIONS = pytest.mark.parametrize("settings", [{"transactions_enabled": False}])
 NO_CREATION = pytest.mark.parametrize(
     "settings", [{"auto_topic_creation": False, "scalable_topic_auto_create": False}]
 )
@@ -74,6 +75,13 @@ async def test_lookup_of_a_regular_name_that_is_nothing_is_answered_too(connect:
 async def test_switched_off_is_said_in_the_handshake(connect: Connect) -> None:
     flags = (await connect()).connected.feature_flags
     assert not flags.supports_scalable_topics
+    assert flags.supports_tc_metadata_discovery
+
+
+@NO_TRANSACTIONS
+async def test_no_transactions_is_said_in_the_handshake(connect: Connect) -> None:
+    flags = (await connect()).connected.feature_flags
+    assert flags.supports_scalable_topics
     assert not flags.supports_tc_metadata_discovery
 
 

@@ -266,6 +266,27 @@ async def test_batches_are_acknowledged_by_message(broker: Broker) -> None:
     assert topic.subscriptions["s"].backlog == 0
 
 
+@pytest.mark.parametrize("count", [0, -1, 2**20 + 1, 2**31 - 1])
+async def test_a_number_of_messages_that_no_batch_has_counts_as_one(
+    broker: Broker, count: int
+) -> None:
+    client = await client_of(broker)
+    consumer = await client.subscribe(TOPIC, "s", options(SHARED), permits=3)
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"odd", metadata=pb.MessageMetadata(num_messages_in_batch=count))
+    got = await consumer.receive()
+    part = pb.MessageIdData()
+    part.CopyFrom(got.message_id)
+    part.ack_set.append(0b1011)
+    part.batch_size = 4
+    await consumer.ack_answered(part)
+    consumer.redeliver(got.message_id)
+    assert (await consumer.receive()).payload == b"odd"
+    await producer.send(b"next")
+    assert (await consumer.receive()).payload == b"next"
+    assert (await consumer.last_message_id()).last_message_id.batch_index == -1
+
+
 async def test_unloading_sends_consumers_away_and_loses_nothing(broker: Broker) -> None:
     client = await client_of(broker)
     consumer = await client.subscribe(TOPIC, "s", options(SHARED), permits=100)

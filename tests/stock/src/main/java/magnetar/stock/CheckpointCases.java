@@ -82,7 +82,7 @@ final class CheckpointCases {
             Tally.Received part = tally.new Received();
             parts.add(part);
             readers.add(Readers.background("member-" + name, () -> Readers.readUntil(
-                    member::receive, () -> tally.acknowledgedCount() == 400 && all.complete(), message -> {
+                    member::receive, () -> tally.settledCount() == 400 && all.complete(), message -> {
                         part.add(message.value());
                         all.add(message.value());
                     })));

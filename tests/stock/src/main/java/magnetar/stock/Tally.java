@@ -56,6 +56,11 @@ final class Tally {
         return acknowledged.size();
     }
 
+    /** Messages of which the outcome is known, one way or another. */
+    synchronized int settledCount() {
+        return acknowledged.size() + lostByClient + failures.size();
+    }
+
     synchronized Set<String> acknowledgedNow() {
         return new HashSet<>(acknowledged);
     }

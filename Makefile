@@ -1,10 +1,10 @@
-# make run | make test | make bench | make bench-transactions | make stock-peer | make image-test
+# make run | make test | make bench | make simulate | make fuzz | make stock-peer | make image-test
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check proto bench simulate simulate-mutants bench-transactions stock-peer image-test clean
+.PHONY: run test check proto bench simulate simulate-mutants fuzz bench-transactions stock-peer image-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml
@@ -43,6 +43,9 @@ simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TR
 simulate-mutants: $(VENV)/.installed  ## each rule broken on purpose, MINUTES=5 at most to find each
 	$(BIN)/python -m tests.simulation --break all --from $(or $(FROM),1) --minutes $(or $(MINUTES),5) \
 	  $(if $(PROFILE),--profile $(PROFILE))
+
+fuzz: $(VENV)/.installed  ## mutated frames of a seed drawn anew, or of SEED=n
+	MAGNETAR_FUZZ_SEED=$(or $(SEED),random) $(BIN)/python -m pytest tests/fuzz -s
 
 stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
 	$(BIN)/python -m pytest tests/stock --peer

@@ -53,9 +53,10 @@ class NumberBlocks:
 
     async def close(self) -> None:
         """Return when no reservation is under way; whoever waits for one still gets it."""
-        if self._reserving is not None:
-            await asyncio.wait({self._reserving})
-            self._reserving.exception()
+        reserving = self._reserving  # whoever takes the block lets go of it meanwhile
+        if reserving is not None:
+            await asyncio.wait({reserving})
+            reserving.exception()
 
     async def _use_next_block(self) -> None:
         reserving = self._reserving

@@ -14,6 +14,7 @@ from txn.coordinators import CoordinatorCountDiffers
 from txn.deadlines import Deadlines
 from txn.errors import InvalidTxnStatus, TooManyTransactions, TransactionNotFound
 from txn.header import ended
+from txn.numbers import NumberBlocks
 from txn.parts import TransactionParts
 from txn.records import Header, TxnState
 from txn.txn_id import CoordinatorId, TxnId
@@ -375,6 +376,16 @@ def test_stopping_twice_is_fine() -> None:
             await coordinators.stop()
 
     asyncio.run(twice())
+
+
+@in_virtual_time
+async def test_numbers_are_taken_while_the_coordinator_closes() -> None:
+    world = World()
+    numbers = NumberBlocks(world.parts().store, ZERO)
+    first = asyncio.ensure_future(numbers.take())
+    await asyncio.sleep(0)
+    await asyncio.gather(first, numbers.close())
+    assert first.result() == numbers.last
 
 
 @in_virtual_time

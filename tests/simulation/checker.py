@@ -133,10 +133,14 @@ class Checker:
 
     def _out_of_order(self, subscription: str) -> Iterator[str]:
         first: dict[str, tuple[float, int, str]] = {}
+        shown: dict[str, tuple[float, int, str]] = {}
+        """The first one of all: what a broker showed before it was replaced may be held since."""
         for place, each in enumerate(self._history.deliveries):
-            if each.subscription == subscription and not each.stale:
+            if each.subscription == subscription:
                 order = (each.written_at, place, each.segment)
-                first[each.message] = min(first.get(each.message, order), order)
+                shown[each.message] = min(shown.get(each.message, order), order)
+                if not each.stale:
+                    first[each.message] = min(first.get(each.message, order), order)
         by_key: defaultdict[tuple[str, str, str], list[Message]] = defaultdict(list)
         for message in self._history.messages.values():
             if message.awaited and self.must_be_seen(message) and message.name in first:
@@ -146,7 +150,7 @@ class Checker:
         for (_, _, key), messages in by_key.items():
             messages.sort(key=lambda each: each.number)
             for before, after in pairwise(messages):
-                if first[after.name] < first[before.name]:
+                if first[after.name] < shown[before.name]:
                     yield f"order: {subscription} {after.name} before {before.name}, key {key}"
 
     def _twice(self) -> Iterator[str]:

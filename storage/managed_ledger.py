@@ -204,10 +204,6 @@ class ManagedLedger:
         """The last entry before `position`; entry -1 of the first ledger if there is none."""
         return self._core.ledgers.before(position)
 
-    def entries_between(self, after: Position, up_to: Position) -> int:
-        """How many entries there are after `after`, up to and with `up_to`."""
-        return max(0, self._core.ledgers.rank(up_to) - self._core.ledgers.rank(after))
-
     async def find_first(self, predicate: Callable[[Entry], bool]) -> Position | None:
         """The first entry for which `predicate` holds, given that it holds for all later ones.
 

@@ -9,13 +9,16 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from config.bounds import TXN_PAGE
 from txn import records
 from txn.records import AckRecord, TxnState
 from txn.store import TransactionStore
 from txn.txn_id import TxnId
+
+_T = TypeVar("_T")
 
 
 async def delete_ended(store: TransactionStore, strays: Sequence[AckRecord]) -> None:
@@ -33,9 +36,7 @@ async def forget_subscription(store: TransactionStore, segment: str, subscriptio
 
 async def delete_records(store: TransactionStore, found: Sequence[AckRecord]) -> None:
     """Delete these records, whatever became of their transactions: the subscription is gone."""
-    for start in range(0, len(found), TXN_PAGE):
-        page = found[start : start + TXN_PAGE]
-        await all_of(store.delete_operation(each.txn, records.ack_key(each)) for each in page)
+    await for_each(found, lambda each: store.delete_operation(each.txn, records.ack_key(each)))
 
 
 def _by_transaction(found: Iterable[AckRecord]) -> Mapping[TxnId, list[AckRecord]]:
@@ -43,6 +44,17 @@ def _by_transaction(found: Iterable[AckRecord]) -> Mapping[TxnId, list[AckRecord
     for record in found:
         grouped.setdefault(record.txn, []).append(record)
     return grouped
+
+
+async def for_each(
+    items: Sequence[_T],
+    work: Callable[[_T], Coroutine[object, object, None]],
+    *,
+    at_once: int = TXN_PAGE,
+) -> None:
+    """The work for every item, so many at once; after a failure no more is begun."""
+    for start in range(0, len(items), at_once):
+        await all_of(work(item) for item in items[start : start + at_once])
 
 
 async def all_of(work: Iterable[Coroutine[object, object, None]]) -> None:

@@ -142,14 +142,16 @@ class Coordinators:
         self._served(coordinator)
 
     def open_transactions(self, coordinator: CoordinatorId | None = None) -> Sequence[StoredHeader]:
-        """Open transactions of one coordinator, or all that are led here; the oldest first."""
-        return sorted(self._open_ones(coordinator), key=_age)
+        """Open transactions of one coordinator, or all that are led here; in no order."""
+        led = self._led
+        numbers = led.keys() if coordinator is None else led.keys() & {coordinator}
+        return [stored for number in numbers for stored in led[number].open_transactions()]
 
     def oldest_open(
         self, coordinator: CoordinatorId | None, begun_by_ms: int, limit: int
     ) -> tuple[int, Sequence[StoredHeader]]:
         """How many were begun by that time, and the oldest of them."""
-        found = self._open_ones(coordinator)
+        found = self.open_transactions(coordinator)
         old = [stored for stored in found if stored.header.created_ms <= begun_by_ms]
         return len(old), heapq.nsmallest(limit, old, key=_age)
 
@@ -157,11 +159,6 @@ class Coordinators:
         """One that is open, if it is led here."""
         coordinator = self._led.get(txn.coordinator)
         return None if coordinator is None else coordinator.find(txn)
-
-    def _open_ones(self, coordinator: CoordinatorId | None) -> list[StoredHeader]:
-        led = self._led
-        numbers = led.keys() if coordinator is None else led.keys() & {coordinator}
-        return [stored for number in numbers for stored in led[number].open_transactions()]
 
     def led(self) -> Sequence[Coordinator]:
         """What this process serves, by number."""

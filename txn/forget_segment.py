@@ -8,9 +8,8 @@ Rules:
   may make it at the same time, whose claims must stay: there it goes with its transactions.
 """
 
-from config.bounds import TXN_PAGE
 from txn import records
-from txn.ack_records import all_of
+from txn.ack_records import for_each
 from txn.store import TransactionStore
 
 
@@ -30,10 +29,6 @@ async def forget_records(store: TransactionStore, segment: str) -> None:
         *((each.txn, records.claim_key(each.txn, segment, each.epoch)) for each in claims),
         *((each.txn, records.ack_key(each)) for each in acks),
     ]
-    for first in range(0, len(keys), TXN_PAGE):
-        page = keys[first : first + TXN_PAGE]
-        await all_of(store.delete_operation(txn, key) for txn, key in page)
+    await for_each(keys, lambda each: store.delete_operation(*each))
     aborted = list(await store.aborted_on(segment))
-    for first in range(0, len(aborted), TXN_PAGE):
-        page_of = aborted[first : first + TXN_PAGE]
-        await all_of(store.forget_aborted(segment, txn) for txn in page_of)
+    await for_each(aborted, lambda txn: store.forget_aborted(segment, txn))

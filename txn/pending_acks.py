@@ -21,12 +21,12 @@ from typing import ClassVar, Protocol, Self
 
 import structlog
 
-from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_PAGE, TXN_SLICE_POSITIONS
+from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_SLICE_POSITIONS
 from protocol.server_error import MagnetarError
 from storage.cursor import Cursor
 from storage.managed_ledger_types import ManagedLedgerClosed, ManagedLedgerFenced
 from txn import records
-from txn.ack_records import all_of, delete_ended
+from txn.ack_records import all_of, delete_ended, for_each
 from txn.errors import SegmentOwnershipLost, TransactionAssertion
 from txn.parts import TransactionParts
 from txn.pending_ack import AckState, PendingAck
@@ -299,8 +299,7 @@ class PendingAcks:
             self.core.durable(applying)
 
     async def _delete(self, acks: Sequence[PendingAck]) -> None:
-        for start in range(0, len(acks), TXN_SLICE_POSITIONS):
-            await all_of(self._delete_one(ack) for ack in acks[start : start + TXN_SLICE_POSITIONS])
+        await for_each(acks, self._delete_one, at_once=TXN_SLICE_POSITIONS)
 
     async def _delete_one(self, ack: PendingAck) -> None:
         if ack.record is not None:
@@ -338,8 +337,7 @@ class PendingAcks:
             self._checked.add(record.txn)
             self.core.load(record)
         txns = list(self.core.open_transactions)
-        for start in range(0, len(txns), TXN_PAGE):
-            await all_of(self._read_header(txn) for txn in txns[start : start + TXN_PAGE])
+        await for_each(txns, self._read_header)
 
     async def _scan(self) -> list[AckRecord]:
         """Records of this owner and earlier ones (W6); without an epoch it is the first."""

@@ -222,15 +222,17 @@ class TransactionStore:
 
     async def claims_on(self, segment: str) -> list[Claim]:
         """Every claim on a segment: a fresh scan (W7)."""
-        hits = await self._index(
-            records.WRITES_INDEX, *exact_range(encode_name(segment)), fresh=True
-        )
-        return [each for each in _operations(hits) if isinstance(each, Claim)]
+        return await self._claims_on(segment, fresh=True)
 
     async def some_claims_on(self, segment: str, limit: int) -> list[Claim]:
         """Claims on a segment, not more than that, by transaction.  For people: not fresh."""
+        return await self._claims_on(segment, limit=limit)
+
+    async def _claims_on(
+        self, segment: str, *, fresh: bool = False, limit: int | None = None
+    ) -> list[Claim]:
         found = exact_range(encode_name(segment))
-        hits = await self._index(records.WRITES_INDEX, *found, limit=limit)
+        hits = await self._index(records.WRITES_INDEX, *found, fresh=fresh, limit=limit)
         return [each for each in _operations(hits) if isinstance(each, Claim)]
 
     async def acks_on(self, segment: str, subscription: str) -> list[AckRecord]:

@@ -48,8 +48,7 @@ class LastMessage:
         self._note(end, self._found)
         if self._found is None:
             return None
-        entries = await _read(topic.ledger, self._found, self._found)
-        return entries[0] if entries and entries[0].position == self._found else None
+        return await entry_at(topic.ledger, self._found)
 
     def _note(self, end: Position, found: Position | None) -> None:
         """Unless somebody else has looked further meanwhile."""
@@ -68,6 +67,12 @@ class LastMessage:
                     newest = entry
             first = topic.ledger.next_position(entries[-1].position)
         return newest
+
+
+async def entry_at(ledger: "ManagedLedger", position: Position) -> "Entry | None":
+    """The entry there; None if there is none.  Raises what reading raises."""
+    entries = await _read(ledger, position, position)
+    return entries[0] if entries and entries[0].position == position else None
 
 
 async def _read(ledger: "ManagedLedger", first: Position, up_to: Position) -> "Sequence[Entry]":

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from broker.consumer import Consumer
 from broker.dispatch.entry_facts import facts_of, last_batch_index
 from broker.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
+from broker.dispatch.last_message import entry_at
 from broker.dispatch.start_position import first_published_since, position_of
-from config.bounds import READ_BATCH_BYTES
 from protocol.ids import Position, from_wire, to_wire
 from protocol.pulsar_pb2 import (
     BaseCommand,
@@ -28,7 +28,6 @@ from protocol.pulsar_pb2 import (
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.topic import Topic
-    from storage.managed_ledger_types import Entry
 
 
 def _consumer(connection: "Connection", consumer_id: int) -> Consumer:
@@ -59,15 +58,8 @@ async def seek(connection: "Connection", command: BaseCommand, entry: bytes | No
 
 
 async def _batch_size(topic: "Topic", position: Position) -> int:
-    found = await _entry_at(topic, position)
+    found = await entry_at(topic.ledger, position)
     return 0 if found is None else facts_of(found.data)[0]
-
-
-async def _entry_at(topic: "Topic", position: Position) -> "Entry | None":
-    entries = topic.ledger.read_cached(position, 1, READ_BATCH_BYTES)
-    if entries is None:
-        entries = await topic.ledger.read(position, max_entries=1, max_bytes=READ_BATCH_BYTES)
-    return entries[0] if entries and entries[0].position == position else None
 
 
 async def get_last_message_id(

@@ -18,7 +18,7 @@ from typing import Final
 
 from bench.processes import peak_resident_mib, processor_s, resident_mib
 from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.stock_driver import StockDriver
+from tests.stock.stock_driver import Facts, StockDriver
 from tests.support.broker_process import ROOT
 from tests.support.raw_client import BrokerError, RawClient
 
@@ -88,6 +88,16 @@ def idle_memory(broker: BrokerUnderTest) -> Results:
     return {"idle_rss_mib": resident_mib(broker.pid)}
 
 
+def run_case(
+    broker: BrokerUnderTest, driver: StockDriver, effort: Effort, name: str, **args: object
+) -> Facts:
+    """What a case of the stock client measured."""
+    started = driver.start(
+        name, broker.url, broker.admin_url, timeoutS=CASE_TIMEOUT_S, runs=effort.runs, **args
+    )
+    return started.result(CASE_TIMEOUT_S)
+
+
 def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
     """Publish and consume, and awaited sends, through the stock Java client."""
     results: Results = {}
@@ -96,26 +106,13 @@ def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -
         ("single", False, effort.messages_single),
     ):
         begin, used = time.perf_counter(), processor_s(broker.pid)
-        facts = driver.start(
-            "bench_throughput",
-            broker.url,
-            broker.admin_url,
-            batching=batching,
-            messages=messages,
-            runs=effort.runs,
-            timeoutS=CASE_TIMEOUT_S,
-        ).result(CASE_TIMEOUT_S)
+        facts = run_case(
+            broker, driver, effort, "bench_throughput", batching=batching, messages=messages
+        )
         took = time.perf_counter() - begin
         results[f"{name}_messages_per_s"] = statistics.median(facts["messages_per_s"])
         results[f"{name}_broker_cores"] = (processor_s(broker.pid) - used) / took
-    facts = driver.start(
-        "bench_latency",
-        broker.url,
-        broker.admin_url,
-        sends=effort.sends,
-        runs=effort.runs,
-        timeoutS=CASE_TIMEOUT_S,
-    ).result(CASE_TIMEOUT_S)
+    facts = run_case(broker, driver, effort, "bench_latency", sends=effort.sends)
     results["send_p50_us"] = statistics.median(facts["p50_us"])
     results["send_p99_us"] = statistics.median(facts["p99_us"])
     return results

@@ -6,12 +6,13 @@ segments. Visibility and the end are measured one transaction at a time, in the 
 """
 
 import statistics
+from functools import partial
 from typing import Final
 
-from bench.measures import CASE_TIMEOUT_S, Effort, Results
+from bench.measures import Effort, Results, run_case
 from bench.processes import processor_s
 from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.stock_driver import Facts, StockDriver
+from tests.stock.stock_driver import StockDriver
 
 OPERATIONS: Final = (1, 100, 10_000)
 MANY: Final = 10_000
@@ -21,13 +22,7 @@ FORMS: Final = (("batched", 1, True), ("single", 4, False))
 
 def transactions(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
     """Every figure about transactions of one broker."""
-
-    def case(name: str, **args: object) -> Facts:
-        started = driver.start(
-            name, broker.url, broker.admin_url, timeoutS=CASE_TIMEOUT_S, runs=effort.runs, **args
-        )
-        return started.result(CASE_TIMEOUT_S)
-
+    case = partial(run_case, broker, driver, effort)
     results: Results = {}
     for form, segments, batching in FORMS:
         used = processor_s(broker.pid)

@@ -6,7 +6,7 @@ connection or its broker goes.  What it sees goes into the history.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from protocol.key_hash import segment_hash
 from protocol.message import build_batch
 from protocol.names import parse_topic_name
 from tests.simulation.client import GONE, SimulatedClient, payload_for
-from tests.simulation.history import Message, Txn
+from tests.simulation.history import Acked, Delivered, Message, Txn
 from tests.simulation.loop import Host
 from tests.support.raw_client import RawProducer, Session
 
@@ -104,6 +104,20 @@ class Actor:
 
     def note(self, what: str) -> None:
         self.world.history.note(self.name, what)
+
+    def acking(self, seen: Iterable[Delivered], txn: Txn | None = None) -> list[Acked]:
+        return [self.world.history.acking(each, txn) for each in seen]
+
+    async def answered(self, acks: Iterable[Acked], answer: Awaitable[object]) -> None:
+        """Write down what the broker says to them."""
+        try:
+            await answer
+        except GONE as error:
+            for ack in acks:
+                self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
+            raise
+        for ack in acks:
+            self.world.history.ack_answered(ack, None)
 
 
 class Sender(Actor):

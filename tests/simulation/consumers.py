@@ -2,14 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from protocol import pulsar_pb2 as pb
 from protocol.ids import to_wire
 from tests.simulation.actors import QUEUE, SEEKER, STREAM, Actor, Layout
 from tests.simulation.client import GONE, Kind, SimulatedClient, partial_id, permits_of
-from tests.simulation.history import Acked, Delivered, Place, Transaction, Txn
+from tests.simulation.history import Delivered, Place, Transaction, Txn
 from tests.simulation.loop import Host
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
 
@@ -115,20 +114,6 @@ class Receiver(Actor):
         if batch and self.rng.random() < self.partial:
             seen = self.rng.sample(seen, self.rng.randrange(1, len(seen) + 1))
         return seen, partial_id(delivery, [index for each in seen for index in each.position[2:]])
-
-    def acking(self, seen: Iterable[Delivered], txn: Txn | None = None) -> list[Acked]:
-        return [self.world.history.acking(each, txn) for each in seen]
-
-    async def answered(self, acks: Iterable[Acked], answer: Awaitable[object]) -> None:
-        """Write down what the broker says to them."""
-        try:
-            await answer
-        except GONE as error:
-            for ack in acks:
-                self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
-            raise
-        for ack in acks:
-            self.world.history.ack_answered(ack, None)
 
 
 class QueueConsumer(Receiver):

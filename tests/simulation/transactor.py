@@ -196,16 +196,9 @@ class Transactor(Sender):
         if indexes and self.rng.random() < 0.5:
             indexes = self.rng.sample(indexes, self.rng.randrange(1, len(indexes) + 1))
             seen = [each for each in seen if each.position[2] in indexes]
-        acks = [self.world.history.acking(each, txn) for each in seen]
+        acks = self.acking(seen, txn)
         named = partial_id(delivery, indexes)
-        try:
-            await client.transactional_ack(consumer, [named], txn)
-        except GONE as error:
-            for ack in acks:
-                self.world.history.ack_answered(ack, f"{type(error).__name__} {error}")
-            raise
-        for ack in acks:
-            self.world.history.ack_answered(ack, None)
+        await self.answered(acks, client.transactional_ack(consumer, [named], txn))
         work.done += 1
 
     async def _end(self, client: SimulatedClient, work: Work) -> None:

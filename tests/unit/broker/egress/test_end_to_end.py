@@ -13,7 +13,7 @@ from config.settings import Settings
 from protocol import pulsar_pb2 as pb
 from protocol.ids import to_wire
 from storage.clock import SystemClock
-from tests.support.raw_client import BrokerError, RawClient, RawConsumer
+from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer
 
 TOPIC = "persistent://public/default/egress"
 EXCLUSIVE, SHARED = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared
@@ -245,6 +245,14 @@ async def test_unsubscribe_forgets(broker: Broker) -> None:
     assert await nothing_more(consumer)
 
 
+async def ack_one_of_four(consumer: RawConsumer, delivery: Delivery) -> None:
+    part = pb.MessageIdData()
+    part.CopyFrom(delivery.message_id)
+    part.ack_set.append(0b1011)
+    part.batch_size = 4
+    await consumer.ack_answered(part)
+
+
 async def test_batches_are_acknowledged_by_message(broker: Broker) -> None:
     client = await client_of(broker)
     consumer = await client.subscribe(TOPIC, "s", options(SHARED), permits=100)
@@ -252,11 +260,7 @@ async def test_batches_are_acknowledged_by_message(broker: Broker) -> None:
     batch = pb.MessageMetadata(num_messages_in_batch=4)
     await producer.send(b"four", metadata=batch, send=pb.CommandSend(num_messages=4))
     got = await consumer.receive()
-    part = pb.MessageIdData()
-    part.CopyFrom(got.message_id)
-    part.ack_set.append(0b1011)
-    part.batch_size = 4
-    await consumer.ack_answered(part)
+    await ack_one_of_four(consumer, got)
     consumer.redeliver(got.message_id)
     again = await consumer.receive()
     assert list(again.command.ack_set) == [0b1011]
@@ -275,11 +279,7 @@ async def test_a_number_of_messages_that_no_batch_has_counts_as_one(
     producer = await client.create_producer(TOPIC)
     await producer.send(b"odd", metadata=pb.MessageMetadata(num_messages_in_batch=count))
     got = await consumer.receive()
-    part = pb.MessageIdData()
-    part.CopyFrom(got.message_id)
-    part.ack_set.append(0b1011)
-    part.batch_size = 4
-    await consumer.ack_answered(part)
+    await ack_one_of_four(consumer, got)
     consumer.redeliver(got.message_id)
     assert (await consumer.receive()).payload == b"odd"
     await producer.send(b"next")

@@ -29,12 +29,6 @@ def pending_all(batch_size: int) -> int:
     return (1 << batch_size) - 1
 
 
-def pending_after(batch_index: int, batch_size: int) -> int:
-    """The bits that a cumulative acknowledgement up to and with `batch_index` leaves."""
-    acknowledged = min(max(batch_index + 1, 0), batch_size)
-    return pending_all(batch_size) >> acknowledged << acknowledged
-
-
 def from_words(words: Sequence[int], batch_size: int) -> int:
     """The bits in `words`; those beyond the batch do not count."""
     every = pending_all(batch_size)
@@ -46,11 +40,6 @@ def to_words(pending: int) -> list[int]:
     """The bits as words; none for 0."""
     count = (pending.bit_length() + 63) // 64
     return list(unpack(f"<{count}q", pending.to_bytes(count * 8, "little")))
-
-
-def pending_count(pending: int) -> int:
-    """How many messages are not acknowledged."""
-    return pending.bit_count()
 
 
 def is_pending(pending: int, batch_index: int) -> bool:

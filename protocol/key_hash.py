@@ -34,3 +34,8 @@ def sticky_hash(sticky_key: bytes) -> int:
     0 stands for "no hash" in Pulsar's dispatcher, so the keys of 0 count as 1.
     """
     return key_hash(sticky_key) & 0xFFFF or 1
+
+
+def coordinator_of_key(transaction_key: str, parallelism: int) -> int:
+    """The coordinator that serves a transaction key, of `parallelism` many."""
+    return key_hash(transaction_key.encode()) % parallelism

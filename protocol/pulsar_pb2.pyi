@@ -455,16 +455,18 @@ class CommandConnect(_message.Message):
     def __init__(self, client_version: _Optional[str] = ..., auth_method: _Optional[_Union[AuthMethod, str]] = ..., auth_data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., auth_method_name: _Optional[str] = ..., proxy_to_broker_url: _Optional[str] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., proxy_version: _Optional[str] = ...) -> None: ...
 
 class CommandConnected(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "max_message_size", "feature_flags")
+    __slots__ = ("server_version", "protocol_version", "max_message_size", "feature_flags", "transaction_keys")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     FEATURE_FLAGS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEYS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     max_message_size: int
     feature_flags: FeatureFlags
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ...) -> None: ...
+    transaction_keys: bool
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., transaction_keys: _Optional[bool] = ...) -> None: ...
 
 class AuthData(_message.Message):
     __slots__ = ("auth_method_name", "auth_data")
@@ -1381,16 +1383,22 @@ class CommandTcClientConnectResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandNewTxn(_message.Message):
-    __slots__ = ("request_id", "txn_ttl_millis", "tc_id", "scalable")
+    __slots__ = ("request_id", "txn_ttl_millis", "tc_id", "scalable", "transaction_key", "transaction_key_epoch", "transaction_key_beginner")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TXN_TTL_MILLIS_FIELD_NUMBER: _ClassVar[int]
     TC_ID_FIELD_NUMBER: _ClassVar[int]
     SCALABLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_BEGINNER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     txn_ttl_millis: int
     tc_id: int
     scalable: bool
-    def __init__(self, request_id: _Optional[int] = ..., txn_ttl_millis: _Optional[int] = ..., tc_id: _Optional[int] = ..., scalable: _Optional[bool] = ...) -> None: ...
+    transaction_key: str
+    transaction_key_epoch: int
+    transaction_key_beginner: str
+    def __init__(self, request_id: _Optional[int] = ..., txn_ttl_millis: _Optional[int] = ..., tc_id: _Optional[int] = ..., scalable: _Optional[bool] = ..., transaction_key: _Optional[str] = ..., transaction_key_epoch: _Optional[int] = ..., transaction_key_beginner: _Optional[str] = ...) -> None: ...
 
 class CommandNewTxnResponse(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "error", "message")
@@ -1407,18 +1415,22 @@ class CommandNewTxnResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandAddPartitionToTxn(_message.Message):
-    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "partitions", "scalable")
+    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "partitions", "scalable", "transaction_key", "transaction_key_epoch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
     TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     SCALABLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     txnid_least_bits: int
     txnid_most_bits: int
     partitions: _containers.RepeatedScalarFieldContainer[str]
     scalable: bool
-    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., partitions: _Optional[_Iterable[str]] = ..., scalable: _Optional[bool] = ...) -> None: ...
+    transaction_key: str
+    transaction_key_epoch: int
+    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., partitions: _Optional[_Iterable[str]] = ..., scalable: _Optional[bool] = ..., transaction_key: _Optional[str] = ..., transaction_key_epoch: _Optional[int] = ...) -> None: ...
 
 class CommandAddPartitionToTxnResponse(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "error", "message")
@@ -1435,18 +1447,22 @@ class CommandAddPartitionToTxnResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandAddSubscriptionToTxn(_message.Message):
-    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "subscription", "scalable")
+    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "subscription", "scalable", "transaction_key", "transaction_key_epoch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
     TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     SCALABLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     txnid_least_bits: int
     txnid_most_bits: int
     subscription: _containers.RepeatedCompositeFieldContainer[Subscription]
     scalable: bool
-    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., subscription: _Optional[_Iterable[_Union[Subscription, _Mapping[str, object]]]] = ..., scalable: _Optional[bool] = ...) -> None: ...
+    transaction_key: str
+    transaction_key_epoch: int
+    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., subscription: _Optional[_Iterable[_Union[Subscription, _Mapping[str, object]]]] = ..., scalable: _Optional[bool] = ..., transaction_key: _Optional[str] = ..., transaction_key_epoch: _Optional[int] = ...) -> None: ...
 
 class CommandAddSubscriptionToTxnResponse(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "error", "message")
@@ -1463,18 +1479,22 @@ class CommandAddSubscriptionToTxnResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandEndTxn(_message.Message):
-    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "txn_action", "scalable")
+    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "txn_action", "scalable", "transaction_key", "transaction_key_epoch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
     TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
     TXN_ACTION_FIELD_NUMBER: _ClassVar[int]
     SCALABLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     txnid_least_bits: int
     txnid_most_bits: int
     txn_action: TxnAction
     scalable: bool
-    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., txn_action: _Optional[_Union[TxnAction, str]] = ..., scalable: _Optional[bool] = ...) -> None: ...
+    transaction_key: str
+    transaction_key_epoch: int
+    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., txn_action: _Optional[_Union[TxnAction, str]] = ..., scalable: _Optional[bool] = ..., transaction_key: _Optional[str] = ..., transaction_key_epoch: _Optional[int] = ...) -> None: ...
 
 class CommandEndTxnResponse(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "error", "message")
@@ -1489,6 +1509,64 @@ class CommandEndTxnResponse(_message.Message):
     error: ServerError
     message: str
     def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandOpenTransactionKey(_message.Message):
+    __slots__ = ("request_id", "tc_id", "key", "epoch", "opener")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TC_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENER_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tc_id: int
+    key: str
+    epoch: int
+    opener: str
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., opener: _Optional[str] = ...) -> None: ...
+
+class CommandOpenTransactionKeyResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_most_bits", "epoch", "error", "message", "last_txnid_least_bits", "last_txnid_most_bits", "last_committed")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    LAST_TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_most_bits: int
+    epoch: int
+    error: ServerError
+    message: str
+    last_txnid_least_bits: int
+    last_txnid_most_bits: int
+    last_committed: bool
+    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_txnid_least_bits: _Optional[int] = ..., last_txnid_most_bits: _Optional[int] = ..., last_committed: _Optional[bool] = ...) -> None: ...
+
+class CommandAttachTransactionKey(_message.Message):
+    __slots__ = ("request_id", "tc_id", "key", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TC_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tc_id: int
+    key: str
+    epoch: int
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CommandAttachTransactionKeyResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_most_bits", "error", "message")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_most_bits: int
+    error: ServerError
+    message: str
+    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandEndTxnOnPartition(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "topic", "txn_action", "txnid_least_bits_of_low_watermark")
@@ -1697,7 +1775,7 @@ class BatchedTransactionMetadataEntry(_message.Message):
     def __init__(self, transaction_logs: _Optional[_Iterable[_Union[TransactionMetadataEntry, _Mapping[str, object]]]] = ...) -> None: ...
 
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_transaction_key", "open_transaction_key_response", "attach_transaction_key", "attach_transaction_key_response")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONNECT: _ClassVar[BaseCommand.Type]
@@ -1771,6 +1849,10 @@ class BaseCommand(_message.Message):
         WATCH_TC_ASSIGNMENTS_UPDATE: _ClassVar[BaseCommand.Type]
         WATCH_TC_ASSIGNMENTS_CLOSE: _ClassVar[BaseCommand.Type]
         SCALABLE_TOPIC_UNSUBSCRIBE: _ClassVar[BaseCommand.Type]
+        OPEN_TRANSACTION_KEY: _ClassVar[BaseCommand.Type]
+        OPEN_TRANSACTION_KEY_RESPONSE: _ClassVar[BaseCommand.Type]
+        ATTACH_TRANSACTION_KEY: _ClassVar[BaseCommand.Type]
+        ATTACH_TRANSACTION_KEY_RESPONSE: _ClassVar[BaseCommand.Type]
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
@@ -1842,6 +1924,10 @@ class BaseCommand(_message.Message):
     WATCH_TC_ASSIGNMENTS_UPDATE: BaseCommand.Type
     WATCH_TC_ASSIGNMENTS_CLOSE: BaseCommand.Type
     SCALABLE_TOPIC_UNSUBSCRIBE: BaseCommand.Type
+    OPEN_TRANSACTION_KEY: BaseCommand.Type
+    OPEN_TRANSACTION_KEY_RESPONSE: BaseCommand.Type
+    ATTACH_TRANSACTION_KEY: BaseCommand.Type
+    ATTACH_TRANSACTION_KEY_RESPONSE: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -1914,6 +2000,10 @@ class BaseCommand(_message.Message):
     WATCH_TC_ASSIGNMENTS_UPDATE_FIELD_NUMBER: _ClassVar[int]
     WATCH_TC_ASSIGNMENTS_CLOSE_FIELD_NUMBER: _ClassVar[int]
     SCALABLE_TOPIC_UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TRANSACTION_KEY_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_TRANSACTION_KEY_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     type: BaseCommand.Type
     connect: CommandConnect
     connected: CommandConnected
@@ -1986,4 +2076,8 @@ class BaseCommand(_message.Message):
     watch_tc_assignments_update: CommandWatchTcAssignmentsUpdate
     watch_tc_assignments_close: CommandWatchTcAssignmentsClose
     scalable_topic_unsubscribe: CommandScalableTopicUnsubscribe
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping[str, object]]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping[str, object]]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping[str, object]]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping[str, object]]] = ..., send: _Optional[_Union[CommandSend, _Mapping[str, object]]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping[str, object]]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping[str, object]]] = ..., message: _Optional[_Union[CommandMessage, _Mapping[str, object]]] = ..., ack: _Optional[_Union[CommandAck, _Mapping[str, object]]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping[str, object]]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping[str, object]]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping[str, object]]] = ..., error: _Optional[_Union[CommandError, _Mapping[str, object]]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping[str, object]]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping[str, object]]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping[str, object]]] = ..., ping: _Optional[_Union[CommandPing, _Mapping[str, object]]] = ..., pong: _Optional[_Union[CommandPong, _Mapping[str, object]]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping[str, object]]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping[str, object]]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping[str, object]]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping[str, object]]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping[str, object]]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping[str, object]]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping[str, object]]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping[str, object]]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping[str, object]]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping[str, object]]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping[str, object]]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping[str, object]]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping[str, object]]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping[str, object]]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping[str, object]]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping[str, object]]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping[str, object]]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping[str, object]]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping[str, object]]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping[str, object]]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping[str, object]]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping[str, object]]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping[str, object]]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping[str, object]]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping[str, object]]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping[str, object]]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping[str, object]]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping[str, object]]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping[str, object]]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping[str, object]]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping[str, object]]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping[str, object]]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping[str, object]]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping[str, object]]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping[str, object]]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping[str, object]]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping[str, object]]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping[str, object]]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping[str, object]]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping[str, object]]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping[str, object]]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping[str, object]]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping[str, object]]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping[str, object]]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping[str, object]]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping[str, object]]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping[str, object]]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping[str, object]]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping[str, object]]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping[str, object]]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping[str, object]]] = ...) -> None: ...
+    open_transaction_key: CommandOpenTransactionKey
+    open_transaction_key_response: CommandOpenTransactionKeyResponse
+    attach_transaction_key: CommandAttachTransactionKey
+    attach_transaction_key_response: CommandAttachTransactionKeyResponse
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping[str, object]]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping[str, object]]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping[str, object]]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping[str, object]]] = ..., send: _Optional[_Union[CommandSend, _Mapping[str, object]]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping[str, object]]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping[str, object]]] = ..., message: _Optional[_Union[CommandMessage, _Mapping[str, object]]] = ..., ack: _Optional[_Union[CommandAck, _Mapping[str, object]]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping[str, object]]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping[str, object]]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping[str, object]]] = ..., error: _Optional[_Union[CommandError, _Mapping[str, object]]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping[str, object]]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping[str, object]]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping[str, object]]] = ..., ping: _Optional[_Union[CommandPing, _Mapping[str, object]]] = ..., pong: _Optional[_Union[CommandPong, _Mapping[str, object]]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping[str, object]]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping[str, object]]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping[str, object]]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping[str, object]]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping[str, object]]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping[str, object]]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping[str, object]]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping[str, object]]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping[str, object]]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping[str, object]]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping[str, object]]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping[str, object]]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping[str, object]]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping[str, object]]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping[str, object]]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping[str, object]]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping[str, object]]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping[str, object]]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping[str, object]]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping[str, object]]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping[str, object]]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping[str, object]]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping[str, object]]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping[str, object]]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping[str, object]]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping[str, object]]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping[str, object]]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping[str, object]]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping[str, object]]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping[str, object]]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping[str, object]]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping[str, object]]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping[str, object]]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping[str, object]]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping[str, object]]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping[str, object]]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping[str, object]]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping[str, object]]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping[str, object]]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping[str, object]]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping[str, object]]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping[str, object]]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping[str, object]]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping[str, object]]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping[str, object]]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping[str, object]]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping[str, object]]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping[str, object]]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping[str, object]]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping[str, object]]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping[str, object]]] = ..., open_transaction_key: _Optional[_Union[CommandOpenTransactionKey, _Mapping[str, object]]] = ..., open_transaction_key_response: _Optional[_Union[CommandOpenTransactionKeyResponse, _Mapping[str, object]]] = ..., attach_transaction_key: _Optional[_Union[CommandAttachTransactionKey, _Mapping[str, object]]] = ..., attach_transaction_key_response: _Optional[_Union[CommandAttachTransactionKeyResponse, _Mapping[str, object]]] = ...) -> None: ...

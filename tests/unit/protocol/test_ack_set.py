@@ -8,9 +8,7 @@ from protocol.ack_set import (
     MAX_BATCH_SIZE,
     from_words,
     is_pending,
-    pending_after,
     pending_all,
-    pending_count,
     to_words,
 )
 from protocol.frame_error import MalformedBatch
@@ -50,7 +48,6 @@ def test_words_keep_the_indexes(batch: tuple[int, set[int]]) -> None:
     size, indexes = batch
     pending = from_words(to_words(bits(indexes)), size)
     assert {index for index in range(size) if is_pending(pending, index)} == indexes
-    assert pending_count(pending) == len(indexes)
 
 
 @given(st.lists(i64, max_size=8), sizes)
@@ -62,19 +59,12 @@ def test_bits_beyond_the_batch_do_not_count(words: list[int], size: int) -> None
         assert is_pending(pending, index) == bool(word >> index % 64 & 1)
 
 
-@given(sizes, st.integers(-2, 400))
-def test_cumulative(size: int, batch_index: int) -> None:
-    assert pending_after(batch_index, size) == bits(set(range(max(batch_index + 1, 0), size)))
-
-
 @pytest.mark.parametrize("size", [0, -1, MAX_BATCH_SIZE + 1, 2**31 - 1])
 def test_sizes_that_no_batch_has_make_no_bits(size: int) -> None:
     with pytest.raises(MalformedBatch):
         pending_all(size)
     with pytest.raises(MalformedBatch):
         from_words([1], size)
-    with pytest.raises(MalformedBatch):
-        pending_after(0, size)
 
 
 def test_indexes_outside_the_batch_are_not_pending() -> None:

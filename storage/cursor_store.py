@@ -84,7 +84,7 @@ class CursorStore:
 
     async def load(self, record: Record) -> CursorState:
         """The position that a record read from the store leads to."""
-        self._record.adopt(record.version)
+        self._record.adopt(record)
         found = decode_cursor(record.key, record.value)
         self.properties = dict(found.properties)
         state = found.state

@@ -10,6 +10,7 @@ Rules:
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 
 import structlog
@@ -145,7 +146,9 @@ class StreamCore:
         """Stop for good; listeners are told once."""
         if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
             return
-        log.error("managed_ledger_fenced", name=self.name, error=str(cause))
+        # Where nobody else opens these stores, somebody does: a fault, not a change of owner.
+        level = logging.WARNING if self.stores.limits.claim_on_open else logging.ERROR
+        log.log(level, "managed_ledger_fenced", name=self.name, error=str(cause))
         self.move(ManagedLedgerState.FENCED)
         error = self.stopped_error()
         error.__cause__ = cause

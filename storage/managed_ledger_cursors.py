@@ -5,7 +5,9 @@ Rules:
 - Durable cursors and readers' cursors share one name space; a durable one that exists is opened as
   it is, whatever start is asked for.
 - A cursor is made under the lock of the list of ledgers, so nothing is trimmed that it was to read.
-- Only what is durably recorded is in `durable`.
+- Only what is durably recorded is in `durable`, and all of it: where there are other owners a load
+  lists afresh (A3).  What transactions hold on a cursor that was overlooked would be forgotten when
+  a subscription of its name is made.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from storage.cursor_store import CursorStore
 from storage.managed_ledger_core import StreamCore
 from storage.managed_ledger_records import cursor_key, cursor_name
 from storage.managed_ledger_types import CursorExists, CursorNotFound, ManagedLedgerFenced
+from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import Record
 from storage.trimming import Readers
 
@@ -37,15 +40,14 @@ class Cursors:
         self.readers: dict[str, Cursor] = {}
 
     async def load(self) -> None:
-        """Open every cursor that is recorded."""
+        """Open every cursor that is recorded (A3)."""
         core = self._core
-        names = [
-            cursor_name(child) for child in await core.stores.metadata.children(core.record.key)
-        ]
-        keys = [cursor_key(core.name, name) for name in names]
-        records = await core.stores.metadata.get_many(keys)
-        found = [(name, record) for name, record in zip(names, records, strict=True) if record]
-        cursors = await asyncio.gather(*(self._load(name, record) for name, record in found))
+        found = await core.stores.metadata.scan(
+            *children_range(core.record.key), fresh=core.stores.limits.claim_on_open
+        )
+        cursors = await asyncio.gather(
+            *(self._load(cursor_name(name_of(record.key)), record) for record in found)
+        )
         self.durable = {cursor.name: cursor for cursor in cursors}
 
     async def _load(self, name: str, record: Record) -> Cursor:

@@ -10,7 +10,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
@@ -118,8 +118,13 @@ class ManagedLedgerFactory:
                 await slot.ledger.close()
                 slot.ledger = None
 
-    async def delete(self, name: str) -> None:
+    async def delete(
+        self, name: str, *, require_unused: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Remove the stream, its cursors and its entries.
+
+        `require_unused` may refuse it.  It is asked once the stream is open: whoever opens it
+        after that has it, and what is left to remove fails with `ManagedLedgerFenced`.
 
         Raises `ManagedLedgerNotFound`, `MetadataError`, `LedgerError`: delete it again then.
         """
@@ -129,6 +134,8 @@ class ManagedLedgerFactory:
                 ledger = await open_stream(name, self._stores, _nobody_set_one, create=False)
             slot.ledger = None
             try:
+                if require_unused is not None:
+                    await require_unused()
                 await ledger.delete()
             finally:
                 await ledger.close()

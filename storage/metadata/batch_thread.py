@@ -64,9 +64,12 @@ class BatchThread(Generic[T]):
         self._queue.put(item)
 
     async def stop(self) -> None:
-        """Work off what is queued, deliver it, and end the thread."""
+        """Work off what is queued, deliver it, and end the thread.
+
+        One that is cancelled goes on, and can be waited for by another call.
+        """
         self._queue.put(None)
-        await self._stopped
+        await asyncio.wait({self._stopped})
 
     def _run(self) -> None:
         backlog: deque[T] = deque()

@@ -1,4 +1,4 @@
-"""What the stores inside this process share: checks, queues, watches and sessions.
+"""What the stores inside this process share: queues, watches and sessions.
 
 Rules:
 - Writes are operations that queue for a group commit; the backend applies them in order, makes
@@ -13,25 +13,22 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar, cast
 
+import structlog
+
 from config import bounds
 from storage.clock import Clock
 from storage.metadata import operations
+from storage.metadata.checked import CheckedStore, closed_error
 from storage.metadata.group import Change, Outcome
-from storage.metadata.keys import level_under
 from storage.metadata.operations import Operation
 from storage.metadata.sessions import KeptSession, SessionKeeper
 from storage.metadata.store import (
-    IndexEntry,
-    InvalidMetadataRequest,
     MetadataError,
-    MetadataStore,
-    PutResult,
     Session,
-    SessionLost,
-    Version,
-    Watch,
 )
 from storage.metadata.watches import WatchHub
+
+_log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -55,17 +52,17 @@ class Waiting(Generic[T]):
             self.done.set_result(outcome)
 
 
-class EmbeddedStore(MetadataStore):
+class EmbeddedStore(CheckedStore[KeptSession]):
     """A store whose only process is this one.  Backends add the state and the way to disk."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._loop = asyncio.get_running_loop()
-        self._hub = WatchHub()
+        self._hub: WatchHub = WatchHub()
         self._sessions = SessionKeeper(self._loop, self._queue_end_sessions)
         self._queued_operations = 0
         self._queued_bytes = 0
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     @abstractmethod
     def _enqueue(self, waiting: Waiting[Operation]) -> None:
@@ -74,63 +71,6 @@ class EmbeddedStore(MetadataStore):
     @abstractmethod
     async def _shut_down(self) -> None:
         """Finish what is queued and release everything."""
-
-    async def put(
-        self,
-        key: str,
-        value: bytes,
-        *,
-        partition: str | None = None,
-        expect: Version | None = None,
-        session: Session | None = None,
-        sequence: bool = False,
-        indexes: Sequence[IndexEntry] = (),
-    ) -> PutResult:
-        """See `MetadataStore.put`."""
-        check = operations.checked_sequence_put if sequence else operations.checked_put
-        operation = check(
-            key,
-            value,
-            partition=partition,
-            expect=expect,
-            session_id=None if session is None else self._session_id(session),
-            indexes=indexes,
-            now_ms=self._clock.now_ms(),
-        )
-        return cast(PutResult, await self._submit(operation))
-
-    async def delete(
-        self, key: str, *, partition: str | None = None, expect: Version | None = None
-    ) -> bool:
-        """See `MetadataStore.delete`."""
-        operation = operations.checked_delete(key, partition=partition, expect=expect)
-        return cast(bool, await self._submit(operation))
-
-    def watch_key(self, key: str, *, partition: str | None = None) -> Watch:
-        """See `MetadataStore.watch_key`."""
-        self._check_open()
-        operations.check_key(key)
-        operations.check_partition(partition)
-        return self._hub.watch_key(key, partition)
-
-    def watch_children(self, key: str) -> Watch:
-        """See `MetadataStore.watch_children`."""
-        self._check_open()
-        operations.check_level(key)
-        return self._hub.watch_level(level_under(key))
-
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        """See `MetadataStore.watch_index`."""
-        self._check_open()
-        operations.check_index_range(index, lo, hi)
-        return self._hub.watch_index(index, lo, hi)
-
-    def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
-        """See `MetadataStore.watch_sequence`."""
-        self._check_open()
-        operations.check_sequence_prefix(prefix)
-        operations.check_partition(partition)
-        return self._hub.watch_sequence(prefix, partition)
 
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
         """See `MetadataStore.open_session`."""
@@ -144,9 +84,12 @@ class EmbeddedStore(MetadataStore):
         return self._sessions.keep(session_id, timeout_ms)
 
     async def close(self) -> None:
-        """See `MetadataStore.close`.  Idempotent."""
-        if self._closed:
-            return
+        """See `MetadataStore.close`.  Idempotent; one that is cancelled goes on."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
             await self._sessions.close()
         finally:
@@ -158,13 +101,24 @@ class EmbeddedStore(MetadataStore):
         self, group: list[Waiting[Operation]], outcomes: Sequence[Outcome], changes: list[Change]
     ) -> None:
         """On the loop, after a commit (or its failure): tell watchers, then the callers."""
-        self._hub.publish(changes)
-        for waiting, outcome in zip(group, outcomes, strict=True):
-            self._queued_operations -= 1
-            self._queued_bytes -= waiting.request.size
-            waiting.complete(outcome)
+        try:
+            self._publish(changes)
+        finally:
+            for waiting, outcome in zip(group, outcomes, strict=True):
+                self._queued_operations -= 1
+                self._queued_bytes -= waiting.request.size
+                waiting.complete(outcome)
 
-    def _submit(self, operation: Operation) -> "asyncio.Future[object]":
+    def _publish(self, changes: list[Change]) -> None:
+        try:
+            self._hub.publish(changes)
+        except Exception as error:  # noqa: BLE001 - what is stored is stored, and callers wait
+            _log.error("changes_not_told", changes=len(changes), exc_info=error)
+            self._hub.resync()
+
+    def _submit(
+        self, operation: Operation, _owner: KeptSession | None = None
+    ) -> "asyncio.Future[object]":
         done: asyncio.Future[object] = self._loop.create_future()
         error = self._refusal()
         if error is not None:
@@ -177,7 +131,7 @@ class EmbeddedStore(MetadataStore):
 
     def _refusal(self) -> MetadataError | None:
         if self._closed:
-            return MetadataError("The metadata store is closed: open it again.")
+            return closed_error()
         if (
             self._queued_operations >= bounds.METADATA_QUEUE_OPERATIONS
             or self._queued_bytes >= bounds.METADATA_QUEUE_BYTES
@@ -188,10 +142,6 @@ class EmbeddedStore(MetadataStore):
             )
         return None
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise MetadataError("The metadata store is closed: open it again.")
-
     def _abandon_session(self, begun: "asyncio.Future[object]", timeout_ms: int) -> None:
         if begun.cancelled() or begun.exception() is not None or self._closed:
             return
@@ -199,14 +149,22 @@ class EmbeddedStore(MetadataStore):
         session.end()
         self._sessions.remove(session)
 
-    def _session_id(self, session: Session) -> int:
-        if not isinstance(session, KeptSession) or not self._sessions.owns(session):
-            raise InvalidMetadataRequest(
-                "The session is not of this store: pass one that its open_session returned."
-            )
-        if session.lost:
-            raise SessionLost("The session has ended: open a new one, put the ephemerals again.")
-        return session.session_id
+    def _own(self, session: Session) -> KeptSession | None:
+        if isinstance(session, KeptSession) and self._sessions.owns(session):
+            return session
+        return None
+
+    def _session_id(self, owner: KeptSession) -> int:
+        return owner.session_id
 
     def _queue_end_sessions(self, session_ids: tuple[int, ...]) -> "asyncio.Future[bool]":
         return cast("asyncio.Future[bool]", self._submit(operations.EndSessions(session_ids)))
+
+
+def error_of_one(error: Exception) -> MetadataError:
+    """An error of its own for each caller: raising one instance twice mixes their tracebacks."""
+    if isinstance(error, MetadataError):
+        return MetadataError(str(error))
+    failed = MetadataError(f"The metadata store failed ({error!r}): this is a bug, report it.")
+    failed.__cause__ = error
+    return failed

@@ -11,13 +11,17 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
+import structlog
+
 from storage.clock import Clock
 from storage.metadata import group, operations
-from storage.metadata.embedded import EmbeddedStore, Waiting
+from storage.metadata.embedded import EmbeddedStore, Waiting, error_of_one
 from storage.metadata.group import Change, Group, Stored, check_partition_of, record_of
 from storage.metadata.keys import children_range, level_of, name_of
 from storage.metadata.operations import Operation
 from storage.metadata.store import IndexEntry, IndexHit, Record
+
+_log = structlog.get_logger(__name__)
 
 
 class MemoryMetadataStore(EmbeddedStore):
@@ -97,10 +101,14 @@ class MemoryMetadataStore(EmbeddedStore):
         pending, self._pending = self._pending, []
         if not pending:
             return
-        made = Group(self._tables, self._tables.revision)
-        outcomes = [made.apply(waiting.request) for waiting in pending]
-        changes = made.net_changes()
-        self._tables.save(made, changes)
+        try:
+            made = Group(self._tables, self._tables.revision)
+            outcomes = [made.apply(waiting.request) for waiting in pending]
+            changes = made.net_changes()
+            self._tables.save(made, changes)
+        except Exception as error:  # noqa: BLE001 - dying here would leave every caller waiting
+            _log.error("metadata_commit_failed", operations=len(pending), exc_info=error)
+            outcomes, changes = [error_of_one(error) for _ in pending], []
         self._committed(pending, outcomes, changes)
 
     async def _turn(self) -> None:

@@ -28,7 +28,7 @@ from config import bounds
 from storage.clock import Clock
 from storage.metadata import operations
 from storage.metadata.batch_thread import BatchThread, Delivery
-from storage.metadata.embedded import EmbeddedStore, Waiting
+from storage.metadata.embedded import EmbeddedStore, Waiting, error_of_one
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.operations import Operation
@@ -168,14 +168,20 @@ class SqliteMetadataStore(EmbeddedStore):
 
     def _commit_failed(self, batch: list[Waiting[Operation]], error: Exception) -> Delivery:
         _log.error("metadata_commit_failed", operations=len(batch), error=str(error))
-        return bind(self._committed, batch, [_copy(error) for _ in batch], [])
+        return bind(self._committed, batch, [error_of_one(error) for _ in batch], [])
 
     def _tell_committed(self, batch: list[Waiting[Operation]], committed: Committed) -> None:
         self._told_revision = committed.revision
-        self._recent.take(committed.changes)
-        self._committed(batch, committed.outcomes, committed.changes)
-        while self._early and self._early[0][0] <= self._told_revision:
-            self._early.popleft()[1]()
+        try:
+            self._recent.take(committed.changes)
+        except Exception as error:  # noqa: BLE001 - what is stored is stored, and callers wait
+            _log.error("changes_not_remembered", exc_info=error)
+            self._recent = RecentChanges()
+        try:
+            self._committed(batch, committed.outcomes, committed.changes)
+        finally:
+            while self._early and self._early[0][0] <= self._told_revision:
+                self._early.popleft()[1]()
 
     async def _read(self, thread: BatchThread[Waiting[R]], request: R) -> object:
         self._check_open()
@@ -218,7 +224,7 @@ class SqliteMetadataStore(EmbeddedStore):
     def _complete_reads(self, batch: list[Waiting[R]], outcome: object) -> None:
         self._reads -= len(batch)
         for waiting in batch:
-            waiting.complete(_copy(outcome) if isinstance(outcome, Exception) else outcome)
+            waiting.complete(error_of_one(outcome) if isinstance(outcome, Exception) else outcome)
 
 
 class SqliteConnections:
@@ -246,12 +252,3 @@ class SqliteConnections:
         self.reader.close()
         self.scanner.close()
         self.writer.close()
-
-
-def _copy(error: Exception) -> Exception:
-    """An error of its own for each caller: raising one instance twice mixes their tracebacks."""
-    if isinstance(error, MetadataError):
-        return MetadataError(str(error))
-    failed = MetadataError(f"The metadata store failed ({error!r}): this is a bug, report it.")
-    failed.__cause__ = error
-    return failed

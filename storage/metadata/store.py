@@ -69,6 +69,12 @@ class InvalidMetadataRequest(InternalError):
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
 
+class MetadataDefect(InternalError):
+    """A bug of ours came before the call could be made.  Nothing was stored."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+
+
 class RecordTooLarge(PeerError):
     """A value, key or index list is above its bound.  Nothing was stored; store less of it.
 

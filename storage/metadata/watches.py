@@ -117,8 +117,17 @@ class WatchQueue:
         self._wake()
 
     def on_close(self, forget: Callable[[], None]) -> None:
-        """Run `forget` when the watch is closed (at most once)."""
-        self._forget = forget
+        """Run `forget` when the watch is closed (once), after what was given before."""
+        before = self._forget
+        if before is None:
+            self._forget = forget
+            return
+
+        def forget_both() -> None:
+            before()
+            forget()
+
+        self._forget = forget_both
 
     def close(self) -> None:
         """End the iteration, a pending one too."""
@@ -171,6 +180,23 @@ class WatchHub:
         if (lo, hi) == exact_range(lo):
             return self._exact.add(IndexEntry(index, lo), watcher)
         return self._ranges.add(index, watcher)
+
+    def __bool__(self) -> bool:
+        """Whether anybody watches anything."""
+        return bool(self._keys or self._children or self._exact or self._ranges or self._sequences)
+
+    def wants(self, key: str) -> bool:
+        """Whether a change of this key concerns a watch on it, on its level or on a sequence."""
+        if key in self._keys.watchers:
+            return True
+        level = level_of(key)
+        return level in self._children.watchers or level in self._sequences.watchers
+
+    def resync(self) -> None:
+        """Tell every watcher to list again."""
+        for registry in (self._keys, self._children, self._sequences, self._ranges):
+            registry.resync()
+        self._exact.resync()
 
     def publish(self, changes: Iterable[Change]) -> None:
         """Tell every watcher that is concerned; call it once for each commit, in their order."""
@@ -257,6 +283,11 @@ class _Registry(Generic[K]):
         for watchers in list(self.watchers.values()):
             for watcher in list(watchers):
                 watcher.queue.close()
+
+    def resync(self) -> None:
+        for watchers in self.watchers.values():
+            for watcher in watchers:
+                watcher.queue.resync()
 
     def _forget(self, key: K, watcher: _Watcher) -> None:
         watchers = self.watchers[key]

@@ -239,7 +239,7 @@ async def test_everything_acknowledged_is_there_after_a_crash(backend: Backend) 
         await append_each(ledger, some)
     store = await backend.takeover()
     unrecovered = await store.open_no_recovery(ledgers[0].ledger_id)
-    assert await read_all(unrecovered) == data[0]
+    assert await read_all(unrecovered) == data[0][: len(data[0]) - backend.unseen]
     for ledger, some in zip(ledgers, data, strict=True):
         assert await read_all(await store.open(ledger.ledger_id)) == some
     fresh = await filled(store, [b"goes on"])

@@ -1,18 +1,25 @@
 """The backends that the contract suite runs on, and what tests need beside the interface.
 
-To add one: append a `Backend` to `BACKENDS`.
+To add one: append a `Backend` to `BACKENDS`; one on a real server names the fixture that starts it,
+and `on_part` makes it of that.
 """
 
 import asyncio
+import random
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.open import open_metadata_store
 from storage.metadata.recent import RecentChanges
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataStore, Watch
+from tests.parts.oxia_part import OxiaServer
+from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.support.empty_oxia import empty_oxia
 
 PATIENCE_S = 20
 """How long a test waits for what must come."""
@@ -25,6 +32,8 @@ class Backend:
     name: str
     open: Callable[[Path], Awaitable[MetadataStore]]
     shortest_session_ms: int
+    part: str | None = None
+    """The fixture that starts the real server, for backends that need one."""
 
 
 async def open_memory(_directory: Path) -> MetadataStore:
@@ -42,11 +51,48 @@ async def open_sqlite_without_memory(directory: Path) -> MetadataStore:
     return store
 
 
+def on_zookeeper(server: ZooKeeperServer) -> Backend:
+    """Each store on an empty node of its own.  The server's ticks bound how short sessions are."""
+
+    async def open_zookeeper(_directory: Path) -> MetadataStore:
+        url = f"zk:{server.address}/t{uuid.uuid4().hex[:12]}/below"
+        return await open_metadata_store(url, SystemClock(), random.Random())
+
+    return Backend("zookeeper", open_zookeeper, shortest_session_ms=2 * server.tick_ms)
+
+
+def on_oxia(server: OxiaServer) -> Backend:
+    """Each store on the server's one namespace, emptied before."""
+
+    async def open_oxia(_directory: Path) -> MetadataStore:
+        await empty_oxia(server.address)
+        return await open_metadata_store(f"oxia://{server.address}", SystemClock(), random.Random())
+
+    shortest_ms = bounds.OXIA_SESSION_TIMEOUT_MIN_MS
+    return Backend("oxia", open_oxia, shortest_session_ms=shortest_ms)
+
+
+async def open_no_server(_directory: Path) -> MetadataStore:
+    raise AssertionError("the fixture `backend` gives the server")
+
+
 BACKENDS = (
     Backend("memory", open_memory, shortest_session_ms=60),
     Backend("sqlite", open_sqlite, shortest_session_ms=60),
     Backend("sqlite-file", open_sqlite_without_memory, shortest_session_ms=60),
+    Backend("zookeeper", open_no_server, shortest_session_ms=1000, part="zookeeper"),
+    Backend("oxia", open_no_server, shortest_session_ms=2000, part="oxia"),
 )
+
+
+def on_part(backend: Backend, part: object) -> Backend:
+    """The backend on its server."""
+    match part:
+        case ZooKeeperServer():
+            return on_zookeeper(part)
+        case OxiaServer():
+            return on_oxia(part)
+    return backend
 
 
 async def next_event(watch: Watch) -> Event:

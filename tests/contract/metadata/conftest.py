@@ -6,15 +6,20 @@ from pathlib import Path
 import pytest
 
 from storage.metadata.store import MetadataStore
-from tests.contract.metadata.backends import BACKENDS, Backend
+from tests.contract.metadata.backends import BACKENDS, Backend, on_part
+
+PARAMS = [
+    pytest.param(each, id=each.name, marks=[pytest.mark.cluster] if each.part else [])
+    for each in BACKENDS
+]
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+@pytest.fixture(params=PARAMS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     """The backend under test."""
     found = request.param
     assert isinstance(found, Backend)
-    return found
+    return found if found.part is None else on_part(found, request.getfixturevalue(found.part))
 
 
 @pytest.fixture

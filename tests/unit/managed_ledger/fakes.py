@@ -8,9 +8,10 @@ entry on all fail, and the test says how many of those are on the disk neverthel
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from protocol.ids import LedgerId, Position
 from protocol.server_error import MagnetarError
@@ -31,14 +32,15 @@ from storage.managed_ledger_types import Limits
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
     IndexEntry,
-    IndexHit,
     MetadataError,
+    MetadataStore,
     PutResult,
-    Record,
     Session,
     Version,
 )
+from storage.metadata.wrapped import WrappedMetadataStore
 
+T = TypeVar("T")
 NAME = "public/default/persistent/t"
 SMALL = Limits(ledger_max_entries=10, ledger_min_age_ms=0, cursor_flush_ms=1)
 """Ten entries for each ledger, at once."""
@@ -310,58 +312,22 @@ class Process:
             await asyncio.Future()
 
 
-class ProcessMetadata(FaultyMetadata):
+class ProcessMetadata(WrappedMetadataStore):
     """The metadata store as one process sees it."""
 
-    def __init__(self, process: Process, store: FaultyMetadata) -> None:
-        self._process = process
-        self._store = store
+    def __init__(self, process: Process, store: MetadataStore) -> None:
+        super().__init__(store)
+        self.process = process
 
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        await self._process.alive()
-        found = await self._store.get(key)
-        await self._process.alive()
-        return found
+    def _asked(self, request: Coroutine[object, object, T]) -> Coroutine[object, object, T]:
+        return self._alive(request)
 
-    async def get_many(
-        self, keys: Sequence[str], *, partition: str | None = None
-    ) -> list[Record | None]:
-        await self._process.alive()
-        found = await self._store.get_many(keys)
-        await self._process.alive()
-        return found
-
-    async def put(self, key: str, value: bytes, **options: Any) -> PutResult:  # noqa: ANN401
-        await self._process.alive()
-        result = await self._store.put(key, value, **options)
-        await self._process.alive()
-        return result
-
-    async def delete(
-        self, key: str, *, partition: str | None = None, expect: Version | None = None
-    ) -> bool:
-        await self._process.alive()
-        deleted = await self._store.delete(key, expect=expect)
-        await self._process.alive()
-        return deleted
-
-    async def children(self, key: str) -> list[str]:
-        await self._process.alive()
-        return await self._store.children(key)
-
-    async def scan(self, lo: str, hi: str, **options: Any) -> list[Record]:  # noqa: ANN401
-        await self._process.alive()
-        return await self._store.scan(lo, hi, **options)
-
-    async def scan_index(
-        self,
-        index: str,
-        lo: str,
-        hi: str,
-        **options: Any,  # noqa: ANN401
-    ) -> list[IndexHit]:
-        await self._process.alive()
-        return await self._store.scan_index(index, lo, hi, **options)
+    async def _alive(self, request: Coroutine[object, object, T]) -> T:
+        with closing(request):
+            await self.process.alive()
+            found = await request
+            await self.process.alive()
+            return found
 
 
 class ProcessLedgers(FakeLedgerStore):

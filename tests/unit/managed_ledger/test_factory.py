@@ -14,6 +14,7 @@ from storage.managed_ledger_types import (
     CorruptRecord,
     Limits,
     ManagedLedgerClosed,
+    ManagedLedgerFenced,
     ManagedLedgerNotFound,
     ManagedLedgerState,
 )
@@ -173,6 +174,36 @@ async def test_nothing_is_swept_where_others_use_the_stores() -> None:
     made_by_another = await world.ledgers.create(custom={})
     assert await world.factory.sweep_orphans() == []
     assert made_by_another.ledger_id in world.ledgers.ledgers
+
+
+async def test_whoever_opens_a_stream_that_is_being_deleted_keeps_it() -> None:
+    """The other process decides after it has opened the stream; the deleter before that."""
+    world = World(Limits(claim_on_open=True))
+    await (await world.open()).open_cursor("s", EARLIEST)
+    await world.factory.unload(NAME)
+    others = world.new_factory()
+
+    async def opened_by_another() -> None:
+        await publish(await others.open(NAME), 1)
+
+    with pytest.raises(ManagedLedgerFenced):
+        await world.factory.delete(NAME, require_unused=opened_by_another)
+    ledger = await others.open(NAME)
+    assert set(ledger.cursors) == {"s"}
+    assert data_of(await contents(ledger)) == [b"e0"]
+    await publish(ledger, 1, "still his")
+
+
+async def test_a_stream_whose_deletion_is_refused_stays() -> None:
+    world = World(Limits(claim_on_open=True))
+    await (await world.open()).open_cursor("s", EARLIEST)
+
+    async def refuse() -> None:
+        raise CorruptRecord("It is in use: leave it.")
+
+    with pytest.raises(CorruptRecord):
+        await world.factory.delete(NAME, require_unused=refuse)
+    assert set((await world.open()).cursors) == {"s"}
 
 
 async def test_a_record_that_cannot_be_read_is_left_alone() -> None:

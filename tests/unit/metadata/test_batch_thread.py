@@ -89,6 +89,21 @@ async def test_a_batch_that_fails_fails_alone() -> None:
     assert work.delivered == [0, 2]
 
 
+async def test_a_stop_that_is_cancelled_can_be_waited_for_again() -> None:
+    work = Work()
+    thread = work.thread()
+    thread.submit(0)
+    stopping = asyncio.ensure_future(thread.stop())
+    assert await asyncio.to_thread(work.started.wait, 20)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    assert stopping.cancelled()
+    work.gate.set()
+    async with asyncio.timeout(20):
+        await thread.stop()
+    assert work.delivered == [0]
+
+
 def test_a_loop_that_is_gone_ends_the_thread() -> None:
     work = Work()
 

@@ -8,11 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from storage.clock import SystemClock
 from storage.metadata import sqlite_file
 from storage.metadata.embedded import Waiting
 from storage.metadata.operations import Operation
+from storage.metadata.recent import RecentChanges
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_file import SCHEMA_VERSION, UnknownMetadataFile, back_up
 from storage.metadata.sqlite_writer import Committed
@@ -109,6 +111,52 @@ async def test_a_bug_in_a_commit_fails_its_operations_only(store: SqliteMetadata
     commits.bug = False
     await store.put("/b", b"")
     assert await store.children("/") == ["b"]
+
+
+async def test_a_bug_in_what_is_remembered_keeps_nobody_waiting(
+    store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    await store.put("/a", b"old")
+    early: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    store._reads += 1
+    store._tell_read(store._told_revision + 1, [Waiting(("/a",), early)], {})
+    monkeypatch.setattr(RecentChanges, "take", broken)
+    async with asyncio.timeout(20):
+        with capture_logs() as logs:
+            await store.put("/a", b"new")
+            assert await early == {}
+    assert [each["event"] for each in logs] == ["changes_not_remembered"]
+    monkeypatch.undo()
+    record = await store.get("/a")
+    assert record is not None
+    assert record.value == b"new"
+
+
+async def test_a_close_that_is_cancelled_goes_on(path: Path) -> None:
+    store = await open_store(path)
+    commits = Commits(store)
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    put = asyncio.ensure_future(store.put("/a", b"1"))
+    assert await asyncio.to_thread(commits.started.wait, 20)
+    closing_store = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing_store.cancel()
+    await asyncio.wait({closing_store})
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    async with asyncio.timeout(20):
+        await store.close()
+    await put
+    for thread in (store._commits._thread, store._ranges._thread):
+        await asyncio.to_thread(thread.join, 20)
+        assert not thread.is_alive()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store._files.writer._connection.execute("SELECT 1")
 
 
 async def test_durability_is_what_the_decision_says(store: SqliteMetadataStore) -> None:

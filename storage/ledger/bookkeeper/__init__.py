@@ -1,0 +1,1 @@
+"""Ledgers on Apache BookKeeper: a native asyncio client of stock bookies."""

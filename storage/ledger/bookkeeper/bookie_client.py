@@ -1,0 +1,114 @@
+"""What the quorum protocol asks of bookies: one request to one bookie, one answer.
+
+Rules:
+
+- Every request is answered once, by a callback from the event loop, never from within the call:
+  by the bookie, or by one of the local codes.
+- Only OK, NO_SUCH_LEDGER and NO_SUCH_ENTRY say what a bookie holds.  Everything else leaves it
+  unknown.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.ids import LedgerId
+from storage.ledger.bookkeeper.ledger_metadata import BookieId
+
+
+class ReplyCode(enum.IntEnum):
+    """What a bookie answered (the numbers of the v2 protocol), or why it did not (below 0)."""
+
+    OK = 0
+    NO_SUCH_LEDGER = 1
+    NO_SUCH_ENTRY = 2
+    BAD_REQUEST = 100
+    IO_ERROR = 101
+    UNAUTHORISED = 102
+    BAD_VERSION = 103
+    FENCED = 104
+    READ_ONLY = 105
+    TOO_MANY_REQUESTS = 106
+    STATE_UNKNOWN = 107
+
+    TIMED_OUT = -1
+    DISCONNECTED = -2
+    TOO_LARGE = -3
+    """The frame is above what bookies take: not sent."""
+    OTHER = -4
+    """A code of a newer bookie."""
+
+
+AddDone = Callable[[ReplyCode], None]
+ReadDone = Callable[[ReplyCode, bytes], None]
+"""The entry body (header, digest, data) for OK, else nothing."""
+BatchDone = Callable[[ReplyCode, Sequence[bytes]], None]
+
+
+@dataclass(slots=True)
+class BookieCounters:
+    """What connections have done so far; only ever grows."""
+
+    requests: int = 0
+    timeouts: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connects: int = 0
+    failed_connects: int = 0
+    refusals: dict[ReplyCode, int] = field(default_factory=lambda: dict.fromkeys(ReplyCode, 0))
+    """Answers other than OK by code, those given here included."""
+
+
+class BookieClient(ABC):
+    """See the module's rules.  Calls never block; what a connection holds in flight is bounded."""
+
+    counters: BookieCounters
+
+    @abstractmethod
+    def add(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_id: int,
+        master_key: bytes,
+        body: Sequence[bytes],
+        done: AddDone,
+        *,
+        recovery: bool = False,
+    ) -> None:
+        """Store one entry; `body` in pieces that are sent one after the other.
+
+        `recovery` lets it pass on a fenced ledger, with high priority.
+        """
+
+    @abstractmethod
+    def read(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        entry_id: int,
+        done: ReadDone,
+        *,
+        fence_with: bytes | None = None,
+    ) -> None:
+        """One entry; -1: the one with the highest id that the bookie holds.
+
+        `fence_with`, a master key, fences the ledger there first, with high priority.
+        """
+
+    @abstractmethod
+    def read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        first: int,
+        max_entries: int,
+        max_bytes: int,
+        done: BatchDone,
+    ) -> None:
+        """Entries from `first` on without a hole, at least one."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close every connection; what is in flight is answered DISCONNECTED."""

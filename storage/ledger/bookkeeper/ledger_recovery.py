@@ -1,0 +1,141 @@
+"""Recovery with bookies and the metadata store: carries out what `recovery` wants.
+
+Answers of bookies go to the machine as they come; only the record is awaited.  An error while an
+answer is taken, whatever it is, ends the recovery: nobody waits for ever.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from protocol.ids import LedgerId
+from storage.ledger.bookkeeper.bookie_client import ReplyCode
+from storage.ledger.bookkeeper.digest import DigestMismatch, OpenedEntry
+from storage.ledger.bookkeeper.ensemble_change import ReadRecord, WriteRecord
+from storage.ledger.bookkeeper.ledger_metadata import LedgerMetadata
+from storage.ledger.bookkeeper.ledger_services import EntrySeal, LedgerServices
+from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict, VersionedMetadata
+from storage.ledger.bookkeeper.recovery import (
+    AskBookie,
+    NotRecovered,
+    Recovered,
+    Recovery,
+    RecoveryEffect,
+    WriteBack,
+)
+
+_Wanted = WriteRecord | ReadRecord | Recovered | NotRecovered | Exception
+
+
+class LedgerRecovery:
+    """One recovery of one ledger."""
+
+    def __init__(
+        self, services: LedgerServices, ledger_id: LedgerId, metadata: LedgerMetadata
+    ) -> None:
+        self._services = services
+        self._ledger_id = ledger_id
+        self._seal = EntrySeal(ledger_id, metadata)
+        choose = partial(services.choose_replacements, metadata.write_quorum)
+        self._machine = Recovery(ledger_id, self._seal.seal, choose)
+        self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
+        self._ended = False
+
+    async def run(self, record: VersionedMetadata) -> VersionedMetadata:
+        """The record once it is CLOSED.
+
+        Raises `LedgerError`, `NoSuchLedger`, and a defect of ours as it is.
+        """
+        counters = self._services.counters
+        try:
+            closed = await self._run(record)
+        except Exception:
+            counters.failed_recoveries += 1
+            raise
+        finally:
+            self._ended = True
+        counters.recoveries += 1
+        return closed
+
+    async def _run(self, record: VersionedMetadata) -> VersionedMetadata:
+        metadata = self._services.metadata
+        self._perform(self._machine.start(record))
+        while True:
+            wanted = await self._wanted.get()
+            if isinstance(wanted, Recovered):
+                return wanted.record
+            if isinstance(wanted, Exception):
+                raise wanted
+            if isinstance(wanted, NotRecovered):
+                # A deleted ledger looks like one whose bookies refuse: that error comes first.
+                await metadata.read(self._ledger_id)
+                raise wanted.error
+            if isinstance(wanted, ReadRecord):
+                effects = self._machine.start(await metadata.read(self._ledger_id))
+            else:
+                effects = await self._write(wanted)
+            self._perform(effects)
+
+    async def _write(self, wanted: WriteRecord) -> list[RecoveryEffect]:
+        try:
+            written = await self._services.metadata.write(
+                self._ledger_id, wanted.metadata, expect=wanted.expect
+            )
+        except LedgerMetadataConflict:
+            return self._machine.conflict()
+        return self._machine.written(written)
+
+    def _perform(self, effects: list[RecoveryEffect]) -> None:
+        bookies, ledger_id = self._services.bookies, self._ledger_id
+        for effect in effects:
+            if isinstance(effect, AskBookie):
+                bookies.read(
+                    effect.read.bookie,
+                    ledger_id,
+                    effect.read.entry_id,
+                    partial(self._read_done, effect),
+                    fence_with=self._seal.master_key if effect.fence else None,
+                )
+            elif isinstance(effect, WriteBack):
+                bookies.add(
+                    effect.slot.bookie,
+                    ledger_id,
+                    effect.add.entry_id,
+                    self._seal.master_key,
+                    effect.add.body,
+                    partial(self._write_done, effect),
+                    recovery=True,
+                )
+            else:
+                self._wanted.put_nowait(effect)
+
+    def _read_done(self, request: AskBookie, code: ReplyCode, body: bytes) -> None:
+        if not self._ended:
+            self._or_end(partial(self._take_read, request, code, body))
+
+    def _write_done(self, request: WriteBack, code: ReplyCode) -> None:
+        if not self._ended:
+            self._or_end(partial(self._take_write, request, code))
+
+    def _or_end(self, take: Callable[[], None]) -> None:
+        """A defect of ours ends the recovery with its error."""
+        try:
+            take()
+        except Exception as error:  # noqa: BLE001 - raised to who opens the ledger
+            self._wanted.put_nowait(error)
+
+    def _take_read(self, request: AskBookie, code: ReplyCode, body: bytes) -> None:
+        found: OpenedEntry | None = None
+        if code is ReplyCode.OK:
+            entry_id = request.read.entry_id
+            asked = None if entry_id < 0 else entry_id
+            try:
+                found = self._seal.digest.open(body, self._ledger_id, asked)
+            except DigestMismatch:
+                self._services.counters.read_retries += 1
+        self._perform(self._machine.replied(request, code, found))
+
+    def _take_write(self, request: WriteBack, code: ReplyCode) -> None:
+        if code is not ReplyCode.OK:
+            self._services.note_failures([request.slot.bookie])
+        self._perform(self._machine.write_replied(request, code))

@@ -1,0 +1,134 @@
+"""What the ledgers of one BookKeeper store share: its doors, what is counted, the ledgers' cells.
+
+A ledger's cell is shared by all its handles in this process: through it deletion reaches them, and
+the calls that begin or end its life are kept apart.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import structlog
+
+from protocol.ids import LedgerId
+from storage.ledger.bookkeeper.bookie_client import BookieClient
+from storage.ledger.bookkeeper.digest import Digest, master_key
+from storage.ledger.bookkeeper.ensemble_choice import choose_ensemble, choose_replacements
+from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
+from storage.ledger.bookkeeper.metadata_store import LedgerMetadataStore
+from storage.ledger.bookkeeper.quarantine import Quarantine
+from storage.ledger.store import LedgerClosed, NoSuchLedger
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class LedgerCounters:
+    """Since the store was made."""
+
+    adds: int = 0
+    """Entries confirmed."""
+    add_bytes: int = 0
+    failed_adds: int = 0
+    """Entries whose callers were told an error."""
+    ensemble_changes: int = 0
+    fenced: int = 0
+    """Writers that found another owner."""
+    recoveries: int = 0
+    """Ledgers that were recovered and closed."""
+    failed_recoveries: int = 0
+    read_retries: int = 0
+    """Reads that went on to another replica."""
+    bookie_failures: int = 0
+    """Ensemble places whose bookie failed."""
+    quarantines: int = 0
+    """Bookies that were put into quarantine."""
+
+
+@dataclass(slots=True)
+class LedgerServices:
+    """The doors of one store, and what it remembers of bookies."""
+
+    metadata: LedgerMetadataStore
+    bookies: BookieClient
+    rng: random.Random
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    counters: LedgerCounters = field(default_factory=LedgerCounters)
+    closed: bool = False
+
+    def choose_ensemble(self, ensemble_size: int, write_quorum: int) -> tuple[BookieId, ...]:
+        """Bookies for a new ledger.  Raises `NotEnoughBookies`."""
+        return choose_ensemble(
+            self.metadata.bookies, self._quarantined(), ensemble_size, write_quorum, self.rng
+        )
+
+    def choose_replacements(
+        self,
+        write_quorum: int,
+        ensemble: Sequence[BookieId],
+        places: Sequence[int],
+        failed: Set[BookieId],
+    ) -> Mapping[int, BookieId]:
+        """Bookies for places of an ensemble, as far as there are any."""
+        return choose_replacements(
+            self.metadata.bookies,
+            self._quarantined(),
+            ensemble,
+            places,
+            failed,
+            write_quorum,
+            self.rng,
+        )
+
+    def note_failures(self, bookies: Sequence[BookieId]) -> None:
+        """Bookies of an ensemble failed."""
+        now_s = asyncio.get_running_loop().time()
+        self.counters.bookie_failures += len(bookies)
+        for bookie in bookies:
+            if self.quarantine.failed(bookie, now_s):
+                self.counters.quarantines += 1
+                _log.warning("bookie_in_quarantine", bookie=bookie)
+
+    def _quarantined(self) -> Set[BookieId]:
+        return self.quarantine.quarantined(asyncio.get_running_loop().time())
+
+
+class LedgerCell:
+    """What all handles of one ledger share."""
+
+    __slots__ = ("__weakref__", "deleted", "ledger_id", "lock")
+
+    def __init__(self, ledger_id: LedgerId) -> None:
+        self.ledger_id = ledger_id
+        self.deleted = False
+        self.lock = asyncio.Lock()
+
+
+class EntrySeal:
+    """How the entries of one ledger are made and checked, and what bookies want to see for it."""
+
+    __slots__ = ("digest", "ledger_id", "master_key")
+
+    def __init__(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        self.ledger_id = ledger_id
+        self.digest = Digest(metadata.digest_type, metadata.password)
+        self.master_key = master_key(metadata.password)
+
+    def seal(
+        self, entry_id: int, last_add_confirmed: int, length: int, data: bytes
+    ) -> Sequence[bytes]:
+        """The body of an entry, in pieces."""
+        return self.digest.seal(self.ledger_id, entry_id, last_add_confirmed, length, data)
+
+
+def no_such_ledger(ledger_id: int) -> NoSuchLedger:
+    """The error for a ledger that this process deleted."""
+    return NoSuchLedger(
+        f"Ledger {ledger_id} does not exist or was deleted: reload the topic that names it."
+    )
+
+
+def store_closed() -> LedgerClosed:
+    """The error for calls after `close`."""
+    return LedgerClosed("The ledger store is closed because the broker is stopping: reconnect.")

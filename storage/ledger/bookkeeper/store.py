@@ -1,0 +1,228 @@
+"""`LedgerStore` on Apache BookKeeper: the life of ledgers over bookies and their records.
+
+Rules:
+
+- The record is written before any entry: bookies delete entries of ledgers that have none.  An id
+  that somebody else took is left to them.
+- Opening a ledger whose writer is in this process stops that writer first, gives what it has in
+  flight some time, and then recovers like any other.
+- A ledger that another process deleted is found out when its entries cannot be read any more.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from config import bounds
+from protocol.ids import LedgerId
+from storage.clock import Clock
+from storage.ledger.bookkeeper.bookie_client import BookieClient, BookieCounters
+from storage.ledger.bookkeeper.ensemble_change import taken_over
+from storage.ledger.bookkeeper.ledger_metadata import (
+    DigestType,
+    Ensemble,
+    LedgerMetadata,
+    LedgerState,
+)
+from storage.ledger.bookkeeper.ledger_recovery import LedgerRecovery
+from storage.ledger.bookkeeper.ledger_services import (
+    LedgerCell,
+    LedgerCounters,
+    LedgerServices,
+    store_closed,
+)
+from storage.ledger.bookkeeper.metadata_store import (
+    LedgerMetadataConflict,
+    LedgerMetadataStore,
+    VersionedMetadata,
+)
+from storage.ledger.bookkeeper.readable_ledger import (
+    BookKeeperReadableLedger,
+    LiveLedger,
+    open_unrecovered,
+)
+from storage.ledger.bookkeeper.wire import ADD_HEAD_BYTES
+from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
+from storage.ledger.store import LedgerError, LedgerStore, ReadableLedger, WritableLedger
+
+
+@dataclass(frozen=True, slots=True)
+class BookKeeperOptions:
+    """How ledgers are made; the defaults are Pulsar's.
+
+    An entry is on `write_quorum` of `ensemble_size` bookies, and acknowledged when `ack_quorum`
+    have it.  `frame_bytes`: what bookies take (nettyMaxFrameSizeBytes).
+    """
+
+    ensemble_size: int = 2
+    write_quorum: int = 2
+    ack_quorum: int = 2
+    digest_type: DigestType = DigestType.CRC32C
+    password: bytes = b""
+    frame_bytes: int = bounds.BOOKIE_FRAME_BYTES
+
+    def __post_init__(self) -> None:
+        """Refuse quorums that are none."""
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise LedgerError(
+                f"An ensemble of {self.ensemble_size} with write quorum {self.write_quorum} and "
+                f"ack quorum {self.ack_quorum} is impossible: set ensemble size >= write quorum "
+                ">= ack quorum >= 1."
+            )
+
+
+class BookKeeperLedgerStore(LedgerStore):
+    """See the module's rules.  Call `start` before anything else.
+
+    Closing it closes `metadata` and `bookies` too.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadataStore,
+        bookies: BookieClient,
+        clock: Clock,
+        rng: random.Random,
+        options: BookKeeperOptions,
+    ) -> None:
+        self._services = LedgerServices(metadata, bookies, rng)
+        self._clock = clock
+        self._options = options
+        self._cells: WeakValueDictionary[int, LedgerCell] = WeakValueDictionary()
+        self._writers: dict[int, BookKeeperWritableLedger] = {}
+
+    @property
+    def counters(self) -> LedgerCounters:
+        """What happened since the store was made."""
+        return self._services.counters
+
+    @property
+    def bookie_counters(self) -> BookieCounters:
+        """What its connections to bookies have done."""
+        return self._services.bookies.counters
+
+    async def start(self) -> None:
+        """Return when records and the list of bookies can be had.  Raises `LedgerError`."""
+        await self._services.metadata.start()
+
+    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
+        """See `LedgerStore`.  Raises `NotEnoughBookies`."""
+        self._refuse_if_closed()
+        options, services = self._options, self._services
+        bookies = services.choose_ensemble(options.ensemble_size, options.write_quorum)
+        metadata = LedgerMetadata(
+            ensemble_size=options.ensemble_size,
+            write_quorum=options.write_quorum,
+            ack_quorum=options.ack_quorum,
+            ensembles=(Ensemble(0, bookies),),
+            digest_type=options.digest_type,
+            password=options.password,
+            custom=dict(custom),
+            ctime_ms=self._clock.now_ms(),
+        )
+        for _ in range(bounds.LEDGER_ID_TRIES):
+            ledger_id = await services.metadata.next_ledger_id()
+            try:
+                record = await services.metadata.create(ledger_id, metadata)
+            except LedgerMetadataConflict:
+                continue
+            return self._writable(ledger_id, record)
+        raise LedgerError(
+            f"{bounds.LEDGER_ID_TRIES} ledger ids in a row were taken already: check that all "
+            "clients of these bookies draw their ids from the same place."
+        )
+
+    async def open(self, ledger_id: LedgerId) -> ReadableLedger:
+        """See `LedgerStore`."""
+        self._refuse_if_closed()
+        cell, services = self._cell(ledger_id), self._services
+        async with cell.lock:
+            record = await services.metadata.read(ledger_id)
+            if record.metadata.state is not LedgerState.CLOSED:
+                writer = self._writers.get(ledger_id)
+                if writer is not None:
+                    await writer.stop(taken_over(ledger_id))
+                    record = await services.metadata.read(ledger_id)
+                recovery = LedgerRecovery(services, ledger_id, record.metadata)
+                record = await recovery.run(record)
+            writer = self._writers.pop(ledger_id, None)
+            if writer is not None and record.metadata.state is LedgerState.CLOSED:
+                await writer.stop(taken_over(ledger_id))
+            return self._closed_ledger(cell, record.metadata)
+
+    async def open_no_recovery(self, ledger_id: LedgerId) -> ReadableLedger:
+        """See `LedgerStore`.  The newest entry of a writer elsewhere may not be seen yet."""
+        self._refuse_if_closed()
+        cell = self._cell(ledger_id)
+        metadata = (await self._services.metadata.read(ledger_id)).metadata
+        if metadata.state is LedgerState.CLOSED:
+            return self._closed_ledger(cell, metadata)
+        writer = self._writers.get(ledger_id)
+        if writer is not None:
+            return LiveLedger(self._services, cell, writer)
+        return await open_unrecovered(self._services, cell, metadata)
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        """See `LedgerStore`.  Bookies give the space back at their next garbage collection."""
+        self._refuse_if_closed()
+        cell = self._cell(ledger_id)
+        async with cell.lock:
+            await self._services.metadata.delete(ledger_id)
+            cell.deleted = True
+            writer = self._writers.pop(ledger_id, None)
+            if writer is not None:
+                writer.abandon(taken_over(ledger_id))
+
+    async def list_ledgers(self) -> list[LedgerId]:
+        """See `LedgerStore`."""
+        self._refuse_if_closed()
+        return await self._services.metadata.list_ledgers()
+
+    async def close(self) -> None:
+        """See `LedgerStore`.  Ledgers that are open stay so: whoever opens them recovers them."""
+        services = self._services
+        if services.closed:
+            return
+        services.closed = True
+        writers = list(self._writers.values())
+        async with AsyncExitStack() as doors:  # closed also when whoever waits here is cancelled
+            doors.push_async_callback(services.metadata.close)
+            doors.push_async_callback(services.bookies.close)
+            stopped = await asyncio.gather(
+                *(writer.stop(store_closed()) for writer in writers), return_exceptions=True
+            )
+            self._writers.clear()
+        for outcome in stopped:
+            if outcome is not None:
+                raise outcome
+
+    def _refuse_if_closed(self) -> None:
+        if self._services.closed:
+            raise store_closed()
+
+    def _cell(self, ledger_id: LedgerId) -> LedgerCell:
+        cell = self._cells.get(ledger_id)
+        if cell is None:
+            cell = self._cells[ledger_id] = LedgerCell(ledger_id)
+        return cell
+
+    def _writable(self, ledger_id: LedgerId, record: VersionedMetadata) -> BookKeeperWritableLedger:
+        max_bytes = self._options.frame_bytes - ADD_HEAD_BYTES
+        writer = BookKeeperWritableLedger(
+            self._services, self._cell(ledger_id), record, max_bytes, self._writer_ended
+        )
+        self._writers[ledger_id] = writer
+        return writer
+
+    def _writer_ended(self, writer: BookKeeperWritableLedger) -> None:
+        self._writers.pop(writer.ledger_id, None)
+
+    def _closed_ledger(
+        self, cell: LedgerCell, metadata: LedgerMetadata
+    ) -> BookKeeperReadableLedger:
+        return BookKeeperReadableLedger(
+            self._services, cell, metadata, metadata.last_entry_id, metadata.length
+        )

@@ -1,0 +1,131 @@
+"""What one connection may send, what waits behind that, and who has waited for too long.  Pure.
+
+Rules:
+
+- At most BOOKIE_INFLIGHT_REQUESTS and BOOKIE_INFLIGHT_BYTES are in flight, but always one; what
+  waits behind them goes in order, and is bounded by BOOKIE_WAITING_REQUESTS and
+  BOOKIE_WAITING_BYTES.
+- Time is counted in ticks, and a process that was stopped counts none: answers that came in the
+  meantime are read before anything is overdue.
+- After TICKS of them a request is overdue, once.  One that was not sent is gone then; one that was
+  sent stays as a tombstone, and keeps its room: the bookie may still have it.
+- After BOOKIE_LATE_TIMEOUTS times as long nothing good is to be expected of that connection.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from config.bounds import (
+    BOOKIE_INFLIGHT_BYTES,
+    BOOKIE_INFLIGHT_REQUESTS,
+    BOOKIE_LATE_TIMEOUTS,
+    BOOKIE_WAITING_BYTES,
+    BOOKIE_WAITING_REQUESTS,
+)
+from storage.ledger.bookkeeper.waiters import Waiter, Waiters
+from storage.ledger.bookkeeper.wire import Key
+
+TICKS: Final = 8
+"""Ticks in one timeout."""
+
+
+class Admission(enum.Enum):
+    """What becomes of a request."""
+
+    SEND = "send it now"
+    WAIT = "it waits for room"
+    REFUSE = "there is too much already"
+
+
+class Overdue(NamedTuple):
+    """What a tick found: who is to be told, and whether the connection is to be given up."""
+
+    waiters: Sequence[Waiter]
+    given_up: bool
+
+
+class Window:
+    """See the module's rules.  It opens when the connection is ready."""
+
+    __slots__ = ("_open", "_tick", "_waiters", "_waiting", "_waiting_bytes")
+
+    def __init__(self) -> None:
+        self._open = False
+        self._tick = 0
+        self._waiters = Waiters()
+        self._waiting: deque[Waiter] = deque()
+        self._waiting_bytes = 0
+
+    def open(self) -> None:
+        """From now on requests may be sent."""
+        self._open = True
+
+    def admit(self, waiter: Waiter) -> Admission:
+        """A new request; with SEND it counts as sent."""
+        waiter.tick = self._tick
+        size = waiter.frame_bytes
+        if self._open and not self._waiting and self._has_room(size):
+            self._waiters.put(waiter)
+            return Admission.SEND
+        if (
+            len(self._waiting) >= BOOKIE_WAITING_REQUESTS
+            or self._waiting_bytes + size > BOOKIE_WAITING_BYTES
+        ):
+            return Admission.REFUSE
+        self._waiting.append(waiter)
+        self._waiting_bytes += size
+        return Admission.WAIT
+
+    def sendable(self) -> Sequence[Waiter]:
+        """Those that waited and have room now; they count as sent."""
+        found: list[Waiter] = []
+        waiting = self._waiting
+        while self._open and waiting and self._has_room(waiting[0].frame_bytes):
+            waiter = self._first_waiting()
+            self._waiters.put(waiter)
+            found.append(waiter)
+        return found
+
+    def answered(self, key: Key) -> Waiter | None:
+        """The one that an answer is for, None if nobody asked.  Tombstones are `expired`."""
+        return self._waiters.take(key)
+
+    def tick(self) -> Overdue:
+        """An eighth of a timeout is over."""
+        self._tick += 1
+        too_old = self._tick - TICKS
+        overdue: list[Waiter] = []
+        while self._waiting and self._waiting[0].tick < too_old:
+            overdue.append(self._first_waiting())
+        given_up = False
+        for waiter in self._waiters.all():
+            if waiter.tick < too_old:
+                given_up |= waiter.tick < self._tick - BOOKIE_LATE_TIMEOUTS * TICKS
+                if not waiter.expired:
+                    overdue.append(waiter)
+        for waiter in overdue:
+            waiter.expired = True
+        return Overdue(overdue, given_up)
+
+    def drain(self) -> Sequence[Waiter]:
+        """Everybody who was not told anything yet; nothing is left."""
+        self._open = False
+        found = [*self._waiters.all(), *self._waiting]
+        self._waiters.clear()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return [waiter for waiter in found if not waiter.expired]
+
+    def _has_room(self, size: int) -> bool:
+        waiters = self._waiters
+        return waiters.requests == 0 or (
+            waiters.requests < BOOKIE_INFLIGHT_REQUESTS
+            and waiters.frame_bytes + size <= BOOKIE_INFLIGHT_BYTES
+        )
+
+    def _first_waiting(self) -> Waiter:
+        waiter = self._waiting.popleft()
+        self._waiting_bytes -= waiter.frame_bytes
+        return waiter

@@ -1,0 +1,256 @@
+"""Answers to writes, and what becomes of writes whose answer got lost.
+
+Rules:
+- An acknowledged write is told to the listener first (watchers), then to its caller.
+- What a lost answer means is decided in `outcomes.py`, from what is read here.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from config import bounds
+from storage.metadata.keys import LAST, KeyFamilies
+from storage.metadata.operations import Delete, Put, SequencePut
+from storage.metadata.oxia import oxia_pb2 as pb
+from storage.metadata.oxia.batches import Answer
+from storage.metadata.oxia.connection import Peer
+from storage.metadata.oxia.errors import outcome_unknown
+from storage.metadata.oxia.outcomes import (
+    Doubt,
+    Resend,
+    Verdict,
+    recheck,
+    result_of,
+    settle_key,
+    settle_sequence,
+)
+from storage.metadata.oxia.records import PROOF, Found, found_record
+from storage.metadata.oxia.routing import version_of
+from storage.metadata.oxia.writes import Write, WriteListener
+from storage.metadata.store import ABSENT, PutResult, Record, SessionLost, VersionConflict
+
+_log = structlog.get_logger(__name__)
+
+
+class Answers:
+    """Turns answers into outcomes of writes."""
+
+    __slots__ = ("families", "listener")
+
+    def __init__(self, listener: WriteListener, families: KeyFamilies) -> None:
+        self.listener = listener
+        self.families = families
+
+    def take(self, write: Write, answer: Answer) -> bool:
+        """Complete a write; False if it must be looked at (`outcomes.recheck`)."""
+        status = answer.status
+        if status == pb.OK:
+            self._done(write, answer)
+        elif status == pb.KEY_NOT_FOUND:
+            write.complete(False)
+        elif status == pb.SESSION_DOES_NOT_EXIST:
+            if write.session is not None:
+                write.session.end()
+            write.complete(session_lost())
+        elif write.resent:
+            return False
+        else:
+            write.complete(version_conflict(write))
+        return True
+
+    def found(self, write: Write, found: Found) -> None:
+        """A put whose answer got lost took effect."""
+        self.listener.stored(write, found)
+        write.complete(result_of(found))
+
+    def removed(self, write: Write) -> None:
+        """The same of a delete."""
+        self.listener.removed(write)
+        write.complete(True)
+
+    def _done(self, write: Write, answer: Answer) -> None:
+        if isinstance(answer, pb.DeleteResponse):
+            self.removed(write)
+            return
+        if write.key == PROOF:
+            write.complete(True)
+            return
+        operation, version = write.operation, answer.version
+        assert not isinstance(operation, Delete)
+        key = answer.key or write.key
+        ephemeral = version.HasField("session_id")
+        record = Record(
+            key,
+            operation.value,
+            version_of(version.version_id, write.shard_id),
+            version.modifications_count,
+            version.created_timestamp,
+            version.modified_timestamp,
+            ephemeral,
+            operation.partition,
+        )
+        session_id = version.session_id if ephemeral else None
+        self.listener.stored(
+            write,
+            Found(
+                record,
+                write.shard_id,
+                version.version_id,
+                write.put_id,
+                operation.indexes,
+                session_id,
+            ),
+        )
+        write.complete(PutResult(key, record.version, record.modifications))
+
+
+class Settling:
+    """What is done about lost answers of one shard."""
+
+    __slots__ = ("_answers", "_shard_id", "_tasks")
+
+    def __init__(self, shard_id: int, answers: Answers) -> None:
+        self._shard_id = shard_id
+        self._answers = answers
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def hold(self, task: "asyncio.Task[None]") -> None:
+        """Keep a task until it is done."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """End what is held."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def settle(self, lost: Sequence[Write], highest: int, peer: Peer) -> list[Write]:
+        """Complete what can be judged; returns what is to be sent again, in order.
+
+        The leader was proven to be one since the writes were lost.  Raises `CallFailed`, and then
+        nothing was judged.
+        """
+        by_key: dict[tuple[bool, str], list[Write]] = {}
+        for write in lost:
+            sequence = isinstance(write.operation, SequencePut)
+            by_key.setdefault((sequence, write.key), []).append(write)
+        keys = [key for sequence, key in by_key if not sequence]
+        found = dict(zip(keys, await self._read(keys, peer), strict=True))
+        tails = {key: await self._read_sequence(key, peer) for sequence, key in by_key if sequence}
+        verdicts: dict[Write, Verdict] = {}
+        records: dict[str, Found] = {}
+        for (sequence, key), writes in by_key.items():
+            if sequence:
+                judged = settle_sequence(writes, tails[key])
+                records |= tails[key]
+            else:
+                record = found[key]
+                judged = settle_key(writes, record, highest)
+                if record is not None and record.put_id is not None:
+                    records[record.put_id] = record
+            verdicts.update(zip(writes, judged, strict=True))
+        again = [write for write in lost if self._apply(write, verdicts[write], records)]
+        _log.info(
+            "oxia_writes_settled", shard=self._shard_id, lost=len(lost), sent_again=len(again)
+        )
+        return again
+
+    async def recheck(self, writes: Sequence[Write], peer: Peer, timeout_s: float) -> list[Write]:
+        """The same for writes that were sent again and failed their condition."""
+        keys = [write.key for write in writes]
+        found = await self._read(keys, peer, timeout_s)
+        again = []
+        for write, record in zip(writes, found, strict=True):
+            records = {} if record is None or record.put_id is None else {record.put_id: record}
+            if self._apply(write, recheck(write, record), records):
+                again.append(write)
+        return again
+
+    def _apply(self, write: Write, verdict: Verdict, records: dict[str, Found]) -> bool:
+        """Whether it is to be sent again; else it is complete."""
+        if isinstance(verdict, Resend):
+            return self._prepare_again(write, verdict)
+        if isinstance(verdict, PutResult):
+            self._answers.found(write, records[write.put_id])
+        elif verdict is True:
+            self._answers.removed(write)
+        elif verdict is Doubt.CONFLICT:
+            write.complete(version_conflict(write))
+        else:
+            write.complete(outcome_unknown(write.what))
+        return False
+
+    def _prepare_again(self, write: Write, verdict: Resend) -> bool:
+        loop = asyncio.get_running_loop()
+        request = write.request
+        if write.deadline <= loop.time() or write.done.done() or request is None:
+            write.complete(outcome_unknown(write.what))
+            return False
+        write.resent = True
+        if verdict.expected is None:
+            request.ClearField("expected_version_id")
+        else:
+            request.expected_version_id = verdict.expected
+        return True
+
+    async def _read(
+        self,
+        keys: Sequence[str],
+        peer: Peer,
+        timeout_s: float = bounds.OXIA_ATTEMPT_TIMEOUT_S,
+    ) -> list[Found | None]:
+        found: list[Found | None] = []
+        for start in range(0, len(keys), bounds.OXIA_BATCH_OPERATIONS):
+            part = keys[start : start + bounds.OXIA_BATCH_OPERATIONS]
+            answers = await peer.read(self._shard_id, part, timeout_s)
+            found += found_records(part, answers, self._shard_id, self._answers.families)
+        return found
+
+    async def _read_sequence(self, prefix: str, peer: Peer) -> dict[str, Found]:
+        """The records of a sequence by the ids of their puts."""
+        scanned = await peer.range_scan(
+            self._shard_id,
+            f"{prefix}-",
+            f"{prefix}-{LAST}",
+            None,
+            bounds.OXIA_ATTEMPT_TIMEOUT_S,
+        )
+        keys = [each.key for each in scanned]
+        records = found_records(keys, scanned, self._shard_id, self._answers.families)
+        return {each.put_id: each for each in records if each is not None and each.put_id}
+
+
+def found_records(
+    keys: Iterable[str], answers: Iterable[pb.GetResponse], shard_id: int, families: KeyFamilies
+) -> list[Found | None]:
+    """What answers tell, in the order of the keys."""
+    return [
+        found_answer(key, answer, shard_id, families)
+        for key, answer in zip(keys, answers, strict=True)
+    ]
+
+
+def found_answer(
+    key: str, answer: pb.GetResponse, shard_id: int, families: KeyFamilies
+) -> Found | None:
+    """What an answer tells of a key; None: there is no record."""
+    if answer.status != pb.OK:
+        return None
+    return found_record(key, answer.value, answer.version, shard_id, families)
+
+
+def session_lost() -> SessionLost:
+    """The error of a put whose session has ended."""
+    return SessionLost("The session has ended: open a new one and put the ephemerals again.")
+
+
+def version_conflict(write: Write) -> VersionConflict:
+    """The error of a write whose condition did not hold."""
+    operation = write.operation
+    expect = operation.expect if isinstance(operation, Put | Delete) else None
+    return VersionConflict(
+        f"{write.key!r} is not at version {expect} ({ABSENT}: absent): read it again and decide "
+        "anew."
+    )

@@ -1,0 +1,1 @@
+"""The metadata store on Apache ZooKeeper."""

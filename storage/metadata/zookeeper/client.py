@@ -1,0 +1,453 @@
+"""One session with a ZooKeeper: the client library on its threads, answers on the loop.
+
+Rules:
+
+- Everything public is called on the loop and returns at once.  Answers, changes and states of the
+  connection come to the loop in the order in which they happened, all that are there in one turn.
+- Requests take effect in the order of `submit`, many of them in flight.  At most
+  `ZOOKEEPER_WINDOW` are with the library: it wakes its thread through a pipe, one byte for each,
+  that would block the loop when it is full.  `METADATA_QUEUE_OPERATIONS` more may wait; then they
+  are answered OTHER.
+- A request that was in flight when the connection broke is answered CONNECTION_LOSS.  One that is
+  submitted while there is no connection waits for the next one; who waits sets the deadline.
+- The library can drop a request: by a defect of its thread, or between two sessions.  What is still
+  open of a session that is over is answered SESSION_EXPIRED, once the next one has begun.
+- The library's thread ends by a defect, or when the server refuses the session's credentials: then
+  it is begun again, after a pause.  That is noted where it ends, as the library tells its listeners
+  changes only: not the end of a thread that had no session.
+- Bodies are made on the loop, once: what cannot be sent breaks no thread.
+- Persistent watches are not the library's: `on_change` gets every event, and after each
+  reconnection the owner adds its watches again.
+"""
+
+import asyncio
+import enum
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial as bind
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Watch as WatchEvent
+from kazoo.protocol.states import KazooState
+
+from config import bounds
+from storage.metadata.access import StoreAccess
+from storage.metadata.store import MetadataError
+from storage.metadata.zookeeper import requests
+from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, Value
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class Connection(enum.Enum):
+    """What the owner is told of the connection."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """Broken; the session may go on."""
+    LOST = "lost"
+    """The session is over, with its ephemeral nodes; another one is made by itself."""
+
+
+class ChangeKind(enum.IntEnum):
+    """What happened to a watched node (the numbers of ZooKeeper)."""
+
+    CREATED = 1
+    DELETED = 2
+    CHANGED = 3
+    CHILDREN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """An event of a persistent watch."""
+
+    kind: ChangeKind
+    path: str
+
+
+class RequestFailed(Exception):
+    """What `call` raises: the request's failure.  `lost`: an earlier attempt had no answer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.name)
+        self.failure = failure
+        self.lost = False
+
+
+_STATES: Final = {
+    KazooState.CONNECTED: Connection.CONNECTED,
+    KazooState.SUSPENDED: Connection.SUSPENDED,
+    KazooState.LOST: Connection.LOST,
+}
+
+
+class ZooKeeperClient:
+    """See the module's rules.  Made on the loop; `connect`, then use, then `close`."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        session_timeout_ms: int,
+        on_state: Callable[[Connection], None],
+        on_change: Callable[[NodeChange], None],
+        access: StoreAccess | None = None,
+    ) -> None:
+        access = access or StoreAccess()
+        self._loop = asyncio.get_running_loop()
+        self._servers = servers
+        self._on_state = on_state
+        self._on_change = on_change
+        self._arrived: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._waiting: deque[tuple[Request, Done]] = deque()
+        self._with_library: dict[_Awaited, int] = {}
+        """In the order in which it got them, each with the session in which it did so."""
+        self._session = 0
+        """How many sessions are over."""
+        self._connected = asyncio.Event()
+        self._connected_at = self._loop.time()
+        self._closed = False
+        self._starting = threading.Lock()
+        self._restart: asyncio.TimerHandle | None = None
+        self._restart_pause_s = bounds.ZOOKEEPER_RECONNECT_MIN_S
+        self.negotiated_ms = session_timeout_ms
+        """The session's timeout: what was asked for until the server has said otherwise."""
+        handler = SequentialThreadingHandler()
+        handler.select = _select
+        self._library = KazooClient(
+            hosts=servers,
+            handler=handler,
+            timeout=session_timeout_ms / 1000,
+            connection_retry={
+                "max_tries": -1,
+                "delay": bounds.ZOOKEEPER_RECONNECT_MIN_S,
+                "max_delay": bounds.ZOOKEEPER_RECONNECT_MAX_S,
+            },
+            use_ssl=access.uses_tls,
+            check_hostname=access.uses_tls,
+            ca=_name(access.trust_certs_file),
+            certfile=_name(access.cert_file),
+            keyfile=_name(access.key_file),
+        )
+        self._library.add_listener(self._state_changed)
+        connection = self._library._connection
+        self._invoke = connection._invoke
+        self._read_watch_event = connection._read_watch_event
+        self._run_library = connection.zk_loop
+        connection._invoke = self._note_timeout
+        connection._read_watch_event = self._take_watch_event
+        connection.zk_loop = self._run
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as the loop knows."""
+        return self._connected.is_set()
+
+    @property
+    def session_id(self) -> int:
+        """ZooKeeper's number of the session, which its ephemeral nodes name; 0 if there is none."""
+        return int(self._library._session_id or 0)
+
+    async def connect(self) -> None:
+        """Begin, and wait for the session.  Raises `MetadataError` after `ZOOKEEPER_CONNECT_S`."""
+        self._library.start_async()
+        try:
+            async with asyncio.timeout(bounds.ZOOKEEPER_CONNECT_S):
+                await self._connected.wait()
+        except BaseException as error:
+            await asyncio.shield(self.close())
+            if not isinstance(error, TimeoutError):
+                raise
+            raise MetadataError(
+                f"No ZooKeeper of {self._servers} answered within {bounds.ZOOKEEPER_CONNECT_S} s: "
+                "look whether they run and have a quorum."
+            ) from None
+
+    def submit(self, request: Request, done: Done) -> None:
+        """Send; `done` is called later on the loop, exactly once."""
+        if self._closed:
+            self._loop.call_soon(done, Answer(None, Failure.SESSION_EXPIRED, 0))
+            return
+        try:
+            ready = requests.Ready(request)
+        except Exception as error:  # noqa: BLE001 - no answer would come, ever
+            _log.error("zookeeper_request_not_made", exc_info=error)
+            self._loop.call_soon(done, Answer(None, Failure.OTHER, 0))
+            return
+        if len(self._with_library) < bounds.ZOOKEEPER_WINDOW:
+            self._hand_over(ready, done)
+        elif len(self._waiting) < bounds.METADATA_QUEUE_OPERATIONS:
+            self._waiting.append((ready, done))
+        else:
+            self._loop.call_soon(done, Answer(None, Failure.OTHER, 0))
+
+    async def call(self, request: Request) -> Value:
+        """Send and wait, once.  Raises `RequestFailed`; `MetadataError` as `call_again`."""
+        async with self._deadline():
+            return await self._call(request)
+
+    async def call_again(self, request: Request) -> tuple[Value, bool]:
+        """Send until there is an answer; whether one was lost, which may have taken effect.
+
+        Raises `RequestFailed` with `lost` set likewise; `MetadataError` after
+        `ZOOKEEPER_REQUEST_S`.
+        """
+        lost = False
+        async with self._deadline():
+            while True:
+                await self._connected.wait()
+                try:
+                    return await self._call(request), lost
+                except RequestFailed as error:
+                    if not error.failure.uncertain or self._closed:
+                        error.lost = lost
+                        raise
+                    lost = True
+                    await asyncio.sleep(bounds.ZOOKEEPER_RECONNECT_MIN_S)
+
+    async def _call(self, request: Request) -> Value:
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self.submit(request, bind(_resolve, future))
+        answer = await future
+        if answer.failure is not None:
+            raise RequestFailed(answer.failure)
+        return answer.value
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(bounds.ZOOKEEPER_REQUEST_S):
+                yield
+        except TimeoutError:
+            raise MetadataError(
+                f"ZooKeeper ({self._servers}) did not answer within {bounds.ZOOKEEPER_REQUEST_S} "
+                "s, and whether the request took effect is unknown: look at its servers."
+            ) from None
+
+    async def close(self) -> None:
+        """End the session, with its ephemeral nodes, and the threads.  Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._restart is not None:
+            self._restart.cancel()
+        stopped: asyncio.Future[None] = self._loop.create_future()
+        name = "zookeeper-stop"
+        threading.Thread(target=self._stop, args=(stopped,), name=name, daemon=True).start()
+        try:
+            await asyncio.wait([stopped], timeout=bounds.ZOOKEEPER_CLOSE_S)
+            if not stopped.done():
+                _log.error("zookeeper_connection_not_closed", servers=self._servers)
+        finally:
+            self._deliver()
+            self._answer_the_rest()
+
+    def _answer_the_rest(self) -> None:
+        left = [*(awaited.done for awaited in self._with_library)]
+        left += [done for _, done in self._waiting]
+        self._with_library.clear()
+        self._waiting.clear()
+        for done in left:
+            self._loop.call_soon(done, Answer(None, Failure.SESSION_EXPIRED, 0))
+
+    def _hand_over(self, request: Request, done: Done) -> None:
+        awaited = _Awaited(self, done)
+        self._with_library[awaited] = self._session
+        try:
+            self._library._call(request, awaited)
+        except Exception as error:  # noqa: BLE001 - no answer would come, ever
+            _log.error("zookeeper_request_not_sent", exc_info=error)
+            awaited.set_exception(error)
+
+    def _answered(self, awaited: "_Awaited", answer: Answer) -> None:
+        if self._with_library.pop(awaited, None) is None:
+            return  # it came after the end
+        if self._waiting and not self._closed:
+            self._hand_over(*self._waiting.popleft())
+        awaited.done(answer)
+
+    def _answer_what_was_dropped(self) -> None:
+        """No other answers come to what was handed over in a session that is over."""
+        expired = Answer(None, Failure.SESSION_EXPIRED, 0)
+        for awaited, session in self._with_library.items():
+            if session < self._session:
+                self._post(bind(self._answered, awaited, expired))
+
+    def _stop(self, stopped: "asyncio.Future[None]") -> None:
+        """On a thread of its own."""
+        try:
+            with self._starting:
+                self._library.stop()
+                self._library.close()
+        finally:
+            self._post(bind(_resolve, stopped, None))
+
+    def _state_changed(self, state: str) -> None:
+        """On the library's thread."""
+        self._post(bind(self._tell_state, _STATES[state]))
+
+    def _tell_state(self, state: Connection) -> None:
+        if state is Connection.CONNECTED:
+            self._connected.set()
+            self._connected_at = self._loop.time()
+            self._answer_what_was_dropped()
+        else:
+            self._note_disconnected()
+        if state is Connection.LOST:
+            self._session += 1
+        if not self._closed:
+            self._on_state(state)
+
+    def _note_disconnected(self) -> None:
+        if self._connected.is_set():
+            self._connected.clear()
+            if self._loop.time() - self._connected_at > bounds.ZOOKEEPER_RECONNECT_MAX_S:
+                self._restart_pause_s = bounds.ZOOKEEPER_RECONNECT_MIN_S
+
+    def _run(self) -> None:
+        """The library's thread, from its begin to its end."""
+        defect: Exception | None = None
+        try:
+            self._run_library()
+        except Exception as error:  # noqa: BLE001 - it is told on the loop
+            defect = error
+        finally:
+            self._post(bind(self._library_ended, defect))
+
+    def _library_ended(self, defect: Exception | None) -> None:
+        """All answers that it gave have come."""
+        if self._closed:
+            return
+        _log.error("zookeeper_client_ended", servers=self._servers, exc_info=defect)
+        self._session += 1
+        self._answer_what_was_dropped()
+        self._start_later()
+
+    def _start_later(self) -> None:
+        if self._restart is None and not self._closed:
+            self._restart = self._loop.call_later(self._restart_pause_s, self._start_again)
+            longer_s = 2 * self._restart_pause_s
+            self._restart_pause_s = min(longer_s, bounds.ZOOKEEPER_RECONNECT_MAX_S)
+
+    def _start_again(self) -> None:
+        self._restart = None
+        threading.Thread(target=self._start, name="zookeeper-start", daemon=True).start()
+
+    def _start(self) -> None:
+        """On a thread of its own: it waits for the end of the library's."""
+        with self._starting:
+            if self._closed:
+                return
+            try:
+                self._library.start_async()
+            except Exception as error:  # noqa: BLE001 - nobody else would begin it again
+                _log.error("zookeeper_client_not_started", servers=self._servers, exc_info=error)
+                self._post(self._start_later)
+
+    def _note_timeout(self, timeout: float, request: Request, xid: int | None = None) -> object:
+        """On the library's thread: the answer to the first request names the timeout."""
+        answer = self._invoke(timeout, request, xid)
+        if isinstance(answer, tuple) and hasattr(answer[0], "time_out"):
+            self.negotiated_ms = answer[0].time_out or self.negotiated_ms
+        return answer
+
+    def _take_watch_event(self, buffer: bytes, offset: int) -> None:
+        """On the library's thread: every watch here is a persistent one."""
+        event, _ = WatchEvent.deserialize(buffer, offset)
+        if event.path and event.type in ChangeKind.__members__.values():
+            change = NodeChange(ChangeKind(event.type), event.path)
+            self._post(bind(self._on_change, change))
+
+    def _post(self, tell: Callable[[], None]) -> None:
+        """On any thread."""
+        self._arrived.append(tell)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._arrived.clear()
+
+    def _deliver(self) -> None:
+        self._woken = False
+        arrived = self._arrived
+        try:
+            for _ in range(len(arrived)):
+                arrived.popleft()()
+        finally:
+            if arrived and not self._woken:
+                self._woken = True
+                self._loop.call_soon(self._deliver)
+
+
+class _Awaited:
+    """What the library resolves, on its thread; the first time counts."""
+
+    __slots__ = ("_client", "_given", "done")
+
+    def __init__(self, client: ZooKeeperClient, done: Done) -> None:
+        self._client = client
+        self.done = done
+        self._given = False
+
+    def set(self, value: object = None) -> None:
+        """The answer; the library has just noted its zxid."""
+        try:
+            answer = Answer(requests.value_of(value), None, self._client._library.last_zxid)
+        except Exception as error:  # noqa: BLE001 - the library's thread would end
+            _log.error("zookeeper_answer_not_read", exc_info=error)
+            answer = Answer(None, Failure.OTHER, 0)
+        self._give(answer)
+
+    def set_exception(self, error: BaseException) -> None:
+        """The failure."""
+        self._give(Answer(None, requests.failure_of(error), 0))
+
+    def _give(self, answer: Answer) -> None:
+        if not self._given:
+            self._given = True
+            self._client._post(bind(self._client._answered, self, answer))
+
+
+def _select(
+    reading: Sequence[socket.socket],
+    writing: Sequence[socket.socket],
+    _failing: Sequence[socket.socket],
+    timeout_s: float | None = None,
+) -> tuple[list[socket.socket], list[socket.socket], list[socket.socket]]:
+    """What can be read and written, as the library asks several times for each request.
+
+    Its own way makes a selector each time, which costs more than the request itself.
+    """
+    poll = select.poll()
+    for sockets, mask in ((reading, select.POLLIN), (writing, select.POLLOUT)):
+        for each in sockets:
+            poll.register(each, mask)
+    ready = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    return (
+        [each for each in reading if each.fileno() in ready],
+        [each for each in writing if each.fileno() in ready],
+        [],
+    )
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _resolve(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,196 @@
+"""Reads: records by key, levels, ranges of indexes.
+
+Rules:
+
+- ZooKeeper reads many nodes as of one moment in one request, but what to read must be known first.
+  So a range is listed, and then read together with its list: if that has changed, again.  After
+  `ZOOKEEPER_SCAN_TRIES` what was read is taken: records that came meanwhile may be missing then.
+- Ranges of more than `ZOOKEEPER_READ_NODES` records are read in pages, each as of one moment.
+- An index hit is made of the record as it was read: it never shows a key that the record has not.
+- `fresh` puts a `sync` before everything else: the server that is asked catches up with the leader.
+- A lost answer of a read is asked for again.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from config import bounds
+from storage.metadata.group import check_partition_of, record_of
+from storage.metadata.keys import level_of
+from storage.metadata.store import IndexHit, MetadataError, Record
+from storage.metadata.zookeeper import requests
+from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
+from storage.metadata.zookeeper.layout import Layout, decode_record, entry_of, record_name
+from storage.metadata.zookeeper.requests import Failure, Read, Request
+from storage.metadata.zookeeper.watching import Found
+
+
+class RecordReader:
+    """See the module's rules.  Every method raises `MetadataError`."""
+
+    def __init__(self, client: ZooKeeperClient, layout: Layout) -> None:
+        self._client = client
+        self._layout = layout
+
+    async def find(self, key: str) -> Found | None:
+        """The record of a key."""
+        return (await self.find_many([key]))[0]
+
+    async def find_many(self, keys: Sequence[str]) -> list[Found | None]:
+        """The records of keys, in order."""
+        reads = [requests.get_data(self._layout.record(key)) for key in keys]
+        found = await self._read_pages(reads)
+        return [_found(key, read) for key, read in zip(keys, found, strict=True)]
+
+    async def get(self, key: str, partition: str | None) -> Record | None:
+        """The record.  Raises `PartitionMismatch`."""
+        return (await self.get_many([key], partition))[0]
+
+    async def get_many(self, keys: Sequence[str], partition: str | None) -> list[Record | None]:
+        """The records, in order.  Raises `PartitionMismatch`."""
+        records: list[Record | None] = []
+        for key, found in zip(keys, await self.find_many(keys), strict=True):
+            if found is not None:
+                check_partition_of(key, found.stored.partition, partition)
+            records.append(found and record_of(key, found.stored, found.value))
+        return records
+
+    async def children(self, level: str) -> list[str]:
+        """The last parts of the keys of a level, in order."""
+        (listed,) = await self._read([requests.get_children(self._layout.directory(level))])
+        return sorted(filter(None, map(record_name, _names(listed))))
+
+    async def scan(self, lo: str, hi: str, *, fresh: bool) -> list[Record]:
+        """The records of a range, in order."""
+        level = level_of(lo)
+        listing = [requests.get_children(self._layout.directory(level))]
+        if fresh:
+            await self._catch_up()
+        keys = _keys_in(await self._read(listing), level, lo, hi)
+        for _ in range(bounds.ZOOKEEPER_SCAN_TRIES):
+            reads = [requests.get_data(self._layout.record(key)) for key in keys]
+            listed, found = await self._read_with(listing, reads)
+            now = _keys_in(listed, level, lo, hi)
+            if now == keys:
+                break
+            keys, read_keys = now, keys
+        else:
+            keys = read_keys
+        return [
+            record_of(key, each.stored, each.value)
+            for key, read in zip(keys, found, strict=True)
+            if (each := _found(key, read)) is not None
+        ]
+
+    async def scan_index(
+        self, index: str, lo: str, hi: str, *, partition: str | None, fresh: bool, limit: int | None
+    ) -> list[IndexHit]:
+        """The hits of a range, in order of secondary key and key."""
+        listing = [requests.get_children(node) for node in self._layout.buckets(index, lo, hi)]
+        # Without a partition each entry is a hit: no more of them are read than are asked for.
+        most = limit if partition is None else None
+        if fresh:
+            await self._catch_up()
+        entries = _entries_in(await self._read(listing), lo, hi)[:most]
+        for _ in range(bounds.ZOOKEEPER_SCAN_TRIES):
+            keys = list(dict.fromkeys(key for _, key in entries))
+            reads = [requests.get_data(self._layout.record(key)) for key in keys]
+            listed, found = await self._read_with(listing, reads)
+            now = _entries_in(listed, lo, hi)[:most]
+            if now == entries:
+                break
+            entries = now
+        hits = _hits(index, lo, hi, map(_found, keys, found), keys)
+        chosen = [hit for hit in hits if partition is None or hit.record.partition == partition]
+        return chosen[:limit]
+
+    async def _catch_up(self) -> None:
+        """What is read after it is not older than now, through another connection neither.
+
+        A client goes to no server that is behind what an earlier one answered.
+        """
+        try:
+            await self._client.call_again(requests.sync(self._layout.records))
+        except RequestFailed as error:
+            raise _refused(error) from error
+
+    async def _read_with(
+        self, listing: list[Request], reads: list[Request]
+    ) -> tuple[list[Read], list[Read]]:
+        """The lists as of the moment in which (the last page of) the others were read."""
+        size = bounds.ZOOKEEPER_READ_NODES
+        last = (len(reads) - 1) // size * size if reads else 0
+        before = await self._read_pages(reads[:last])
+        found = await self._read([*listing, *reads[last:]])
+        return found[: len(listing)], [*before, *found[len(listing) :]]
+
+    async def _read_pages(self, reads: list[Request]) -> list[Read]:
+        size = bounds.ZOOKEEPER_READ_NODES
+        if len(reads) <= size:
+            return await self._read(reads)
+        starts = range(0, len(reads), size)
+        pages = await asyncio.gather(*(self._read(reads[start : start + size]) for start in starts))
+        return [read for page in pages for read in page]
+
+    async def _read(self, reads: list[Request]) -> list[Read]:
+        if not reads:
+            return []
+        try:
+            answer, _ = await self._client.call_again(requests.read_many(reads))
+        except RequestFailed as error:
+            raise _refused(error) from error
+        return cast("list[Read]", answer)
+
+
+def _refused(error: RequestFailed) -> MetadataError:
+    return MetadataError(
+        f"ZooKeeper refused a read ({error.failure.name}): it must be of version 3.6 or newer, "
+        "look at its log."
+    )
+
+
+def _found(key: str, read: Read) -> Found | None:
+    if isinstance(read, tuple):
+        node, value = decode_record(key, *read)
+        return Found(node.stored, value)
+    _check_absent(read)
+    return None
+
+
+def _names(read: Read) -> list[str]:
+    if isinstance(read, list):
+        return read
+    _check_absent(read)
+    return []
+
+
+def _check_absent(read: Read) -> None:
+    if read is not Failure.NO_NODE:
+        raise MetadataError(
+            f"ZooKeeper refused to read a node ({read}): look at its access rights."
+        )
+
+
+def _keys_in(listed: list[Read], level: str, lo: str, hi: str) -> list[str]:
+    names = filter(None, map(record_name, _names(listed[0])))
+    whole = hi == f"{level}/"
+    return sorted(key for name in names if (key := f"{level}{name}") >= lo and (whole or key < hi))
+
+
+def _entries_in(listed: list[Read], lo: str, hi: str) -> list[tuple[str, str]]:
+    entries = (entry_of(name) for read in listed for name in _names(read))
+    return sorted(entry for entry in entries if entry is not None and lo <= entry[0] < hi)
+
+
+def _hits(
+    index: str, lo: str, hi: str, found: Iterable[Found | None], keys: Sequence[str]
+) -> list[IndexHit]:
+    hits = [
+        IndexHit(entry.key, record_of(key, each.stored, each.value))
+        for key, each in zip(keys, found, strict=True)
+        if each is not None
+        for entry in each.stored.indexes
+        if entry.index == index and lo <= entry.key < hi
+    ]
+    return sorted(hits, key=lambda hit: (hit.index_key, hit.record.key))

@@ -1,0 +1,271 @@
+"""Watches on persistent watches of ZooKeeper.
+
+Rules:
+
+- A watch is asked for before anything that its holder reads later, on the same connection, so it
+  reports every change that such a read misses.  Several watches on one node share one of
+  ZooKeeper's; it is removed with the last of them.
+- Events queue as keys, each once; the record is read when the holder takes the event, so it is the
+  newest one, and a watcher that is slow or many changes of one key cost no reads.
+- After every reconnection ZooKeeper's watches are asked for again, and each holder is told RESYNC.
+  So it is with a watch that ZooKeeper refused, once it has been taken.
+- A change that cannot be told, by a defect here, is told as RESYNC to all.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial as bind
+from typing import NamedTuple
+
+import structlog
+
+from config import bounds
+from storage.metadata.group import Stored, check_partition_of, record_of
+from storage.metadata.store import Event, EventKind, MetadataError, PartitionMismatch
+from storage.metadata.watches import WatchQueue
+from storage.metadata.zookeeper import requests
+from storage.metadata.zookeeper.client import ChangeKind, NodeChange
+from storage.metadata.zookeeper.layout import Layout, entry_of, record_name
+from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request
+
+_log = structlog.get_logger(__name__)
+
+_CONNECTION_FAILURES = (Failure.CONNECTION_LOSS, Failure.SESSION_EXPIRED)
+"""After these there is another connection, or no store any more."""
+
+
+class Found(NamedTuple):
+    """A record as it was read."""
+
+    stored: Stored
+    value: bytes
+
+
+ReadRecord = Callable[[str], Awaitable[Found | None]]
+Resolve = Callable[[str, Found | None], Event]
+"""The event that a record that was read makes for one watcher."""
+
+
+class NodeWatch:
+    """A live subscription; see the interface `Watch`."""
+
+    __slots__ = ("_closed", "_queue", "_read", "_resolve")
+
+    def __init__(self, queue: WatchQueue, read: ReadRecord, resolve: Resolve) -> None:
+        self._queue = queue
+        self._read = read
+        self._resolve = resolve
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event.  Ends the iteration once closed.  Raises `PartitionMismatch`."""
+        event = await anext(self._queue)
+        if event.kind is EventKind.RESYNC:
+            return event
+        try:
+            found = await self._read(event.key)
+        except MetadataError:  # the server is away: what is missed meanwhile nobody tells
+            return Event(EventKind.RESYNC)
+        except BaseException:
+            self._queue.offer(event)
+            raise
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            return self._resolve(event.key, found)
+        except PartitionMismatch as error:
+            self._queue.fail(error)
+            raise
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed = True
+        self._queue.close()
+
+
+class _Watcher(NamedTuple):
+    queue: WatchQueue
+    lo: str
+    hi: str
+    sequence: bool
+
+
+class NodeWatches:
+    """All watches of one store, by the node that tells of their changes."""
+
+    def __init__(
+        self, layout: Layout, submit: Callable[[Request, Done], None], read: ReadRecord
+    ) -> None:
+        """`submit` sends a request, see `ZooKeeperClient.submit`."""
+        self._layout = layout
+        self._submit = submit
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._keys: dict[str, dict[_Watcher, str]] = {}
+        self._levels: dict[str, dict[_Watcher, str]] = {}
+        self._entries: dict[str, dict[_Watcher, str]] = {}
+        self._asked: dict[str, int] = {}
+        self._refused: dict[str, asyncio.TimerHandle] = {}
+        """Nodes whose watch was refused: it is asked for again."""
+
+    def watch_key(self, key: str, partition: str | None) -> NodeWatch:
+        """Changes of one record."""
+        queue = self._add(self._keys, self._layout.record(key), key)
+        return NodeWatch(queue, self._read, bind(_resolve_key, partition))
+
+    def watch_level(self, level: str) -> NodeWatch:
+        """Changes of all records of a level."""
+        queue = self._add(self._levels, self._layout.directory(level), level)
+        return NodeWatch(queue, self._read, _resolve)
+
+    def watch_sequence(self, prefix: str, _partition: str) -> WatchQueue:
+        """New keys of a sequence, which has one partition."""
+        return self._add(self._levels, self._layout.directory(prefix), prefix, sequence=True)
+
+    def watch_index(self, index: str, lo: str, hi: str) -> NodeWatch:
+        """Records in a range of an index."""
+        buckets = self._layout.buckets(index, lo, hi)
+        node = buckets[0] if len(buckets) == 1 else self._layout.index(index)
+        queue = self._add(self._entries, node, index, lo=lo, hi=hi)
+        return NodeWatch(queue, self._read, bind(_resolve_entry, index, lo, hi))
+
+    def changed(self, change: NodeChange) -> None:
+        """Tell who is concerned by a change of a node."""
+        try:
+            self._tell(change)
+        except Exception as error:  # noqa: BLE001 - who is not told knows something old for ever
+            _log.error("change_not_told", path=change.path, exc_info=error)
+            for queue in self._queues():
+                queue.resync()
+
+    def ask_again(self) -> None:
+        """There is a new connection: no change since the last one was told."""
+        for path in self._asked:
+            self._ask(path)
+        for queue in self._queues():
+            queue.resync()
+
+    def close(self) -> None:
+        """End every watch."""
+        self._asked.clear()
+        for timer in self._refused.values():
+            timer.cancel()
+        for queue in self._queues():
+            queue.close()
+
+    def _ask(self, path: str) -> None:
+        self._submit(requests.add_watch(path, recursive=True), bind(self._taken, path))
+
+    def _taken(self, path: str, answer: Answer) -> None:
+        if answer.failure is None or answer.failure in _CONNECTION_FAILURES:
+            return
+        if path in self._asked and path not in self._refused:
+            _log.warning("watch_refused", path=path, failure=answer.failure.name)
+            pause_s = bounds.ZOOKEEPER_RECONNECT_MAX_S
+            self._refused[path] = self._loop.call_later(pause_s, self._ask_refused, path)
+
+    def _ask_refused(self, path: str) -> None:
+        """No change since it was refused was told."""
+        del self._refused[path]
+        if path in self._asked:
+            self._ask(path)
+            for registry in (self._keys, self._levels, self._entries):
+                for watcher in registry.get(path, {}):
+                    watcher.queue.resync()
+
+    def _tell(self, change: NodeChange) -> None:
+        directory, _, name = change.path.rpartition("/")
+        for watcher, key in self._keys.get(change.path, {}).items():
+            watcher.queue.offer(Event(EventKind.UPSERT, key))
+        levels = self._levels.get(directory)
+        if levels:
+            self._tell_level(levels, name, change.kind)
+        index = directory.rpartition("/")[0]
+        for watchers in (self._entries.get(directory), self._entries.get(index)):
+            if watchers:
+                _tell_entry(watchers, name)
+
+    def _add(
+        self,
+        registry: dict[str, dict[_Watcher, str]],
+        path: str,
+        name: str,
+        *,
+        lo: str = "",
+        hi: str = "",
+        sequence: bool = False,
+    ) -> WatchQueue:
+        watcher = _Watcher(WatchQueue(), lo, hi, sequence)
+        registry.setdefault(path, {})[watcher] = name
+        watcher.queue.on_close(bind(self._forget, registry, path, watcher))
+        self._asked[path] = self._asked.get(path, 0) + 1
+        if self._asked[path] == 1:
+            self._ask(path)
+        return watcher.queue
+
+    def _forget(
+        self, registry: dict[str, dict[_Watcher, str]], path: str, watcher: _Watcher
+    ) -> None:
+        del registry[path][watcher]
+        if not registry[path]:
+            del registry[path]
+        if path in self._asked:
+            self._asked[path] -= 1
+            if not self._asked[path]:
+                del self._asked[path]
+                self._submit(requests.remove_watch(path), _ignore)
+
+    def _queues(self) -> list[WatchQueue]:
+        registries = (self._keys, self._levels, self._entries)
+        return [
+            watcher.queue
+            for registry in registries
+            for watchers in registry.values()
+            for watcher in watchers
+        ]
+
+    def _tell_level(self, watchers: dict[_Watcher, str], node: str, kind: ChangeKind) -> None:
+        name = record_name(node)
+        if name is None:
+            return
+        for watcher, level in watchers.items():
+            event = Event(EventKind.UPSERT, f"{level}{name}")
+            if not watcher.sequence:
+                watcher.queue.offer(event)
+            elif kind is ChangeKind.CREATED:
+                watcher.queue.offer_hint(event)
+
+
+def _ignore(_answer: Answer) -> None:
+    """Of what is not watched any more nobody is told, whether ZooKeeper tells of it or not."""
+
+
+def _tell_entry(watchers: dict[_Watcher, str], node: str) -> None:
+    entry = entry_of(node)
+    if entry is None:
+        return
+    index_key, key = entry
+    for watcher in watchers:
+        if watcher.lo <= index_key < watcher.hi:
+            watcher.queue.offer(Event(EventKind.UPSERT, key))
+
+
+def _resolve(key: str, found: Found | None) -> Event:
+    if found is None:
+        return Event(EventKind.REMOVED, key)
+    return Event(EventKind.UPSERT, key, record_of(key, found.stored, found.value))
+
+
+def _resolve_key(partition: str | None, key: str, found: Found | None) -> Event:
+    if found is not None:
+        check_partition_of(key, found.stored.partition, partition)
+    return _resolve(key, found)
+
+
+def _resolve_entry(index: str, lo: str, hi: str, key: str, found: Found | None) -> Event:
+    entries = () if found is None else found.stored.indexes
+    listed = any(entry.index == index and lo <= entry.key < hi for entry in entries)
+    return _resolve(key, found if listed else None)

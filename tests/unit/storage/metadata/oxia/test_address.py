@@ -1,0 +1,27 @@
+"""Addresses of clusters."""
+
+import pytest
+
+from storage.metadata.oxia.address import InvalidOxiaAddress, OxiaAddress, parse_address
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "namespace"),
+    [
+        ("oxia://oxia:6648/broker", "oxia:6648", "broker"),
+        ("oxia://oxia:7000", "oxia:7000", "default"),
+        ("oxia://oxia", "oxia:6648", "default"),
+        ("oxia://[::1]:6648/a", "[::1]:6648", "a"),
+        ("oxia:host:1/a", "host:1", "a"),
+    ],
+)
+def test_addresses(url: str, server: str, namespace: str) -> None:
+    assert parse_address(url) == OxiaAddress(server, namespace)
+
+
+@pytest.mark.parametrize(
+    "url", ["oxia://", "oxia://a:b", "oxia://a:99999", "oxia://a/b/c", "oxia://a b"]
+)
+def test_what_is_none(url: str) -> None:
+    with pytest.raises(InvalidOxiaAddress):
+        parse_address(url)

@@ -1,0 +1,142 @@
+"""Writes behind a gate: nobody waits there longer than the deadline of a write."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from storage.metadata.operations import Put, SequencePut
+from storage.metadata.oxia.issuing import Issuing, Sequences
+from storage.metadata.oxia.partitions import PartitionHints
+from storage.metadata.oxia.records import Found
+from storage.metadata.oxia.writes import Write, WriteOperation
+from storage.metadata.store import MetadataError
+
+PATIENCE_S = 5
+SOON_S = 0.05
+LATE_S = 100.0
+
+
+class Shore:
+    """Answers reads when the test lets it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Write] = []
+        self.before: list[asyncio.Future[object]] = []
+        self.answer = asyncio.Event()
+        self.fault: Exception | None = None
+
+    def send(self, write: Write) -> None:
+        self.sent.append(write)
+
+    def unsettled(self, level: str) -> Sequence["asyncio.Future[object]"]:
+        return self.before
+
+    async def find(self, key: str, partition: str | None) -> Found | None:
+        await self.answer.wait()
+        if self.fault is not None:
+            raise self.fault
+        return None
+
+    async def children(self, key: str) -> list[str]:
+        return []
+
+    async def put_marker(self, key: str, value: bytes) -> None:
+        pass
+
+
+@pytest.fixture
+async def shore() -> Shore:
+    return Shore()
+
+
+@pytest.fixture
+async def issuing(shore: Shore) -> Issuing:
+    return Issuing(shore, Sequences(), PartitionHints())
+
+
+def write(operation: WriteOperation, for_s: float) -> Write:
+    loop = asyncio.get_running_loop()
+    return Write(operation, loop.create_future(), put_id="me", deadline=loop.time() + for_s)
+
+
+def begin(for_s: float) -> Write:
+    return write(SequencePut("/s/", b"", "p", (), 0, 1), for_s)
+
+
+def put(key: str, for_s: float) -> Write:
+    return write(Put(key, b"", None, None, None, (), 0, 1), for_s)
+
+
+async def failed(each: Write) -> str:
+    with pytest.raises(MetadataError) as caught:
+        await asyncio.wait_for(each.done, PATIENCE_S)
+    return str(caught.value)
+
+
+async def test_who_waits_behind_a_look_is_told_at_its_deadline(
+    issuing: Issuing, shore: Shore
+) -> None:
+    first, second, third, later = begin(LATE_S), begin(SOON_S), begin(SOON_S), begin(LATE_S)
+    for each in (first, second, third, later):
+        issuing.issue(each)
+    for each in (second, third):
+        assert "nothing of it took effect" in await failed(each)
+    assert not first.done.done()
+    shore.answer.set()
+    await asyncio.wait_for(issuing.flush(), PATIENCE_S)
+    assert shore.sent == [first, later]
+
+
+async def test_a_look_ends_with_the_deadline_of_its_write(issuing: Issuing, shore: Shore) -> None:
+    first, second = begin(SOON_S), begin(LATE_S)
+    issuing.issue(first)
+    issuing.issue(second)
+    assert "it was not sent" in await failed(first)
+    shore.answer.set()
+    await asyncio.wait_for(issuing.flush(), PATIENCE_S)
+    assert shore.sent == [second]
+
+
+async def test_so_does_the_wait_for_earlier_writes(issuing: Issuing, shore: Shore) -> None:
+    shore.before = [asyncio.get_running_loop().create_future()]
+    first = begin(SOON_S)
+    issuing.issue(first)
+    assert "it was not sent" in await failed(first)
+    assert not shore.before[0].done()
+    assert shore.sent == []
+
+
+async def test_a_defect_of_a_look_ends_its_write_and_no_other(
+    issuing: Issuing, shore: Shore
+) -> None:
+    shore.fault = KeyError("a defect")
+    first, second = begin(LATE_S), put("/s/x", LATE_S)
+    issuing.issue(first)
+    issuing.issue(second)
+    shore.answer.set()
+    assert "nothing of it was written" in await failed(first)
+    await asyncio.wait_for(issuing.flush(), PATIENCE_S)
+    assert shore.sent == [second]
+
+
+async def test_a_defect_of_a_write_that_waited_leaves_the_next_one_its_turn(
+    issuing: Issuing, shore: Shore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = [begin(LATE_S), put("/s/x", LATE_S), put("/s/y", LATE_S)]
+    for each in writes:
+        issuing.issue(each)
+    first, second, third = writes
+    sent: list[Write] = []
+
+    def send(each: Write) -> None:
+        if each is second:
+            raise KeyError("a defect")
+        sent.append(each)
+
+    monkeypatch.setattr(shore, "send", send)
+    shore.fault = MetadataError("not now")
+    shore.answer.set()
+    await failed(first)
+    assert "nothing of it was written" in await failed(second)
+    assert sent == [third]

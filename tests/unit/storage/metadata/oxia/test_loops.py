@@ -1,0 +1,89 @@
+"""Loops that go on after what nobody expected, and stop when they are told to."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from config import bounds
+from storage.metadata.oxia.loops import Backoff, Loop
+
+PATIENCE_S = 5
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Server:
+    """Breaks with what it is given, then serves."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+        self.serving = 0
+        self.told: list[BaseException] = []
+        self.ended = False
+
+    async def serve(self) -> None:
+        self.serving += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+    def loop(self) -> Loop:
+        return Loop("a-loop", self.serve, Backoff(random.Random(1)), self.told.append)
+
+
+async def test_whatever_breaks_it_is_logged_with_its_trace_and_told_and_it_goes_on() -> None:
+    errors = [KeyError("a"), AssertionError("b"), asyncio.CancelledError()]
+    server = Server(*errors)
+    with capture_logs() as logs:
+        loop = server.loop()
+        await until(lambda: server.serving == 4)
+    assert server.told == errors
+    assert [each["exc_info"] for each in logs if each["event"] == "oxia_defect"] == errors
+    assert {each["where"] for each in logs} == {"a-loop"}
+    await loop.stop()
+    assert server.ended
+
+
+async def test_an_owner_that_breaks_too_does_not_end_it() -> None:
+    server = Server(KeyError("a"))
+
+    def broken(error: BaseException) -> None:
+        raise error
+
+    loop = Loop("a-loop", server.serve, Backoff(random.Random(1)), broken)
+    await until(lambda: server.serving == 2)
+    await loop.stop()
+
+
+async def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MAX_S", 0.004)
+    backoff = Backoff(random.Random(1))
+    pauses = [backoff.pause_s() for _ in range(6)]
+    assert pauses == pytest.approx([0.001, 0.002, 0.004, 0.004, 0.004, 0.004], rel=0.2)
+
+
+async def test_who_stops_it_can_be_cancelled_and_it_ends_all_the_same() -> None:
+    server = Server()
+    loop = server.loop()
+    await until(lambda: server.serving == 1)
+    stopping = asyncio.create_task(loop.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await until(lambda: server.ended)

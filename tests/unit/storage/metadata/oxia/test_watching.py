@@ -1,0 +1,366 @@
+"""Who is told: from acknowledgements, notifications and reads, in whatever order they come."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config import bounds
+from storage.metadata.oxia import oxia_pb2 as pb
+from storage.metadata.oxia.index_hits import IndexRange
+from storage.metadata.oxia.records import PROOF, SEQUENCES, Found
+from storage.metadata.oxia.watching import Watching
+from storage.metadata.oxia.writes import Write
+from storage.metadata.store import Event, EventKind, IndexEntry, MetadataError
+from storage.metadata.watches import WatchQueue
+from tests.unit.storage.metadata.oxia.writes_of import SHARD, found, put
+
+UPSERT, REMOVED, RESYNC = EventKind.UPSERT, EventKind.REMOVED, EventKind.RESYNC
+IN_INDEX = (IndexEntry("i", "k"),)
+
+
+class Shard:
+    """Records that change by writes, with the notifications of each."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Found] = {}
+        self.reads: list[str] = []
+        self.failures = 0
+        self.version = 0
+        self.markers: list[tuple[int, str | None]] = []
+        self.watching = Watching(self.read, self.scan, lambda *each: self.markers.append(each))
+
+    def read(self, shard_id: int, key: str) -> "asyncio.Future[Found | None]":
+        assert shard_id == SHARD
+        self.reads.append(key)
+        done: asyncio.Future[Found | None] = asyncio.get_running_loop().create_future()
+        if self.failures:
+            self.failures -= 1
+            done.set_exception(MetadataError("not now"))
+        else:
+            done.set_result(self.records.get(key))
+        return done
+
+    async def scan(self, watched: IndexRange) -> list[Found]:
+        return [
+            each
+            for each in self.records.values()
+            if any(
+                entry.index == watched.index and watched.lo <= entry.key < watched.hi
+                for entry in each.indexes
+            )
+        ]
+
+    def put(
+        self, key: str, value: bytes = b"", indexes: tuple[IndexEntry, ...] = ()
+    ) -> tuple[Found, pb.NotificationBatch]:
+        self.version += 1
+        made = found(self.version, key=key, value=value, indexes=indexes)
+        self.records[key] = made
+        batch = pb.NotificationBatch(shard=SHARD, offset=self.version)
+        batch.notifications[key].type = pb.KEY_MODIFIED
+        batch.notifications[key].version_id = self.version
+        return made, batch
+
+    def remove(self, key: str) -> pb.NotificationBatch:
+        self.records.pop(key, None)
+        batch = pb.NotificationBatch(shard=SHARD)
+        batch.notifications[key].type = pb.KEY_DELETED
+        return batch
+
+    def issued(self, key: str) -> Write:
+        write = put(key)
+        write.removals_seen = self.watching.tick()
+        return write
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def told(queue: WatchQueue) -> list[tuple[EventKind, str]]:
+    events: list[Event] = []
+    while queue._pending:
+        events.append(queue._pending.popitem(last=False)[1])
+    queue._bytes = 0
+    return [(event.kind, event.key) for event in events]
+
+
+async def test_an_own_put_is_told_once_and_not_read() -> None:
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    write = shard.issued("/a")
+    made, batch = shard.put("/a")
+    shard.watching.stored(write, made)
+    assert told(watch) == [(UPSERT, "/a")]
+    shard.watching.notified(SHARD, batch)
+    await settle()
+    assert told(watch) == []
+    assert shard.reads == []
+
+
+async def test_a_put_of_others_is_read() -> None:
+    shard = Shard()
+    watch = shard.watching.watch_level("/d/")
+    _, first = shard.put("/d/a")
+    _, second = shard.put("/d/a")
+    _, beside = shard.put("/other")
+    for batch in (first, second, beside):
+        shard.watching.notified(SHARD, batch)
+    await settle()
+    assert shard.reads == ["/d/a"]
+    assert told(watch) == [(UPSERT, "/d/a")]
+
+
+async def test_an_answer_that_comes_after_the_removal_is_not_believed() -> None:
+    """Put by us, removed by another; the answer of the put is the last to arrive."""
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    write = shard.issued("/a")
+    made, put_batch = shard.put("/a")
+    removed = shard.remove("/a")
+    shard.watching.notified(SHARD, put_batch)
+    shard.watching.notified(SHARD, removed)
+    shard.watching.stored(write, made)
+    await settle()
+    assert told(watch) == [(REMOVED, "/a")]
+
+
+async def test_a_removal_before_a_put_is_read_and_not_told() -> None:
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    removed = shard.remove("/a")
+    write = shard.issued("/a")
+    made, batch = shard.put("/a")
+    shard.watching.stored(write, made)
+    shard.watching.notified(SHARD, removed)
+    shard.watching.notified(SHARD, batch)
+    await settle()
+    assert told(watch) == [(UPSERT, "/a")]
+
+
+async def test_what_was_read_is_told_before_anything_older() -> None:
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    _, first = shard.put("/a", b"1")
+    newest, second = shard.put("/a", b"2")
+    shard.watching.observe(newest)
+    shard.watching.notified(SHARD, first)
+    shard.watching.notified(SHARD, second)
+    await settle()
+    assert told(watch) == [(UPSERT, "/a")]
+    assert shard.reads == []
+    shard.watching.missing(SHARD, "/a", shard.watching.told())
+    assert told(watch) == [(REMOVED, "/a")]
+    shard.watching.missing(SHARD, "/never", shard.watching.told())
+
+
+async def test_a_read_of_before_the_put_removes_nothing() -> None:
+    """It found nothing, and its answer is seen after that of the put: the key is read again."""
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    since = shard.watching.told()
+    write = shard.issued("/a")
+    made, batch = shard.put("/a", b"1")
+    shard.watching.stored(write, made)
+    shard.watching.missing(SHARD, "/a", since)
+    assert told(watch) == [(UPSERT, "/a")]
+    await settle()
+    assert shard.reads == ["/a"]
+    shard.watching.notified(SHARD, batch)
+    await settle()
+    assert told(watch) == []
+    shard.remove("/a")
+    shard.watching.missing(SHARD, "/a", since)
+    await settle()
+    assert told(watch) == [(REMOVED, "/a")]
+
+
+async def test_who_leaves_an_index_range() -> None:
+    shard = Shard()
+    shard.put("/before", indexes=IN_INDEX)
+    watch = shard.watching.watch_index("i", "k", "l")
+    await shard.watching.index_known("i")
+    for key in ("/before", "/outside"):
+        shard.watching.notified(SHARD, shard.put(key)[1])
+    shard.watching.notified(SHARD, shard.put("/enters", indexes=IN_INDEX)[1])
+    await settle()
+    assert sorted(told(watch), key=str) == [(REMOVED, "/before"), (UPSERT, "/enters")]
+    shard.watching.notified(SHARD, shard.remove("/enters"))
+    shard.watching.notified(SHARD, shard.remove("/outside"))
+    await settle()
+    assert told(watch) == [(REMOVED, "/enters")]
+    watch.close()
+    shard.reads.clear()
+    shard.watching.notified(SHARD, shard.put("/enters", indexes=IN_INDEX)[1])
+    await settle()
+    assert shard.reads == []
+
+
+async def test_a_gap_resyncs_and_learns_again() -> None:
+    shard = Shard()
+    index, key = shard.watching.watch_index("i", "k", "l"), shard.watching.watch_key("/a", None)
+    await shard.watching.index_known("i")
+    shard.put("/a", indexes=IN_INDEX)
+    shard.watching.gap(SHARD)
+    assert told(index) == told(key) == [(RESYNC, "")]
+    await shard.watching.index_known("i")
+    shard.watching.notified(SHARD, shard.remove("/a"))
+    await settle()
+    assert told(index) == told(key) == [(REMOVED, "/a")]
+    assert shard.markers == [(SHARD, None)]
+
+
+async def test_a_failed_read_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.metadata.oxia.watching.RETRY_S", 0.001)
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    shard.failures = 2
+    shard.watching.notified(SHARD, shard.put("/a")[1])
+    event = await asyncio.wait_for(anext(watch), 10)
+    assert (event.kind, len(shard.reads)) == (UPSERT, 3)
+
+
+async def test_too_many_changes_become_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OXIA_CHANGED_KEYS", 5)
+    shard = Shard()
+    watch = shard.watching.watch_level("/d/")
+    for n in range(7):
+        shard.watching.notified(SHARD, shard.put(f"/d/{n}")[1])
+    await settle()
+    assert told(watch) == [(RESYNC, "")]
+
+
+async def test_markers_and_proofs_are_nobodys_records() -> None:
+    shard = Shard()
+    watch = shard.watching.watch_index("i", "k", "l")
+    await shard.watching.index_known("i")
+    for key in (PROOF, f"{SEQUENCES}x", "__oxia/session/7"):
+        shard.watching.notified(SHARD, shard.put(key)[1])
+    await settle()
+    assert shard.reads == []
+    assert shard.markers == [(SHARD, f"{SEQUENCES}x")]
+    watch.close()
+
+
+async def test_a_range_that_was_deleted_is_a_gap() -> None:
+    shard = Shard()
+    watch = shard.watching.watch_key("/a", None)
+    batch = pb.NotificationBatch(shard=SHARD)
+    batch.notifications["/"].type = pb.KEY_RANGE_DELETED
+    shard.watching.notified(SHARD, batch)
+    assert told(watch) == [(RESYNC, "")]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["put", "index", "remove", "answer", "notify", "read", "ask", "hear", "turn"]
+        ),
+        st.sampled_from(["/d/a", "/d/b"]),
+    ),
+    max_size=40,
+)
+
+
+class Replay:
+    """What watchers have made of what they were told, and what is still on its way to them."""
+
+    def __init__(self) -> None:
+        self.shard = Shard()
+        self.level: dict[str, int] = {}
+        self.members: dict[str, int] = {}
+        self._children = self.shard.watching.watch_level("/d/")
+        self._index = self.shard.watching.watch_index("i", "k", "l")
+        self._answers: list[Callable[[], None]] = []
+        self._notices: list[pb.NotificationBatch] = []
+        self._asked: list[tuple[str, int]] = []
+
+    def mirror(self) -> None:
+        for queue, state in ((self._children, self.level), (self._index, self.members)):
+            while queue._pending:
+                event = queue._pending.popitem(last=False)[1]
+                if event.record is not None:
+                    state[event.key] = event.record.version
+                else:
+                    state.pop(event.key, None)
+
+    def step(self, kind: str, key: str) -> None:
+        shard, watching = self.shard, self.shard.watching
+        if kind in ("put", "index"):
+            write = shard.issued(key)
+            made, batch = shard.put(key, indexes=IN_INDEX if kind == "index" else ())
+            self._answers.append(lambda: watching.stored(write, made))
+            self._notices.append(batch)
+        elif kind == "remove" and key in shard.records:
+            self._notices.append(shard.remove(key))
+        elif kind == "answer" and self._answers:
+            self._answers.pop(0)()
+        elif kind == "notify" and self._notices:
+            watching.notified(SHARD, self._notices.pop(0))
+        elif kind == "read":
+            record = shard.records.get(key)
+            if record is None:
+                watching.missing(SHARD, key, watching.told())
+            else:
+                watching.observe(record)
+        elif kind == "ask" and key not in shard.records:
+            self._asked.append((key, watching.told()))
+        elif kind == "hear" and self._asked:
+            watching.missing(SHARD, *self._asked.pop(0))
+
+    def finish(self) -> None:
+        for kind, waiting in (
+            ("answer", self._answers),
+            ("notify", self._notices),
+            ("hear", self._asked),
+        ):
+            while waiting:
+                self.step(kind, "")
+
+
+async def test_a_scan_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would know what leaves the range."""
+    shard = Shard()
+    monkeypatch.setattr("storage.metadata.oxia.watching.RETRY_S", 0.001)
+    shard.put("/a", indexes=IN_INDEX)
+    real, faults = shard.watching._scan_index, [KeyError("a defect")]
+
+    async def scan(watched: IndexRange) -> Sequence[Found]:
+        if faults:
+            raise faults.pop()
+        return await real(watched)
+
+    monkeypatch.setattr(shard.watching, "_scan_index", scan)
+    watch = shard.watching.watch_index("i", "a", "z")
+    await shard.watching.index_known("i")
+    _, batch = shard.put("/a")
+    shard.watching.notified(SHARD, batch)
+    event = await asyncio.wait_for(anext(watch), 5)
+    assert (event.kind, event.key) == (REMOVED, "/a")
+
+
+@given(STEPS)
+def test_watchers_end_with_what_is_stored(steps: list[tuple[str, str]]) -> None:
+    """Answers, notifications (in order) and reads come whenever they like."""
+
+    async def run() -> None:
+        replay = Replay()
+        for kind, key in steps:
+            replay.step(kind, key)
+            if kind == "turn":
+                await settle()
+            replay.mirror()
+        replay.finish()
+        await settle()
+        replay.mirror()
+        records = replay.shard.records
+        wanted = {key: each.record.version for key, each in records.items()}
+        assert replay.level == wanted
+        assert replay.members == {key: wanted[key] for key in wanted if records[key].indexes}
+        replay.shard.watching.close()
+
+    asyncio.run(run())

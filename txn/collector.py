@@ -5,6 +5,7 @@ Rules:
 - A header goes when its transaction ended longer ago than the retention, and a fresh listing made
   after that shows no claim and no acknowledgement record of it (W10).  It is deleted on the version
   that was read.  Retention exceeds the time for which clients send an END again (T3).
+- The key of its transaction, if it has one, tells the end of its last one by then (K8).
 - While few records are stored, one listing of them all speaks for a page of headers; otherwise each
   header has its own.
 - If records are left, whoever owns their segments is asked to look at them (W11), once in a round
@@ -23,6 +24,8 @@ import structlog
 from config.bounds import TXN_PAGE, TXN_TOPIC_LOADS
 from protocol.server_error import MagnetarError
 from storage.metadata.store import VersionConflict
+from storage.supervised import Supervised
+from txn.key_store import TransactionKeyStore
 from txn.parts import TransactionParts
 from txn.records import AckRecord, Claim, TxnState
 from txn.store import StoredHeader
@@ -53,17 +56,15 @@ class Collector:
         self._interval_s = interval_s
         self._retention_ms = int(retention_s * 1000)
         self._left: dict[str, list[Claim | AckRecord]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Supervised()
 
     def start(self) -> None:
         """Begin with a round after one interval."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks.keep("transaction_collector", self._run)
 
     async def stop(self) -> None:
         """Collect nothing more.  May be called again."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.stop()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,6 +82,7 @@ class Collector:
     async def collect(self) -> int:
         """One round; how many headers were deleted.  Raises `MetadataError`."""
         loop = asyncio.get_running_loop()
+        self._left = {}  # what a round that broke off has found is found again
         up_to_ms = self._parts.clock.now_ms() - self._retention_ms
         collected = 0
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
@@ -109,10 +111,13 @@ class Collector:
         )
 
     async def _collect_one(self, stored: StoredHeader, *, listed: bool) -> bool:
-        """Whether its header is gone by this (W10); `listed`: it may have records."""
+        """Whether its header is gone by this (W10, K8); `listed`: it may have records."""
         try:
             found = await self._store.operations_of(stored.txn) if listed else ()
             if not found:
+                if stored.header.tied is not None:
+                    keys = TransactionKeyStore(self._store.metadata, stored.txn.coordinator)
+                    await keys.note_end(stored.txn, stored.header)
                 return await self._store.delete_header(stored)
         except VersionConflict:
             return False

@@ -41,8 +41,10 @@ from txn.header import (
 )
 from txn.numbers import NumberBlocks
 from txn.parts import TransactionParts
-from txn.records import Header, TxnState
+from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
+from txn.transaction_key import require_tie
+from txn.transaction_keys import TransactionKeys
 from txn.txn_id import CoordinatorId, TxnId
 
 
@@ -63,6 +65,7 @@ class Coordinator:
     """See the module's rules."""
 
     numbers_class: ClassVar[type[NumberBlocks]] = NumberBlocks
+    keys_class: ClassVar[type[TransactionKeys]] = TransactionKeys
 
     def __init__(
         self,
@@ -81,6 +84,8 @@ class Coordinator:
         self._max_open = max_open
         self._numbers = self.numbers_class(parts.store, coordinator_id)
         self._numbers.prepare()
+        self.keys = self.keys_class(self, parts)
+        """The transaction keys that hash to it."""
         self._open: dict[TxnId, StoredHeader] = {}
         self._beginning = 0
         self._ends: set[asyncio.Task[bool]] = set()
@@ -96,6 +101,7 @@ class Coordinator:
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
+        await self.keys.close()
         while self._asked:
             if self._none_asked is None:
                 self._none_asked = asyncio.get_running_loop().create_future()
@@ -128,15 +134,22 @@ class Coordinator:
             if stored.txn not in self._open and stored.header.state is TxnState.OPEN:
                 self._keep(stored)
 
-    async def begin(self, timeout_ms: int, owner: str | None) -> TxnId:
-        """Begin a transaction.  Raises `TooManyTransactions`, `MetadataError`."""
+    async def begin(
+        self, timeout_ms: int, owner: str | None, tied: KeyEpoch | None = None
+    ) -> TxnId:
+        """Begin a transaction, of a key or of none.  Raises `TooManyTransactions`, `MetadataError`.
+
+        That its key may have it is for `keys` to see to.
+        """
         self._require_room()
         self._beginning += 1
         try:
             number = await self._numbers.take()
             txn = TxnId(self.coordinator_id, number)
             now_ms = self._parts.clock.now_ms()
-            header = Header(TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner)
+            header = Header(
+                TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner, tied
+            )
             try:
                 version = await self._store.create_header(txn, header)
             except VersionConflict:
@@ -154,23 +167,48 @@ class Coordinator:
         self.counters.header_writes += 1
         return txn
 
-    async def require_open(self, txn: TxnId, owner: str | None) -> Header:
-        """The header of an open transaction of that owner.
+    async def require_open(
+        self, txn: TxnId, owner: str | None, key: KeyEpoch | None = None
+    ) -> Header:
+        """The header of an open transaction of that owner, and key if it has one (K4).
 
-        Raises `TransactionNotFound`, `InvalidTxnStatus`.
+        Raises `TransactionNotFound`, `InvalidTxnStatus`, `InvalidTransactionKey`.
         """
         stored = self._open.get(txn) or await self._store.read_header(txn)
         if stored is None or not is_owner(stored.header, owner):
             raise refusal(txn, None, EndVerdict.NOT_FOUND)
+        require_tie(txn, stored.header, owner, key)
         if stored.header.state is not TxnState.OPEN:
             raise not_open(txn, stored.header)
         return stored.header
 
-    async def end(self, txn: TxnId, action: TxnState, owner: str | None) -> None:
-        """End it.  Raises `TransactionNotFound`, `InvalidTxnStatus`, `MetadataError`."""
-        await self._ended(txn, action, owner)
+    async def end(
+        self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
+    ) -> None:
+        """End it.
 
-    async def _ended(self, txn: TxnId, action: TxnState, owner: str | None) -> bool:
+        Raises `TransactionNotFound`, `InvalidTxnStatus`, `InvalidTransactionKey`, `MetadataError`.
+        """
+        await self._ended(txn, action, owner, key)
+
+    async def state(self, txn: TxnId) -> TxnState | None:
+        """Open, or how it ended; None if there is none (any more)."""
+        stored = self._open.get(txn) or await self._store.read_header(txn)
+        return None if stored is None else stored.header.state
+
+    async def abort(self, txn: TxnId) -> TxnState | None:
+        """How it ended, by this or before (K2); None if there is none (any more)."""
+        try:
+            await self._ended(txn, TxnState.ABORTED, OPERATOR)
+        except InvalidTxnStatus:
+            return TxnState.COMMITTED
+        except TransactionNotFound:
+            return None
+        return TxnState.ABORTED
+
+    async def _ended(
+        self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
+    ) -> bool:
         """Whether it was ended by this.
 
         Whoever asks does it, as a task between the write and its answer would cost two turns of the
@@ -178,9 +216,9 @@ class Coordinator:
         """
         self._asked += 1
         try:
-            return await self._end(txn, action, owner)
+            return await self._end(txn, action, owner, key)
         except asyncio.CancelledError:
-            self._begin_end(self._end(txn, action, owner))
+            self._begin_end(self._end(txn, action, owner, key))
             raise
         finally:
             self._asked -= 1
@@ -213,7 +251,9 @@ class Coordinator:
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
 
-    async def _end(self, txn: TxnId, action: TxnState, owner: str | None) -> bool:
+    async def _end(
+        self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
+    ) -> bool:
         counters, loop = self._parts.counters, asyncio.get_running_loop()
         began_s = loop.time()
         stored = self._open.get(txn)
@@ -222,6 +262,8 @@ class Coordinator:
                 stored = await self._store.read_header(txn)
             header = None if stored is None else stored.header
             verdict = decide_end(header, action, owner)
+            if header is not None and verdict is not EndVerdict.NOT_FOUND:
+                require_tie(txn, header, owner, key)
             if verdict is EndVerdict.WRITE and stored is not None:
                 try:
                     await self._write_end(stored, action)

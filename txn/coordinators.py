@@ -7,6 +7,7 @@ Rules:
 - What is led is served at once; open transactions that are stored are taken in behind that, and
   looked for again every TXN_SWEEP_S by their deadlines, as one may have been begun by a leader that
   did not know yet that it no longer was, or by a request that was cut short.
+- However many are won at once, one look at what is open takes their transactions in.
 - A transaction whose deadline has come is aborted, bounded in number at once; what fails is tried
   again after a second.
 """
@@ -19,22 +20,28 @@ from typing import ClassVar
 
 import structlog
 
-from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS, TXN_SWEEP_S
+from config.bounds import (
+    TXN_CONCURRENT_ENDS,
+    TXN_SWEEP_S,
+)
+from protocol.key_hash import coordinator_of_key
 from protocol.server_error import MagnetarError, OperatorError, ServerError
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
+from storage.supervised import Supervised
 from txn import records
 from txn.coordinator import Coordinator
 from txn.deadlines import Deadlines
-from txn.errors import CoordinatorNotFound
-from txn.leadership import Elections, Leader
+from txn.errors import CoordinatorNotFound, InvalidTransactionKey
+from txn.leadership import Elections, Electorate, Leader
 from txn.parts import TransactionParts
-from txn.records import Header, TxnState
+from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
+from txn.transaction_key import KeyName, key_name
+from txn.transaction_keys import TransactionKeys
 from txn.txn_id import CoordinatorId, TxnId
 
 log = structlog.get_logger(__name__)
 
-_FIRST_RETRY_S = 0.1
 _ABORT_RETRY_MS = 1000
 
 
@@ -51,17 +58,34 @@ class Coordinators:
     coordinator_class: ClassVar[type[Coordinator]] = Coordinator
 
     def __init__(
-        self, parts: TransactionParts, me: Leader, *, parallelism: int, max_open: int
+        self,
+        parts: TransactionParts,
+        me: Leader,
+        *,
+        parallelism: int,
+        max_open: int,
+        session_timeout_ms: int,
+        electorate: Electorate | None = None,
     ) -> None:
+        """`session_timeout_ms` and `electorate` as for `Elections`."""
         self.parallelism = parallelism
         self._parts = parts
         self._max_open = max_open
-        self._elections = Elections(parts.store.metadata, me, parallelism, self._leaders_changed)
+        self._elections = Elections(
+            parts.store.metadata,
+            me,
+            parallelism,
+            self._leaders_changed,
+            session_timeout_ms=session_timeout_ms,
+            electorate=electorate,
+        )
         self._led: dict[CoordinatorId, Coordinator] = {}
         self._deadlines = Deadlines(parts.clock, self._due)
         self._aborts = asyncio.Semaphore(TXN_CONCURRENT_ENDS)
         self._listeners: dict[object, Callable[[], None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kept = Supervised()
+        self._won = asyncio.Event()
         self._stopping = False
 
     async def start(self) -> None:
@@ -71,13 +95,16 @@ class Coordinators:
         """
         await require_parallelism(self._parts.store.metadata, self.parallelism)
         await self._elections.start()
+        self._won.clear()
         await self._take_in()
-        self._spawn(self._sweep())
+        self._kept.keep("open_transactions", self._keep_taking_in)
+        self._kept.keep("transaction_sweep", self._sweep)
 
     async def stop(self) -> None:
         """Lead nothing more.  May be called again."""
         self._stopping = True
         self._deadlines.close()
+        await self._kept.stop()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -97,6 +124,10 @@ class Coordinators:
         """Who serves each coordinator; one without a leader is left out."""
         return self._elections.leaders
 
+    def balance(self) -> None:
+        """Brokers came or went: coordinators are shared anew."""
+        self._elections.balance()
+
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` when assignments change; returns its removal."""
         token = object()
@@ -109,33 +140,88 @@ class Coordinators:
         led = set(self._elections.led_here)
         for number in self._led.keys() - led:
             log.info("transaction_coordinator_lost", coordinator=number)
+            self._parts.counters.coordinators_lost += 1
             self._spawn(self._led.pop(number).close())
         won = led - self._led.keys()
         for number in won:
             self._led[number] = self.coordinator_class(
                 number, self._parts, self._deadlines, max_open=self._max_open
             )
-        if won and self._tasks:
-            self._spawn(self._take_in_surely())
+        if won:
+            self._won.set()
         for listener in list(self._listeners.values()):
-            listener()
+            try:
+                listener()
+            except Exception:
+                log.exception("transaction_listener_failed")
 
     # What a coordinator does
 
-    async def begin(self, coordinator: CoordinatorId, timeout_ms: int, owner: str | None) -> TxnId:
-        """Begin a transaction.  Raises `TooManyTransactions`, `CoordinatorNotFound`."""
-        return await self._served(coordinator).begin(timeout_ms, owner)
+    async def begin(
+        self,
+        coordinator: CoordinatorId,
+        timeout_ms: int,
+        owner: str | None,
+        key: KeyEpoch | None = None,
+        beginner: str = "",
+    ) -> TxnId:
+        """Begin a transaction; under a key, one that is sent again is known by its `beginner` (K3).
 
-    async def require_open(self, txn: TxnId, owner: str | None) -> Header:
-        """The header of an open transaction of that owner.
-
-        Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`.
+        Raises `TooManyTransactions`, `CoordinatorNotFound`; with a key as `TransactionKeys.begin`.
         """
-        return await self._served(txn.coordinator).require_open(txn, owner)
+        if key is None:
+            return await self._served(coordinator).begin(timeout_ms, owner)
+        keys, name = self.keys_of(coordinator, owner, key.key)
+        return await keys.begin(name, key.epoch, beginner, timeout_ms)
 
-    async def end(self, txn: TxnId, action: TxnState, owner: str | None) -> None:
-        """End it.  Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`."""
-        await self._served(txn.coordinator).end(txn, action, owner)
+    async def require_open(
+        self, txn: TxnId, owner: str | None, key: KeyEpoch | None = None
+    ) -> Header:
+        """The header of an open transaction of that owner, and key if it has one (K4).
+
+        Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`,
+        `InvalidTransactionKey`, `TransactionKeyFenced`.
+        """
+        coordinator = self._served(txn.coordinator)
+        if key is None:
+            return await coordinator.require_open(txn, owner)
+        keys, name = self.keys_of(txn.coordinator, owner, key.key)
+        return await keys.under(name, key.epoch, lambda: coordinator.require_open(txn, owner, key))
+
+    async def end(
+        self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
+    ) -> None:
+        """End it.
+
+        Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`,
+        `InvalidTransactionKey`, `TransactionKeyFenced`.
+        """
+        coordinator = self._served(txn.coordinator)
+        if key is None:
+            await coordinator.end(txn, action, owner)
+            return
+        keys, name = self.keys_of(txn.coordinator, owner, key.key)
+        await keys.under(name, key.epoch, lambda: coordinator.end(txn, action, owner, key))
+
+    def keys_of(
+        self, coordinator: CoordinatorId, owner: str | None, key: str
+    ) -> tuple[TransactionKeys, KeyName]:
+        """The keys of a coordinator that is led here, and the name of one that hashes to it.
+
+        Raises `CoordinatorNotFound`, `InvalidTransactionKey`.
+        """
+        name = key_name(owner, key)
+        keys = self._served(coordinator).keys
+        if self.coordinator_of(key) != coordinator:
+            raise InvalidTransactionKey(
+                f"Transaction key {key!r} is served by coordinator {self.coordinator_of(key)}, "
+                f"not by {coordinator}: ask that one, and begin its transactions there."
+            )
+        return keys, name
+
+    def coordinator_of(self, key: str) -> CoordinatorId:
+        """The coordinator that serves a key."""
+        return CoordinatorId(coordinator_of_key(key, self.parallelism))
 
     def require_served(self, coordinator: CoordinatorId) -> None:
         """Raise `CoordinatorNotFound` unless it is led here."""
@@ -203,17 +289,15 @@ class Coordinators:
             except MagnetarError as error:
                 log.warning("transaction_sweep_failed", error=str(error))
 
-    async def _take_in_surely(self) -> None:
-        pause_s = _FIRST_RETRY_S
+    async def _keep_taking_in(self) -> None:
         while True:
+            await self._won.wait()
+            self._won.clear()
             try:
                 await self._take_in()
-            except MagnetarError as error:
-                log.warning("open_transactions_not_loaded", error=str(error), next_try_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
-            else:
-                return
+            except BaseException:
+                self._won.set()
+                raise
 
     async def _take_in(self, up_to_ms: int | None = None) -> None:
         """Every open transaction of the coordinators led here; with a time, those due by then."""

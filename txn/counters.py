@@ -57,6 +57,8 @@ class TransactionCounters:
     header_cas_conflict: int = 0
     header_cas_reject: int = 0
     """Ends refused because the transaction had ended otherwise, or was not there."""
+    coordinators_lost: int = 0
+    """Led here, and then given up or lost while the process went on."""
     index_query: Histogram = field(default_factory=lambda: Histogram(INDEX_QUERY_BUCKETS_S))
     end: Histogram = field(default_factory=lambda: Histogram(END_BUCKETS_S))
     """From END_TXN to its answer."""

@@ -6,8 +6,9 @@ Rules:
   in the header that is read.
 - A follower is told once for each transaction, from the loop, never from within `follow`.
 - What nobody follows costs nothing but a look at its key.
-- After a resync every followed header is read again.  A header that is gone is told as None: the
-  transaction ended and was collected, and the follower must look at its own records (W9).
+- After a resync, and when a watch broke, every followed header is read again.  One that is gone is
+  told as None: the transaction ended and was collected, and the follower must look at its own
+  records (W9).
 - A header that cannot be read is read again, later each time, for as long as somebody follows;
   others do not wait for it.
 """
@@ -19,7 +20,9 @@ import structlog
 
 from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS
 from protocol.server_error import MagnetarError
-from storage.metadata.store import Event, EventKind
+from storage.metadata.following import Following
+from storage.metadata.store import Event
+from storage.supervised import Supervised
 from txn import records
 from txn.errors import CorruptTransactionRecord
 from txn.records import TxnState
@@ -42,29 +45,30 @@ class Decisions:
     def __init__(self, store: TransactionStore) -> None:
         self._store = store
         self._followers: dict[TxnId, dict[Follower, None]] = {}
-        self._watch = store.metadata.watch_index(records.FINAL_STATE_INDEX, *_FINAL)
+        self._following = Following(
+            lambda: store.metadata.watch_index(records.FINAL_STATE_INDEX, *_FINAL),
+            self._read_all,
+            self._take_event,
+        )
         self._unread: dict[TxnId, float] = {}
         """To be read, with the pause after a failure."""
         self._wake = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Supervised()
 
     def start(self) -> None:
         """Begin to tell."""
-        loop = asyncio.get_running_loop()
-        self._tasks = {loop.create_task(self._run()), loop.create_task(self._read_unread())}
+        self._following.watch()
+        self._tasks.keep("transaction_ends", self._following.run)
+        self._tasks.keep("transaction_headers", self._read_unread)
 
     async def stop(self) -> None:
         """Tell nothing more."""
-        self._watch.close()
+        await self._tasks.stop()
+        self._following.close()
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
     def follow(self, txn: TxnId, follower: Follower) -> None:
         """Tell `follower` when the transaction has ended."""
@@ -83,15 +87,14 @@ class Decisions:
         """Transactions that somebody waits for."""
         return len(self._followers)
 
-    async def _run(self) -> None:
-        async for event in self._watch:
-            if event.kind is EventKind.RESYNC:
-                self._read_soon(self._followers)
-                continue
-            try:
-                self._take(event)
-            except CorruptTransactionRecord as error:
-                log.error("transaction_header_corrupt", error=str(error))
+    async def _read_all(self) -> None:
+        self._read_soon(self._followers)
+
+    async def _take_event(self, event: Event) -> None:
+        try:
+            self._take(event)
+        except CorruptTransactionRecord as error:
+            log.error("transaction_header_corrupt", error=str(error))
 
     def _take(self, event: Event) -> None:
         txn = records.txn_of_header(event.key)
@@ -127,7 +130,11 @@ class Decisions:
                 del self._unread[txn]
             if not self._unread:
                 self._wake.clear()
-            await asyncio.gather(*(self._read(txn, pause_s) for txn, pause_s in page))
+            try:
+                await asyncio.gather(*(self._read(txn, pause_s) for txn, pause_s in page))
+            except BaseException:  # a cancellation of what one waited for, too
+                self._read_soon(txn for txn, _ in page)
+                raise
 
     async def _read(self, txn: TxnId, pause_s: float) -> None:
         if txn not in self._followers:

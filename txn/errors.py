@@ -3,13 +3,18 @@
 Rules: `InvalidTxnStatus` and `TransactionNotFound` end a transaction for its client;
 `TransactionConflict` refuses one acknowledgement, after which the transaction can only abort;
 `TransactionEnded` is what a SEND gets, because for a SEND a client gives up on NotAllowedError only
-and sends again and again after anything else.
+and sends again and again after anything else.  A request under an old epoch of a transaction key is
+`TransactionKeyFenced`; a transaction of an old epoch is `InvalidTxnStatus` whose sentence has the
+word EXPIRED, by which clients tell it from others.
 """
 
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from protocol.server_error import InternalError, OperatorError, PeerError, ServerError
+
+EXPIRED: Final = "ExpiredTransaction"
+"""In the sentence about a transaction that an older epoch of its key began."""
 
 
 class TransactionNotFound(PeerError):
@@ -43,6 +48,32 @@ class CoordinatorNotFound(PeerError):
 
     code: ClassVar[ServerError] = ServerError.TRANSACTION_COORDINATOR_NOT_FOUND
     http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
+
+
+class TransactionKeyFenced(PeerError):
+    """The key has another epoch than the request: a newer holder opened it, or it is gone."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class InvalidTransactionKey(PeerError):
+    """There can be no such key, it hashes elsewhere, or the transaction is not of that key."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
+
+
+class TransactionKeyNotFound(PeerError):
+    """Nobody opened that key, or it was deleted since."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
+
+
+class TooManyTransactionKeys(OperatorError):
+    """The coordinator has as many keys, or one of them as many connections, as it may have."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
 
 
 class TooManyTransactions(OperatorError):

@@ -14,6 +14,7 @@ Rules:
 
 import enum
 from collections.abc import Mapping
+from dataclasses import replace
 
 from config.bounds import TXN_TIMEOUT_DEFAULT_MS, TXN_TIMEOUT_MAX_MS
 from protocol.server_error import MagnetarError
@@ -61,7 +62,7 @@ def ended(header: Header, action: TxnState, now_ms: int) -> Header:
             f"A transaction that is {header.state.value} was to become {action.value}: report "
             "this as a defect."
         )
-    return Header(action, header.timeout_ms, header.created_ms, now_ms, header.owner)
+    return replace(header, state=action, finalized_ms=now_ms)
 
 
 def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarError:

@@ -2,41 +2,67 @@
 
 Rules:
 
-- A coordinator is led by whoever made its ephemeral record, in Pulsar's form.  Every process stands
-  for every coordinator, at start and whenever a record goes.
-- The watch is taken before the records are read.
+- A coordinator is led by whoever made its ephemeral record, in Pulsar's form.  Where there is one
+  broker it stands for every coordinator, at start and whenever a record goes.
+- Where there are several they share them evenly (`txn.coordinator_spread`): one that has too many
+  gives some up, and who is chosen for one without a leader stands for it.  Each hears the news in
+  another order, so whatever is heard, of a leader that came as of one that went, has everybody look
+  again: once all have heard all, the chosen one knows it.
+- If the chosen one does not stand (it is dead, and its session is not), everybody does after
+  COORDINATOR_LEFT_ALONE_S, and whoever wins keeps it for a while, or until the candidates change.
+  Where none is a candidate (all start, or stop) everybody does after COORDINATOR_NO_CANDIDATE_S.
+- The watch is taken before the records are read, also when a watch broke.  What is read, or won,
+  says nothing of a coordinator that an event told of since, and nothing once the session is lost.
 - Leadership ends with the session.  Then another session is opened, for as long as it takes, and
-  every coordinator is stood for anew.
+  every coordinator is stood for anew.  Where there are several brokers it is the one session of
+  this process: each session more is one more that can be lost; when it can have none any more
+  (`EndsForGood`), it leads nothing for good.
 - A record of this broker's own id, of a session that has not expired yet, is taken over.
 - Leadership keeps requests of one coordinator together; no rule of transactions rests on it.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
-from config.bounds import SESSION_TIMEOUT_MS, TXN_CLEANING_RETRY_MAX_S
+from config.bounds import COORDINATOR_LEFT_ALONE_S, COORDINATOR_NO_CANDIDATE_S
 from protocol.server_error import MagnetarError
+from storage.metadata.following import Following
 from storage.metadata.keys import name_of
 from storage.metadata.store import (
     ABSENT,
     Event,
-    EventKind,
     MetadataStore,
     Record,
     Session,
     SessionLost,
     VersionConflict,
 )
+from storage.supervised import Supervised
 from txn import records
+from txn.coordinator_spread import Kept, stands_for, surplus
 from txn.txn_id import CoordinatorId
 
 log = structlog.get_logger(__name__)
 
-_FIRST_RETRY_S = 0.1
+Candidates = Callable[[], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """The brokers that share coordinators.
+
+    `candidates` gives the ids of the live ones that take some; `session` waits for the session that
+    everything of this broker hangs on; it raises what `EndsForGood` if there never will be one.
+    """
+
+    candidates: Candidates
+    session: Callable[[], Awaitable[Session]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +84,44 @@ class Elections:
         me: Leader,
         parallelism: int,
         changed: Callable[[], None],
+        *,
+        session_timeout_ms: int,
+        electorate: Electorate | None = None,
     ) -> None:
-        """`changed` is called, from the loop, when a coordinator has another leader or none."""
+        """`changed` is called, from the loop, when a coordinator has another leader or none.
+
+        `electorate` is None while there is only this broker; then the session is made here.
+        """
         self._metadata = metadata
         self._me = me
         self._parallelism = parallelism
+        self._numbers = [CoordinatorId(number) for number in range(parallelism)]
         self._changed = changed
+        self._session_timeout_ms = session_timeout_ms
+        self._electorate = electorate
+        self._loop = asyncio.get_running_loop()
+        self._to_balance = asyncio.Event()
+        self._unled_since: dict[CoordinatorId, float] = {}
+        """Since when each has had no leader, in the loop's time."""
+        self._kept = Kept(me.broker_id)
+        self._look_later: asyncio.TimerHandle | None = None
         self._leaders: dict[CoordinatorId, Leader] = {}
+        self._untold = False
+        """Whether `changed` failed, and has to be called again."""
+        self._told_led: Sequence[CoordinatorId] = ()
+        """What was led here when it was called: a session that comes makes that more, though those
+        who lead may be the same as before."""
+        self._news: Counter[CoordinatorId] = Counter()
+        """How often each was heard of: whatever was read before is older than that."""
+        self._standing = asyncio.Lock()
+        """Held by whoever reads records or stands for anything."""
         self._session: Session | None = None
-        self._watch = metadata.watch_children(records.LEADERS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._stood = False
+        """Whether every coordinator was stood for under this session."""
+        self._following = Following(
+            lambda: metadata.watch_children(records.LEADERS), self._stand_anew, self._take
+        )
+        self._tasks = Supervised()
 
     @property
     def leaders(self) -> Mapping[CoordinatorId, Leader]:
@@ -84,92 +138,186 @@ class Elections:
     async def start(self) -> None:
         """Stand for every coordinator, and go on doing so.  Raises `MetadataError`."""
         await self._open_session()
-        await self._stand_for_all()
-        loop = asyncio.get_running_loop()
-        self._tasks = {loop.create_task(self._follow()), loop.create_task(self._keep_session())}
+        await self._following.begin()
+        self._stood = True
+        self._tasks.keep("transaction_leaders", self._following.run)
+        self._tasks.keep("transaction_session", self._keep_session)
+        if self._electorate is not None:
+            balance = partial(self._keep_balance, self._electorate.candidates)
+            self._tasks.keep("transaction_balance", balance)
 
     async def stop(self) -> None:
         """Lead nothing more.  Raises `MetadataError` when the records could not be removed."""
-        self._watch.close()
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        session, self._session = self._session, None
+        await self._tasks.stop()
+        self._following.close()
+        if self._look_later is not None:
+            self._look_later.cancel()
+        session = self._session
+        if self._electorate is not None and session is not None and not session.lost:
+            await asyncio.gather(*(self._give_up_at_end(number) for number in self.led_here))
+        self._session = None
         self._leaders.clear()
-        if session is not None:
+        if self._electorate is None and session is not None:
             await session.close()
 
+    async def _give_up_at_end(self, number: CoordinatorId) -> None:
+        try:
+            await self._give_up(number)
+        except MagnetarError as error:
+            log.warning("transaction_leader_not_removed", coordinator=number, error=str(error))
+
     async def _open_session(self) -> None:
+        if self._electorate is not None:
+            self._session = await self._electorate.session()
+            return
         self._session = await self._metadata.open_session(
-            timeout_ms=SESSION_TIMEOUT_MS, identity=self._me.broker_id
+            timeout_ms=self._session_timeout_ms, identity=self._me.broker_id
         )
 
     async def _keep_session(self) -> None:
         while True:
-            if self._session is not None:
-                await self._session.wait_lost()
-                log.warning("transaction_coordinators_lost", why="the session was lost")
-                self._session = None
-                self._set_leaders({})
-            pause_s = _FIRST_RETRY_S
-            while self._session is None:
-                try:
-                    await self._open_session()
-                    await self._stand_for_all()
-                except MagnetarError as error:
-                    log.warning("transaction_election_failed", error=str(error))
-                    self._session = None
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
-
-    async def _follow(self) -> None:
-        async for event in self._watch:
-            try:
-                await self._take(event)
-            except MagnetarError as error:
-                # A session that was lost stands for everything anew; else the timer below does.
-                log.warning("transaction_election_failed", error=str(error))
-                await asyncio.sleep(_FIRST_RETRY_S)
-                await self._try_all()
-
-    async def _try_all(self) -> None:
-        pause_s = _FIRST_RETRY_S
-        while self._session is not None:
-            try:
+            session = self._session
+            if session is None:
+                await self._open_session()
+            elif session.lost:
+                self._session_lost()
+            elif not self._stood:
                 await self._stand_for_all()
-            except MagnetarError as error:
-                log.warning("transaction_election_failed", error=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
+                self._stood = True
             else:
-                return
+                await session.wait_lost()
+
+    def _session_lost(self) -> None:
+        log.warning("transaction_coordinators_lost", why="the session was lost")
+        self._session, self._stood = None, False
+        self._news.update(self._numbers)
+        others = {} if self._electorate is None else self._leaders
+        self._set_leaders({n: one for n, one in others.items() if one != self._me})
+
+    async def _stand_anew(self) -> None:
+        """After whatever was missed.  While there is no session, whoever opens one does it."""
+        if self._session is not None and not self._session.lost:
+            await self._stand_for_all()
 
     async def _take(self, event: Event) -> None:
-        if event.kind is EventKind.RESYNC:
-            await self._stand_for_all()
-            return
         number = _number_of(event.key)
         if number is None or number >= self._parallelism:
             return
+        self._news[number] += 1
         if event.record is None:
             self._set_leaders({n: one for n, one in self._leaders.items() if n != number})
-            await self._stand_for(number)
         elif (leader := _decoded(event.record)) is not None:
             self._set_leaders({**self._leaders, number: leader})
+        if self._electorate is not None:
+            self.balance()
+        elif event.record is None:
+            async with self._standing:
+                await self._elect_and_learn(number)
 
     async def _stand_for_all(self) -> None:
-        numbers = [CoordinatorId(number) for number in range(self._parallelism)]
-        found = await asyncio.gather(*(self._elect(number) for number in numbers))
-        self._set_leaders(
-            {n: leader for n, leader in zip(numbers, found, strict=True) if leader is not None}
-        )
+        if self._electorate is not None:
+            await self._read_all()
+            return
+        async with self._standing:
+            since = self._news.copy()
+            found = await asyncio.gather(*map(self._elect, self._numbers))
+            self._learn(dict(zip(self._numbers, found, strict=True)), since)
 
-    async def _stand_for(self, number: CoordinatorId) -> None:
-        leader = await self._elect(number)
-        if leader is not None:
-            self._set_leaders({**self._leaders, number: leader})
+    # Several brokers
+
+    def balance(self) -> None:
+        """Brokers came or went, or coordinators have other leaders: look who should lead what."""
+        self._to_balance.set()
+
+    async def _read_all(self) -> None:
+        """Who leads by now; what an earlier process of this broker's id led is led on."""
+        async with self._standing:
+            since = self._news.copy()
+            found = await self._metadata.get_many([*map(records.leader_key, self._numbers)])
+            leaders: dict[CoordinatorId, Leader | None] = {}
+            for number, record in zip(self._numbers, found, strict=True):
+                leader = None if record is None else _decoded(record)
+                if leader is not None and leader.broker_id == self._me.broker_id:
+                    leader = await self._elect(number)
+                leaders[number] = leader
+            self._learn(leaders, since)
+        self.balance()
+
+    async def _keep_balance(self, candidates: Candidates) -> None:
+        self.balance()
+        while True:
+            await self._to_balance.wait()
+            self._to_balance.clear()
+            async with self._standing:
+                await self._balance(candidates)
+
+    async def _balance(self, candidates: Candidates) -> None:
+        """Stand first, as nobody serves those; look again after whatever took time."""
+        if self._session is None or self._session.lost:
+            return
+        tried = set[CoordinatorId]()
+        while True:
+            if standing := self._stands_for(candidates(), tried):
+                tried.update(standing)
+                await self._elect_side_by_side(standing)
+            elif above := self._surplus(candidates()):
+                await self._give_up(above[0])
+            else:
+                break
+        self._look_in_time()
+
+    def _stands_for(
+        self, candidates: Sequence[str], tried: Collection[CoordinatorId]
+    ) -> Sequence[CoordinatorId]:
+        now_s = self._loop.time()
+        unled, mine = self._unled_since, self._me.broker_id
+        wait_s = COORDINATOR_LEFT_ALONE_S if candidates else COORDINATOR_NO_CANDIDATE_S
+        alone = [number for number, since_s in unled.items() if since_s + wait_s <= now_s]
+        chosen, taken = stands_for(mine, unled, alone, self._ids(), candidates, tried)
+        self._kept.note(taken, candidates, now_s)
+        return chosen or taken
+
+    def _surplus(self, candidates: Sequence[str]) -> Sequence[CoordinatorId]:
+        leaders = self._ids()
+        kept = self._kept.numbers(leaders, candidates, self._loop.time())
+        return surplus(self._me.broker_id, leaders, candidates, self._parallelism, kept)
+
+    def _ids(self) -> dict[CoordinatorId, str]:
+        return {number: leader.broker_id for number, leader in self._leaders.items()}
+
+    async def _elect_side_by_side(self, numbers: Sequence[CoordinatorId]) -> None:
+        outcomes = await asyncio.gather(
+            *map(self._elect_and_learn, numbers), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _give_up(self, number: CoordinatorId) -> None:
+        """Lead it no more, and then have others know."""
+        key = records.leader_key(number)
+        record = await self._metadata.get(key)
+        self._set_leaders({n: one for n, one in self._leaders.items() if n != number})
+        leader = None if record is None else _decoded(record)
+        if record is not None and leader is not None and leader.broker_id == self._me.broker_id:
+            log.info("transaction_coordinator_given_up", coordinator=number)
+            try:
+                await self._metadata.delete(key, expect=record.version)
+            except VersionConflict:
+                self.balance()
+
+    def _look_in_time(self) -> None:
+        """Look again when the next has been left alone for long enough, or kept."""
+        if self._look_later is not None:
+            self._look_later.cancel()
+            self._look_later = None
+        now_s = self._loop.time()
+        due_s = [since_s + COORDINATOR_LEFT_ALONE_S for since_s in self._unled_since.values()]
+        due_s += self._kept.due_s
+        if due_s:
+            # What was due and had no success is tried again after a while.
+            at_s = min(due if due > now_s else now_s + COORDINATOR_LEFT_ALONE_S for due in due_s)
+            self._look_later = self._loop.call_at(at_s, self.balance)
 
     async def _elect(self, number: CoordinatorId) -> Leader | None:
         """Who leads it after an attempt to: None if that one has gone, which the watch tells."""
@@ -193,10 +341,27 @@ class Elections:
             return None
         return self._me
 
+    async def _elect_and_learn(self, number: CoordinatorId) -> None:
+        since = {number: self._news[number]}
+        self._learn({number: await self._elect(number)}, since)
+
+    def _learn(
+        self, found: Mapping[CoordinatorId, Leader | None], since: Mapping[CoordinatorId, int]
+    ) -> None:
+        """What was read or won, but for those that there was news of `since`."""
+        fresh = {n: one for n, one in found.items() if self._news[n] == since[n]}
+        leaders = {**self._leaders, **fresh}
+        self._set_leaders({n: one for n, one in leaders.items() if one is not None})
+
     def _set_leaders(self, leaders: dict[CoordinatorId, Leader]) -> None:
-        if leaders != self._leaders:
-            self._leaders = leaders
+        since_s, now_s = self._unled_since, self._loop.time()
+        self._unled_since = {n: since_s.get(n, now_s) for n in self._numbers if n not in leaders}
+        known, self._leaders = self._leaders, leaders
+        led = tuple(self.led_here)
+        if leaders != known or led != self._told_led or self._untold:
+            self._untold = True
             self._changed()
+            self._told_led, self._untold = led, False
 
 
 def _number_of(key: str) -> CoordinatorId | None:

@@ -4,17 +4,19 @@ Rules:
 
 - A request is a record that names a segment.  Who owns it looks, and deletes the request on the
   version that it saw, so that a newer one stays; others leave it.
-- The watch is taken before what is there is read; after a resync it is read again.
+- The watch is taken before what is there is read; after a resync, and when a watch broke, that is
+  read again.
 - What fails is logged and not tried again: the collector asks anew in its next round.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 import structlog
 
 from protocol.server_error import MagnetarError
-from storage.metadata.store import EventKind, Record
+from storage.metadata.following import Following
+from storage.metadata.store import Event, Record
+from storage.supervised import Supervised
 from txn import records
 from txn.collector import RecordsLeft
 from txn.records import AckRecord, Claim, TxnState
@@ -30,27 +32,23 @@ class Nudges:
     def __init__(self, store: TransactionStore, look_again: RecordsLeft) -> None:
         self._store = store
         self._look_again = look_again
-        self._watch = store.metadata.watch_children(records.NUDGES)
-        self._task: asyncio.Task[None] | None = None
+        self._following = Following(
+            lambda: store.metadata.watch_children(records.NUDGES), self._answer_all, self._take
+        )
+        self._tasks = Supervised()
 
     def start(self) -> None:
         """Begin to answer."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks.keep("transaction_nudges", self._following.run)
 
     async def stop(self) -> None:
         """Answer nothing more.  May be called again."""
-        self._watch.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await self._tasks.stop()
+        self._following.close()
 
-    async def _run(self) -> None:
-        await self._answer_all()
-        async for event in self._watch:
-            if event.kind is EventKind.RESYNC:
-                await self._answer_all()
-            elif event.record is not None:
-                await self._answer(event.record)
+    async def _take(self, event: Event) -> None:
+        if event.record is not None:
+            await self._answer(event.record)
 
     async def _answer_all(self) -> None:
         metadata = self._store.metadata

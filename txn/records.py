@@ -6,6 +6,8 @@
     /txn/segment-state/aborted/<seg>:<txn>            aborted record: its entries up to a position
     /txn/segment-state/owner/<seg>                    epoch of the segment's owner
     /txn/segment-state/nudge/<seg>                    the collector asks the owner to look again
+    /txn/key/<owner>&<key>                            a transaction key (`key_records`)
+    /txn/key-floor/<tc>                               epochs that deleted keys had (`key_records`)
     /txn/tc-seq/<tc>                                  first transaction number not reserved
     /txn/tc/leader/<tc>                               who leads a coordinator (ephemeral)
     /txn/tc/parallelism                               number of coordinators
@@ -23,16 +25,17 @@ Rules:
 import enum
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TypeVar, cast
+from typing import NamedTuple, cast
 
 from protocol.ids import Position
 from protocol.names import decode_name, encode_name
 from storage.metadata.keys import number
 from storage.metadata.store import IndexEntry
 from txn.errors import CorruptTransactionRecord
+from txn.record_json import checked, integer, json_bytes, members_of, text
 from txn.txn_id import CoordinatorId, TxnId, parse_txn_id
 
 HEADERS = "/txn/id/"
@@ -47,14 +50,12 @@ WRITES_INDEX = "idx:writes-by-segment"
 ACKS_INDEX = "idx:acks-by-segment-subscription"
 ABORTED_INDEX = "idx:txn-aborted-by-position"
 
-_T = TypeVar("_T")
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _OWN_HEADER = re.compile(
     rb'\{"state":"(OPEN|COMMITTED|ABORTED)","timeout":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000,'
     rb'"createdAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000'
     rb'(?:,"finalizedAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000)?\}'
 )
-"""A header without owner as `encode_header` writes it: most are, and read without JSON."""
+"""A header without owner and key as `encode_header` writes it: most are, and read without JSON."""
 
 
 class TxnState(enum.Enum):
@@ -67,15 +68,27 @@ class TxnState(enum.Enum):
     __hash__ = object.__hash__  # that of Enum is not written in C
 
 
+class KeyEpoch(NamedTuple):
+    """A transaction key of some owner, and one epoch of it."""
+
+    key: str
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A transaction as its header has it.  `owner` is the principal that began it, if any."""
+    """A transaction as its header has it.
+
+    `owner` is the principal that began it, if any; `tied` the key of that owner under which it was
+    begun, if any (K3).
+    """
 
     state: TxnState
     timeout_ms: int
     created_ms: int
     finalized_ms: int | None = None
     owner: str | None = None
+    tied: KeyEpoch | None = None
 
     @property
     def deadline_ms(self) -> int:
@@ -133,12 +146,12 @@ def header_key(txn: TxnId) -> str:
 
 def txn_of_header(key: str) -> TxnId:
     """Whose header lies there.  Raises `CorruptTransactionRecord`."""
-    return _checked(key, lambda: parse_txn_id(key.removeprefix(HEADERS)))
+    return checked(key, lambda: parse_txn_id(key.removeprefix(HEADERS)))
 
 
 def txn_of_operation(key: str) -> TxnId:
     """Whose claim or acknowledgement record lies there.  Raises `CorruptTransactionRecord`."""
-    return _checked(key, lambda: parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0]))
+    return checked(key, lambda: parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0]))
 
 
 def operations_range(txn: TxnId) -> tuple[str, str]:
@@ -236,6 +249,9 @@ def encode_header(header: Header) -> bytes:
         members.append(f'"finalizedAt":{_seconds(header.finalized_ms)}')
     if header.owner is not None:
         members.append(f'"owner":{json.dumps(header.owner)}')
+    if header.tied is not None:
+        members.append(f'"transactionKey":{json.dumps(header.tied.key)}')
+        members.append(f'"transactionKeyEpoch":{header.tied.epoch}')
     return ("{" + ",".join(members) + "}").encode()
 
 
@@ -249,7 +265,7 @@ def decode_header(key: str, value: bytes) -> Header:
         return Header(TxnState(state.decode()), timeout_ms, created_ms, finalized_ms)
 
     def decode() -> Header:
-        members = _members(value)
+        members = members_of(value)
         finalized = members.get("finalizedAt")
         owner = members.get("owner")
         if owner is not None and not isinstance(owner, str):
@@ -260,14 +276,21 @@ def decode_header(key: str, value: bytes) -> Header:
             _milliseconds(members["createdAt"]),
             None if finalized is None else _milliseconds(finalized),
             owner,
+            _tied(members),
         )
 
-    return _checked(key, decode)
+    return checked(key, decode)
+
+
+def _tied(members: Mapping[str, object]) -> KeyEpoch | None:
+    if "transactionKey" not in members:
+        return None
+    return KeyEpoch(text(members["transactionKey"]), integer(members["transactionKeyEpoch"]))
 
 
 def encode_claim(claim: Claim) -> bytes:
     """PIP-471's write record; its position is the floor (W13)."""
-    return _json(
+    return json_bytes(
         {
             "kind": "WRITE",
             "segment": claim.segment,
@@ -280,7 +303,7 @@ def encode_claim(claim: Claim) -> bytes:
 
 def encode_ack(record: AckRecord) -> bytes:
     """PIP-471's ack record, with all positions of one command."""
-    return _json(
+    return json_bytes(
         {
             "kind": "ACK",
             "segment": record.segment,
@@ -301,24 +324,24 @@ def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
 
     def decode() -> Claim | AckRecord:
         txn = parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0])
-        members = _members(value)
-        segment, epoch = _text(members["segment"]), _integer(members["epoch"])
+        members = members_of(value)
+        segment, epoch = text(members["segment"]), integer(members["epoch"])
         if members["kind"] == "WRITE":
-            floor = Position(_integer(members["ledgerId"]), _integer(members["entryId"]))
+            floor = Position(integer(members["ledgerId"]), integer(members["entryId"]))
             return Claim(txn, segment, epoch, floor)
         if members["kind"] != "ACK":
             raise ValueError(f"its kind is {members['kind']!r}")
         return AckRecord(
             txn,
             segment,
-            _text(members["subscription"]),
+            text(members["subscription"]),
             epoch,
-            _integer(members["number"]),
+            integer(members["number"]),
             bool(members["cumulative"]),
             tuple(_acked(item) for item in cast("Sequence[Sequence[int]]", members["positions"])),
         )
 
-    decoded = _checked(key, decode)
+    decoded = checked(key, decode)
     named = (
         claim_key(decoded.txn, decoded.segment, decoded.epoch)
         if isinstance(decoded, Claim)
@@ -333,79 +356,47 @@ def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
 
 def encode_aborted(up_to: Position) -> bytes:
     """The position up to which the aborted entries of a transaction are."""
-    return _json({"maxLedgerId": up_to.ledger_id, "maxEntryId": up_to.entry_id})
+    return json_bytes({"maxLedgerId": up_to.ledger_id, "maxEntryId": up_to.entry_id})
 
 
 def decode_aborted(key: str, value: bytes) -> tuple[TxnId, Position]:
     """Whose aborted record lies at `key`, and up to where.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> tuple[TxnId, Position]:
-        members = _members(value)
-        at = Position(_integer(members["maxLedgerId"]), _integer(members["maxEntryId"]))
+        members = members_of(value)
+        at = Position(integer(members["maxLedgerId"]), integer(members["maxEntryId"]))
         return parse_txn_id(key.rpartition(":")[2]), at
 
-    return _checked(key, decode)
+    return checked(key, decode)
 
 
 def encode_owner(owner: OwnerRecord) -> bytes:
     """The epoch and the broker's id."""
-    return _json({"epoch": owner.epoch, "broker": owner.broker})
+    return json_bytes({"epoch": owner.epoch, "broker": owner.broker})
 
 
 def decode_owner(key: str, value: bytes) -> OwnerRecord:
     """The owner stored at `key`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> OwnerRecord:
-        members = _members(value)
-        return OwnerRecord(_integer(members["epoch"]), _text(members["broker"]))
+        members = members_of(value)
+        return OwnerRecord(integer(members["epoch"]), text(members["broker"]))
 
-    return _checked(key, decode)
+    return checked(key, decode)
 
 
 def encode_next(first_unreserved: int) -> bytes:
     """A coordinator's sequence."""
-    return _json({"next": first_unreserved})
+    return json_bytes({"next": first_unreserved})
 
 
 def decode_next(key: str, value: bytes) -> int:
     """The first number that nobody reserved.  Raises `CorruptTransactionRecord`."""
-    return _checked(key, lambda: _integer(_members(value)["next"]))
-
-
-def _json(members: Mapping[str, object]) -> bytes:
-    return _ENCODE(members).encode()
-
-
-def _members(value: bytes) -> Mapping[str, object]:
-    members = json.loads(value, parse_float=Decimal)
-    if not isinstance(members, dict):
-        raise ValueError("it is no JSON object")
-    return members
-
-
-def _checked(key: str, decode: Callable[[], _T]) -> _T:
-    try:
-        return decode()
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptTransactionRecord(
-            f"The record {key} cannot be read ({error}): restore the metadata store."
-        ) from error
-
-
-def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is no whole number")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
+    return checked(key, lambda: integer(members_of(value)["next"]))
 
 
 def _acked(item: Sequence[int]) -> AckedPosition:
-    ledger_id, entry_id, *batch = (_integer(part) for part in item)
+    ledger_id, entry_id, *batch = (integer(part) for part in item)
     if not batch:
         return AckedPosition(Position(ledger_id, entry_id))
     return AckedPosition(Position(ledger_id, entry_id), tuple(batch[1:]), batch[0])

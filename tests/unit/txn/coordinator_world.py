@@ -77,6 +77,7 @@ class World:
             Leader(name, f"pulsar://{name}:6650", None, f"http://{name}:8080"),
             parallelism=parallelism,
             max_open=max_open,
+            session_timeout_ms=30_000,
         )
         try:
             await made.start()

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from config.bounds import TXN_ID_BLOCK, TXN_PAGE
 from storage.metadata.store import MetadataError
@@ -10,10 +11,11 @@ from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records
 from txn.coordinator import Coordinator
-from txn.coordinators import CoordinatorCountDiffers
+from txn.coordinators import CoordinatorCountDiffers, Coordinators
 from txn.deadlines import Deadlines
 from txn.errors import InvalidTxnStatus, TooManyTransactions, TransactionNotFound
 from txn.header import ended
+from txn.leadership import Leader
 from txn.numbers import NumberBlocks
 from txn.parts import TransactionParts
 from txn.records import Header, TxnState
@@ -351,6 +353,7 @@ async def test_a_lost_session_ends_leadership_and_begins_another() -> None:
         await asyncio.sleep(1)
         assert not coordinators.leads(ZERO)
         assert coordinators.assignments() == {}
+        assert parts.counters.coordinators_lost == 4
         world.metadata.before = None
         await asyncio.sleep(15)
         assert coordinators.leads(ZERO)
@@ -358,6 +361,125 @@ async def test_a_lost_session_ends_leadership_and_begins_another() -> None:
         assert [stored.txn for stored in coordinators.open_transactions()] == [txn]
         await coordinators.end(txn, COMMIT, None)
         assert await state_of(parts, txn) is COMMIT
+
+
+@in_virtual_time
+async def test_a_session_that_could_not_be_opened_in_an_unforeseen_way_is_opened_again() -> None:
+    world = World()
+    async with world.coordinators("a") as (coordinators, _):
+        opened, failures = world.metadata.open_session, [RuntimeError("a defect")]
+
+        async def fails(**given: object) -> object:
+            if failures:
+                raise failures.pop()
+            return await opened(**given)  # type: ignore[arg-type]
+
+        world.metadata.open_session = fails  # type: ignore[method-assign,assignment]
+        await coordinators._elections._session.close()  # type: ignore[union-attr]
+        await asyncio.sleep(5)
+        assert not failures
+        assert coordinators.leads(ZERO)
+
+
+@in_virtual_time
+async def test_records_of_leaders_are_followed_after_a_defect() -> None:
+    world = World()
+    async with world.coordinators("a") as (coordinators, _):
+        elections, failures = coordinators._elections, [RuntimeError("a defect")]
+        elect = elections._elect
+
+        async def fails(number: CoordinatorId) -> object:
+            if failures:
+                raise failures.pop()
+            return await elect(number)
+
+        elections._elect = fails  # type: ignore[method-assign,assignment]
+        for _ in range(2):
+            await world.metadata.delete(records.leader_key(ZERO))
+            await asyncio.sleep(5)
+            assert coordinators.leads(ZERO)
+        assert not failures
+
+
+def scans_of_open_headers(world: World) -> int:
+    return world.metadata.calls.count(("scan_index", records.DEADLINE_INDEX))
+
+
+@in_virtual_time
+async def test_what_is_won_while_others_are_taken_in_is_taken_in_too() -> None:
+    world, listed, go_on = World(), asyncio.Event(), asyncio.Event()
+    async with world.coordinators("b") as (second, _):
+        scan_index = world.metadata.scan_index
+
+        async def slow(*args: str, **given: object) -> object:
+            found = await scan_index(*args, **given)
+            listed.set()
+            await go_on.wait()
+            return found
+
+        world.metadata.scan_index = slow  # type: ignore[method-assign]
+        third = Coordinators(
+            world.parts("c"),
+            Leader("c", "pulsar://c:6650"),
+            parallelism=4,
+            max_open=0,
+            session_timeout_ms=30_000,
+        )
+        starting = asyncio.ensure_future(third.start())
+        await listed.wait()
+        txn = await second.begin(ZERO, 600_000, None)
+        await second.stop()
+        await asyncio.sleep(1)
+        assert third.leads(ZERO)
+        go_on.set()
+        await starting
+        await asyncio.sleep(1)
+        assert [stored.txn for stored in third.open_transactions()] == [txn]
+        await third.stop()
+
+
+@in_virtual_time
+async def test_coordinators_won_one_by_one_share_a_look_at_what_is_open() -> None:
+    world = World()
+    async with world.coordinators("a") as (coordinators, _):
+        txns = [await coordinators.begin(CoordinatorId(n), 600_000, None) for n in range(4)]
+        led = list[CoordinatorId]()
+
+        async def slow(what: str, key: str) -> None:
+            if what == "scan_index":
+                await asyncio.sleep(1)
+
+        world.metadata.before = slow
+        world.metadata.calls.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(coordinators._elections), "led_here", property(lambda _: led))
+            coordinators._leaders_changed()
+            assert coordinators.open_transactions() == []
+            for number in range(4):
+                led.append(CoordinatorId(number))
+                coordinators._leaders_changed()
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(10)
+            assert sorted(one.txn for one in coordinators.open_transactions()) == txns
+        assert scans_of_open_headers(world) == 2, "one for the first, another for all that followed"
+
+
+@in_virtual_time
+async def test_a_listener_that_fails_keeps_no_other_from_hearing() -> None:
+    world, heard = World(), list[int]()
+
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    async with world.coordinators("a") as (coordinators, _):
+        coordinators.on_change(fail)
+        coordinators.on_change(lambda: heard.append(len(coordinators.assignments())))
+        with capture_logs() as logs:
+            await world.metadata.delete(records.leader_key(ZERO))
+            await asyncio.sleep(0.01)
+        assert heard == [3, 4]
+        failed = [one["event"] for one in logs if one["log_level"] == "error"]
+        assert failed == ["transaction_listener_failed"] * 2
 
 
 @in_virtual_time

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from config.bounds import TXN_PAGE
 from protocol.ids import Position
 from storage.metadata.store import MetadataError
@@ -162,6 +164,28 @@ async def test_a_round_that_fails_is_followed_by_the_next() -> None:
         await asyncio.sleep(300)
         assert await parts.store.read_header(txn) is None
         await collector.stop()
+
+
+@in_virtual_time
+async def test_what_a_round_that_broke_off_found_is_asked_for_once() -> None:
+    world, owner, listings = World(), Owner(), list[str]()
+    async with world.coordinators() as (coordinators, parts):
+        collector = collector_of(coordinators, parts, owner)
+        await parts.store.put_claim(Claim(await ended(coordinators), SEGMENT, 3, Position(1, 2)))
+        world.clock.shift_ms += 901_000
+
+        async def fail(what: str, key: str) -> None:
+            if (what, key) == ("scan_index", records.FINAL_STATE_INDEX):
+                listings.append(key)
+                if len(listings) == 2:
+                    raise MetadataError("The disk is full: give it room.")
+
+        world.metadata.before = fail
+        with pytest.raises(MetadataError):
+            await collector.collect()
+        assert owner.asked == []
+        await collector.collect()
+        assert [len(found) for _, found in owner.asked] == [1]
 
 
 @in_virtual_time

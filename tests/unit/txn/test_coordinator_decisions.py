@@ -1,18 +1,20 @@
 """Who is told how a transaction ended, when, and what cannot be read."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
-from storage.metadata.store import IndexEntry, Record
+from storage.metadata.store import Event, IndexEntry, Record
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import decisions as decisions_module
 from txn import records
 from txn.decisions import Decisions
 from txn.header import ended
+from txn.nudges import Nudges
 from txn.parts import TransactionParts
 from txn.records import Header, TxnState
 from txn.store import StoredHeader
@@ -29,6 +31,13 @@ class Told(list[tuple[TxnId, TxnState | None]]):
 
     def __call__(self, txn: TxnId, state: TxnState | None) -> None:
         self.append((txn, state))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Tracebacks are not drawn for a terminal, which takes long."""
+    with capture_logs():
+        yield
 
 
 @asynccontextmanager
@@ -116,7 +125,7 @@ async def test_after_a_resync_everything_followed_is_read() -> None:
         await parts.store.create_header(TxnId(0, 3), OPEN)
         for number in range(1, 5):
             decisions.follow(TxnId(0, number), told)
-        decisions._watch.resync()  # type: ignore[attr-defined]
+        decisions._following._watch.resync()  # type: ignore[union-attr]
         await asyncio.sleep(1)
         assert sorted(told, key=lambda one: one[0]) == [
             (TxnId(0, 1), TxnState.COMMITTED),
@@ -171,9 +180,81 @@ async def test_a_store_that_fails_is_asked_again_until_it_answers() -> None:
         await asyncio.sleep(1)
         decisions.follow(TXN, told)
         world.metadata.before = failing("get", "/txn/id/")
-        decisions._watch.resync()  # type: ignore[attr-defined]
+        decisions._following._watch.resync()  # type: ignore[union-attr]
         await asyncio.sleep(30)
         assert told == []
         world.metadata.before = None
         await asyncio.sleep(11)
         assert told == [(TXN, TxnState.ABORTED)]
+
+
+@in_virtual_time
+async def test_a_defect_keeps_nobody_from_hearing() -> None:
+    world, told = World(), [Told(), Told()]
+    async with deciding(world) as (decisions, parts):
+        take, failures = decisions._take, [RuntimeError("a defect")]
+
+        def fails(event: Event) -> None:
+            if failures:
+                raise failures.pop()
+            take(event)
+
+        decisions._take = fails  # type: ignore[method-assign]
+        for number, each in enumerate(told):
+            await end(parts, TxnId(0, number), TxnState.COMMITTED)
+            decisions.follow(TxnId(0, number), each)
+        await asyncio.sleep(1)
+        await end(parts, TxnId(0, 7), TxnState.ABORTED)
+        await asyncio.sleep(10)
+        assert not failures
+        assert [len(each) for each in told] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a defect"), asyncio.CancelledError("of what it waited for")], ids=repr
+)
+def test_a_read_that_breaks_off_keeps_nobody_from_hearing(error: BaseException) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        world, told, failures = World(), [Told(), Told()], [error]
+        async with deciding(world) as (decisions, parts):
+            for number in range(len(told)):
+                await end(parts, TxnId(0, number), TxnState.COMMITTED)
+            await asyncio.sleep(1)
+
+            async def fail(what: str, key: str) -> None:
+                await asyncio.sleep(0.01)
+                if failures and (what, key) == ("get", "/txn/id/0_0"):
+                    raise failures.pop()
+
+            world.metadata.before = fail
+            for number, each in enumerate(told):
+                decisions.follow(TxnId(0, number), each)
+            decisions._read_soon([TxnId(0, 0), TxnId(0, 1)])
+            await asyncio.sleep(10)
+            assert not failures
+            assert [len(each) for each in told] == [1, 1]
+
+    run()
+
+
+@in_virtual_time
+async def test_a_defect_while_one_request_is_answered_costs_none_of_the_others() -> None:
+    world, looked, failures = World(), list[str](), [RuntimeError("a defect")]
+    store = world.parts().store
+
+    async def look_again(segment: str, _: object) -> bool:
+        if failures:
+            raise failures.pop()
+        looked.append(segment)
+        return True
+
+    nudges = Nudges(store, look_again)
+    nudges.start()
+    await asyncio.sleep(1)
+    for segment in ("persistent://public/default/a", "persistent://public/default/b"):
+        await store.nudge(segment, 1)
+        await asyncio.sleep(10)
+    await nudges.stop()
+    assert looked == ["persistent://public/default/a", "persistent://public/default/b"]
+    assert await world.metadata.children(records.NUDGES) == []

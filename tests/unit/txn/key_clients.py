@@ -1,0 +1,381 @@
+"""Clients that share one transaction key, their coordinators, and what must hold of them.
+
+Each client has the same piece of work, to be done once: it opens the key, learns whether the last
+transaction of it was committed, and if not begins one, writes, and commits.  It asks again, under
+the same opener or beginner, whatever it was not answered.  So at most one transaction commits, and
+whoever is told so may rely on it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar, TypeVar
+
+from storage.metadata.store import VersionConflict
+from tests.unit.txn.schedules import ACTOR, LIFE, Choice, Died, GatedStore, Operation, StepLoop
+from txn import key_records, records
+from txn.coordinator import Coordinator
+from txn.coordinators import Coordinators
+from txn.counters import TransactionCounters
+from txn.decisions import Decisions
+from txn.errors import InvalidTxnStatus, TransactionKeyFenced, TransactionKeyNotFound
+from txn.leadership import Leader
+from txn.parts import TransactionParts
+from txn.records import KeyEpoch, TxnState
+from txn.store import TransactionStore
+from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord
+from txn.transaction_keys import TransactionKeys
+from txn.txn_id import CoordinatorId, TxnId
+
+T = TypeVar("T")
+ZERO = CoordinatorId(0)
+KEY = "k"
+NAME = KeyName("", KEY)
+NOW_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What may happen.
+
+    `servers`: which one each client asks; `steps`: how many requests it makes; `writes`: whether
+    it says so, which only reads; `arrive_late`: what was on its way when a server died may arrive
+    at any time later, or never.
+    """
+
+    servers: tuple[int, int] = (0, 0)
+    steps: tuple[int, int] = (4, 4)
+    writes: bool = True
+    crashes: int = 0
+    arrive_late: bool = False
+    deletions: int = 0
+    keys: type[TransactionKeys] = TransactionKeys
+
+
+class StandingClock:
+    """No time passes."""
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+
+class Client:
+    """See the module's docstring."""
+
+    def __init__(self, world: "KeyWorld", name: str, server: int, steps: int) -> None:
+        self.name = name
+        self.server = server
+        self.steps = steps
+        self.answers: list[Hashable] = []
+        self.outcome = ""
+        self.txn: TxnId | None = None
+        self._world = world
+        self.epoch: int | None = None
+        """Under which epoch its present request is."""
+        self.late = False
+        """Whether a newer one had been answered when that came to the server."""
+
+    async def run(self) -> None:
+        try:
+            await self._work()
+        except TransactionKeyFenced:
+            self.outcome = "fenced"
+        except InvalidTxnStatus as error:
+            self.outcome = f"refused: {error}"
+            if self.late:
+                self._world.wrong.append(f"{self.name} asked under an old epoch, got {error!r}")
+
+    async def _work(self) -> None:
+        world = self._world
+        opened = await self._ask(
+            "open",
+            lambda led: led.keys_of(ZERO, None, KEY)[0].open(NAME, NO_EPOCH, self.name),
+        )
+        world.opened(self, opened.epoch)
+        if opened.ended is TxnState.COMMITTED:
+            self.outcome = "found it done"
+            world.require_done(self)
+            return
+        if self.steps == 1:
+            return
+        key = KeyEpoch(KEY, opened.epoch)
+        txn = self.txn = await self._ask(
+            "begin", lambda led: led.begin(ZERO, 60_000, None, key, self.name), key.epoch
+        )
+        world.begun(self, txn)
+        if self.steps == 2:
+            return
+        if world.plan.writes:
+            await self._ask("add", lambda led: led.require_open(txn, None, key), key.epoch)
+        await self._ask("end", lambda led: led.end(txn, TxnState.COMMITTED, None, key), key.epoch)
+        self.outcome = "committed"
+        world.require_done(self)
+
+    async def _ask(
+        self, what: str, make: Callable[[Coordinators], Awaitable[T]], epoch: int | None = None
+    ) -> T:
+        """Until it is answered."""
+        world = self._world
+        while True:
+            self.epoch, self.late = epoch, False
+            world.store.seen[self.name] = []
+            LIFE.set(world.store.life)
+            try:
+                answer = await make(world.servers[self.server])
+            except Died:
+                continue
+            self.answers.append((what, answer if what != "add" else None))
+            return answer
+
+
+class KeyWorld:
+    """Clients, the servers that they ask, and one store.
+
+    Whenever the plan has crashes left every server may die, and be followed by new ones.  Of the
+    writes that were on their way any may have arrived.
+    """
+
+    def __init__(self, loop: StepLoop, plan: Plan) -> None:
+        self.loop = loop
+        self.plan = plan
+        self.store = _Watched(self)
+        self.newest_answered = NO_EPOCH
+        self.answered: dict[int, str] = {}
+        self.given: set[TxnId] = set()
+        """Transactions that a client was told of."""
+        self.crashes = plan.crashes
+        self.newest_made = (NO_EPOCH, "")
+        self.named: set[TxnId] = set()
+        """Transactions that the key ever named."""
+        self.incarnation = 0
+        self.late: list[Operation] = []
+        self.wrong: list[str] = []
+        self.servers = [self._server() for _ in range(max(plan.servers) + 1)]
+        loop.settle()
+        self.clients = [
+            Client(self, *each) for each in zip("ab", plan.servers, plan.steps, strict=True)
+        ]
+        self.tasks = [self._start(client.name, client.run()) for client in self.clients]
+        self.tasks += [self._start("operator", self._delete()) for _ in range(plan.deletions)]
+        loop.settle()
+
+    def _server(self) -> Coordinators:
+        self.incarnation += 1
+        store = TransactionStore(self.store, counters := TransactionCounters())
+        parts = TransactionParts(
+            store, Decisions(store), counters, StandingClock(), f"b{self.incarnation}", False
+        )
+        made = Coordinators(
+            parts,
+            Leader("b", "pulsar://b:6650"),
+            parallelism=1,
+            max_open=0,
+            session_timeout_ms=30_000,
+        )
+
+        class Mine(Coordinator):
+            keys_class: ClassVar[type[TransactionKeys]] = self.plan.keys
+
+        made._led[ZERO] = Mine(ZERO, parts, made._deadlines, max_open=0)
+        return made
+
+    async def _delete(self) -> None:
+        """An operator deletes the key."""
+        with suppress(TransactionKeyNotFound):
+            await self.servers[0].keys_of(ZERO, None, KEY)[0].delete(NAME)
+
+    def _start(self, actor: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        token = ACTOR.set(actor)
+        try:
+            return self.loop.create_task(work)
+        finally:
+            ACTOR.reset(token)
+
+    # What may happen
+
+    def choices(self) -> Sequence[Choice]:
+        waiting: list[Choice] = [
+            ("go", number, each.actor, each.kind, each.key)
+            for number, each in enumerate(self.store.waiting)
+        ]
+        late: list[Choice] = [
+            ("late", number, each.actor, each.kind, each.key)
+            for number, each in enumerate(self.late)
+        ]
+        crash: list[Choice] = []
+        if self.crashes and waiting and self.plan.arrive_late:
+            crash = [("crash",)]
+        elif self.crashes and waiting:
+            writes = [n for n, each in enumerate(self.store.waiting) if each.kind != "get"]
+            counts = range(len(writes) + 1)
+            crash = [("crash", *some) for count in counts for some in combinations(writes, count)]
+        return [*waiting, *crash, *late] if waiting else []
+
+    def do(self, choice: Choice) -> None:
+        what, *rest = choice
+        if what == "go":
+            self.store.waiting.pop(int(str(rest[0]))).go.set_result(None)
+        elif what == "late":
+            self.loop.create_task(self._land(self.late.pop(int(str(rest[0])))))
+        else:
+            self._crash(rest)
+        self.loop.settle()
+
+    def _crash(self, arrived: Sequence[object]) -> None:
+        self.crashes -= 1
+        for number in arrived:
+            self.loop.create_task(self._land(self.store.waiting[int(str(number))]))
+        self.loop.settle()
+        for each in self.servers:
+            each._deadlines.close()
+        self.servers = [self._server() for _ in self.servers]
+        dead = self.store.kill()
+        if self.plan.arrive_late:
+            self.late += [each for each in dead if each.kind != "get"]
+
+    async def _land(self, operation: Operation) -> None:
+        try:
+            await self.store.land(operation)
+        except VersionConflict:
+            return
+
+    def state(self) -> Hashable:
+        clients = tuple(
+            (
+                tuple(each.answers),
+                each.outcome,
+                each.late,
+                tuple(self.store.seen.get(each.name, ())),
+            )
+            for each in self.clients
+        )
+        waiting = tuple(sorted((op.actor, op.kind, op.key) for op in self.store.waiting))
+        late = tuple((op.actor, op.kind, op.key) for op in self.late)
+        memory = tuple(
+            (tuple(sorted(each._led[ZERO]._open)), each._led[ZERO].last_number)
+            for each in self.servers
+        )
+        return (
+            *(self.store.contents(), clients, waiting, late, memory),
+            *(self.crashes, self.incarnation, self.newest_answered, tuple(sorted(self.given))),
+            *(
+                self.newest_made,
+                tuple(sorted(self.named)),
+                tuple(self.store.seen.get("operator", ())),
+            ),
+            tuple(task.done() for task in self.tasks),
+        )
+
+    def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        self.store.kill()
+        self.loop.settle()
+        for each in self.servers:
+            each._deadlines.close()
+
+    # What must hold
+
+    def opened(self, client: Client, epoch: int) -> None:
+        assert self.answered.setdefault(epoch, client.name) == client.name, (
+            f"epoch {epoch} was given to {self.answered[epoch]} and {client.name}"
+        )
+        self.newest_answered = max(self.newest_answered, epoch)
+        for txn, header in self.headers().items():
+            assert (
+                txn not in self.given
+                or header.state is not TxnState.OPEN
+                or (header.tied is not None and header.tied.epoch >= epoch)
+            ), f"epoch {epoch} was answered while {txn} of an older one was open"
+
+    def arrived(self, actor: str) -> None:
+        """The first operation of a request was let go."""
+        for client in self.clients:
+            if client.name == actor and client.epoch is not None:
+                client.late = client.epoch < self.newest_answered
+
+    def begun(self, client: Client, txn: TxnId) -> None:
+        assert txn not in self.given, f"{txn} was given twice"
+        self.given.add(txn)
+
+    def ended(self, header: records.Header) -> None:
+        """A header was written."""
+        epoch = self.newest_answered if header.tied is None else header.tied.epoch
+        if header.state is TxnState.COMMITTED and epoch < self.newest_answered:
+            self.wrong.append(f"{epoch} committed after {self.newest_answered} was answered")
+
+    def headers(self) -> dict[TxnId, records.Header]:
+        found = {}
+        for key in self.store._tables._records:
+            if key.startswith(records.HEADERS):
+                record = self.store._tables.record(key)
+                assert record is not None
+                found[records.txn_of_header(key)] = records.decode_header(key, record.value)
+        return found
+
+    def committed(self) -> list[TxnId]:
+        return [t for t, header in self.headers().items() if header.state is TxnState.COMMITTED]
+
+    def key_changed(self, record: KeyRecord) -> None:
+        """The key was written."""
+        if record.transaction is not None:
+            self.named.add(record.transaction.txn)
+        if record.epoch == NO_EPOCH:
+            return
+        epoch, opener = self.newest_made
+        if record.epoch < epoch or (record.epoch == epoch and record.opener != opener):
+            self.wrong.append(f"{record.opener} made epoch {record.epoch} after {opener} {epoch}")
+        self.newest_made = (record.epoch, record.opener)
+
+    def require_done(self, client: Client) -> None:
+        if self.plan.deletions:
+            return  # what was deleted tells no more how its last transaction ended
+        assert len(self.committed()) == 1, f"{client.name} was told that the work is done"
+        if client.outcome == "committed":
+            assert self.committed() == [client.txn]
+
+    def check(self) -> None:
+        """After each step."""
+        for task in self.tasks:
+            if task.done() and (error := task.exception()) is not None:
+                raise error
+        assert not self.wrong, self.wrong
+        headers = self.headers()
+        is_open = [t for t in self.named | self.given if headers[t].state is TxnState.OPEN]
+        assert len(is_open) <= 1, f"{is_open} are open at once"
+        if not self.plan.deletions:
+            assert len(self.committed()) <= 1, f"the work was done twice: {self.committed()}"
+
+    def finish(self) -> None:
+        """Nobody can go on."""
+        assert all(task.done() for task in self.tasks), "somebody waits for ever"
+        if self.plan.deletions:
+            return
+        newest = self.answered[self.newest_answered]
+        (last,) = (each for each in self.clients if each.name == newest)
+        assert last.outcome in ("committed", "found it done"), (
+            f"{last.name} has the newest epoch and was {last.outcome}"
+        )
+        assert len(self.committed()) == 1
+
+
+class _Watched(GatedStore):
+    def __init__(self, world: KeyWorld) -> None:
+        super().__init__(StandingClock())
+        self._world = world
+
+    def begins(self, operation: Operation) -> None:
+        if not self.seen.get(operation.actor):
+            self._world.arrived(operation.actor)
+
+    def changed(self, operation: Operation) -> None:
+        if operation.key.startswith(records.HEADERS):
+            record = self._tables.record(operation.key)
+            assert record is not None
+            self._world.ended(records.decode_header(operation.key, record.value))
+        elif operation.key.startswith(key_records.KEYS) and operation.kind == "put":
+            record = self._tables.record(operation.key)
+            assert record is not None
+            self._world.key_changed(key_records.decode_key(operation.key, record.value))

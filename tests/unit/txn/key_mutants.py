@@ -1,0 +1,234 @@
+"""Transaction keys that break one rule each: the exploration must find every one.
+
+Each overrides what keeps its rule (`docs/transactions.md`), and names the plan in which it shows.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from storage.metadata.store import ABSENT, VersionConflict
+from tests.unit.txn.key_clients import Plan
+from txn.key_store import StoredKey, TransactionKeyStore
+from txn.parts import TransactionParts
+from txn.transaction_key import (
+    KeyName,
+    KeyRecord,
+    begun,
+    opened,
+    settled,
+    unborn,
+)
+from txn.transaction_keys import KeyedTransactions, TransactionKeys
+from txn.txn_id import TxnId
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    """The rule that it breaks; where there are several ways, also which."""
+    keys: type[TransactionKeys]
+    plan: Plan
+
+
+class _OverwritingStore(TransactionKeyStore):
+    async def change(self, stored: StoredKey, record: KeyRecord) -> StoredKey:
+        now = await self.read(stored.name)
+        return await self._put(stored.name, record, ABSENT if now is None else now.version)
+
+
+class Overwrites(TransactionKeys):
+    """K1 broken: the epoch is not raised on the version read."""
+
+    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+        right, self._store = self._store, self._blind
+        try:
+            return await super()._take(name, presented, opener)
+        finally:
+            self._store = right
+
+    def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
+        super().__init__(transactions, parts)
+        metadata = parts.store.metadata
+        self._blind = _OverwritingStore(metadata, transactions.coordinator_id)
+
+
+class LeavesOpen(TransactionKeys):
+    """K2 broken: what was open under the epoch before stays so."""
+
+    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        return record
+
+
+class AnswersEarly(TransactionKeys):
+    """K2 broken: OPEN is answered while the abort is on its way."""
+
+    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        self._later = asyncio.ensure_future(super()._settle(name, record))
+        return record
+
+
+class SaysAborted(TransactionKeys):
+    """K2 broken: what was committed meanwhile is told as aborted."""
+
+    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        await super()._settle(name, record)
+        return settled(record, None)
+
+
+class NamesNothing(TransactionKeys):
+    """K3 broken: the key does not name what is begun under it."""
+
+    async def _have_named(self, stored: StoredKey, txn: TxnId, beginner: str) -> bool:
+        return True
+
+
+class NamesBlindly(TransactionKeys):
+    """K3 broken: the key names it whatever has become of the key since it was read."""
+
+    async def _have_named(self, stored: StoredKey, txn: TxnId, beginner: str) -> bool:
+        while True:
+            now = await self._store.read(stored.name)
+            assert now is not None
+            record = begun(now.record, txn, beginner, self._clock.now_ms())
+            try:
+                await self._store.change(now, record)
+            except VersionConflict:
+                continue
+            return True
+
+
+class BeginsBesides(TransactionKeys):
+    """K3 broken: nobody asks whether the last transaction of the key has ended."""
+
+    async def last_state(self, record: KeyRecord) -> None:
+        return None
+
+
+class AsksNoEpoch(TransactionKeys):
+    """K4 broken: requests under an old epoch go as far as they come."""
+
+    async def require(self, name: KeyName, epoch: int) -> KeyRecord:
+        return unborn(0)
+
+
+class AsksOnce(TransactionKeys):
+    """K4 broken: who finds its transaction ended is not told that a newer epoch is why."""
+
+    async def require(self, name: KeyName, epoch: int) -> KeyRecord:
+        if epoch in self._asked:
+            return unborn(0)
+        self._asked.append(epoch)
+        return await super().require(name, epoch)
+
+    def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
+        super().__init__(transactions, parts)
+        self._asked: list[int] = []
+
+
+class _RememberingStore(TransactionKeyStore):
+    async def read(self, name: KeyName) -> StoredKey | None:
+        if name not in self._known:
+            self._known[name] = await super().read(name)
+        return self._known[name]
+
+    async def _put(self, name: KeyName, record: KeyRecord, expect: object) -> StoredKey:
+        self._known.pop(name, None)
+        self._known[name] = stored = await super()._put(name, record, expect)  # type: ignore[arg-type]
+        return stored
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)  # type: ignore[arg-type]
+        self._known: dict[KeyName, StoredKey | None] = {}
+
+
+class TrustsMemory(TransactionKeys):
+    """K6 broken: what this leader knows of a key is not read again, so another one is not seen."""
+
+    def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
+        super().__init__(transactions, parts)
+        metadata = parts.store.metadata
+        self._store = _RememberingStore(metadata, transactions.coordinator_id)
+
+
+class _BeginnersInMemory(TransactionKeyStore):
+    async def _put(self, name: KeyName, record: KeyRecord, expect: object) -> StoredKey:
+        told = replace(record, beginner="")
+        return await super()._put(name, told, expect)  # type: ignore[arg-type]
+
+
+class RemembersBeginners(TransactionKeys):
+    """K3, K6 broken: who began the open transaction is gone with the leader."""
+
+    def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
+        super().__init__(transactions, parts)
+        metadata = parts.store.metadata
+        self._store = _BeginnersInMemory(metadata, transactions.coordinator_id)
+
+
+class NoFloor(TransactionKeys):
+    """K7 broken: nothing is left of the epochs that a deleted key had."""
+
+    async def _delete(self, stored: StoredKey) -> None:
+        await self._store.delete(stored)
+
+
+class FloorAfterwards(TransactionKeys):
+    """K7 broken: the key goes before the floor is raised."""
+
+    async def _delete(self, stored: StoredKey) -> None:
+        await self._store.delete(stored)
+        await self._store.raise_floor(stored.record.epoch)
+
+
+class FloorReadFirst(TransactionKeys):
+    """K7 broken: the floor is read before there is a record that a deletion would change."""
+
+    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+        while True:
+            stored = await self._store.read(name)
+            if stored is not None:
+                return await super()._take(name, presented, opener)
+            record = opened(unborn(0), await self._store.read_floor(), opener, 0)
+            try:
+                await self._store.create(name, record)
+            except VersionConflict:
+                continue
+            return record
+
+
+class _DeletesBlindly(TransactionKeyStore):
+    async def delete(self, stored: StoredKey) -> None:
+        now = await self.read(stored.name)
+        if now is not None:
+            await super().delete(now)
+
+
+class DeletesWhatItDidNotRead(TransactionKeys):
+    """K7 broken: a key goes whatever has become of it since it was read."""
+
+    def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
+        super().__init__(transactions, parts)
+        metadata = parts.store.metadata
+        self._store = _DeletesBlindly(metadata, transactions.coordinator_id)
+
+
+_DELETED = Plan(steps=(1, 1), deletions=1)
+_CRASH = Plan(writes=False, crashes=1)
+
+MUTANTS = (
+    Mutant("K1-version", Overwrites, Plan()),
+    Mutant("K2-abort", LeavesOpen, Plan()),
+    Mutant("K2-answer", AnswersEarly, Plan()),
+    Mutant("K2-outcome", SaysAborted, Plan()),
+    Mutant("K3-name", NamesNothing, Plan()),
+    Mutant("K3-version", NamesBlindly, Plan()),
+    Mutant("K3-one", BeginsBesides, _CRASH),
+    Mutant("K4-epoch", AsksNoEpoch, Plan()),
+    Mutant("K4-error", AsksOnce, Plan()),
+    Mutant("K6-record", TrustsMemory, Plan((0, 1))),
+    Mutant("K6-beginner", RemembersBeginners, _CRASH),
+    Mutant("K7-floor", NoFloor, _DELETED),
+    Mutant("K7-order", FloorAfterwards, _DELETED),
+    Mutant("K7-read", FloorReadFirst, _DELETED),
+    Mutant("K7-version", DeletesWhatItDidNotRead, _DELETED),
+)

@@ -1,0 +1,126 @@
+"""Pure: what is stored of transaction keys: paths, JSON and index.
+
+    /txn/key/<owner>&<key>      epoch, who made it, when, the last transactions
+    /txn/key-floor/<tc>         the highest epoch that a deleted key of the coordinator had
+
+Rules:
+
+- `<owner>` and `<key>` are URL-encoded, so the first ampersand separates them.
+- Everything of a coordinator's keys lives in its partition: a read of the floor after the put of a
+  key is not older than that put (K7).
+- Every key is in the index, by coordinator and name: what changes of a key moves nothing there.
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+from protocol.names import decode_name, encode_name
+from storage.metadata.keys import number
+from storage.metadata.store import IndexEntry
+from txn.record_json import checked, integer, json_bytes, members_of, text
+from txn.records import TxnState
+from txn.transaction_key import KeyName, KeyRecord, KeyTransaction
+from txn.txn_id import CoordinatorId, parse_txn_id
+
+KEYS = "/txn/key/"
+FLOORS = "/txn/key-floor/"
+KEY_INDEX = "idx:txn-keys-by-coordinator"
+
+
+def key_path(name: KeyName) -> str:
+    """Where the key is stored."""
+    return f"{KEYS}{encoded_name(name)}"
+
+
+def encoded_name(name: KeyName) -> str:
+    """Owner and key as one part of a path."""
+    return f"{encode_name(name.owner)}&{encode_name(name.key)}"
+
+
+def name_at(path: str) -> KeyName:
+    """Whose key is stored there.  Raises `CorruptTransactionRecord`."""
+
+    def decode() -> KeyName:
+        owner, _, key = path.removeprefix(KEYS).partition("&")
+        return KeyName(decode_name(owner), decode_name(key))
+
+    return checked(path, decode)
+
+
+def floor_path(coordinator: CoordinatorId) -> str:
+    """Where the floor of a coordinator's keys is."""
+    return f"{FLOORS}{coordinator}"
+
+
+def partition_of(coordinator: CoordinatorId) -> str:
+    """The partition of a coordinator's keys and their floor."""
+    return f"key-{coordinator}"
+
+
+def index_key(coordinator: CoordinatorId, encoded: str) -> str:
+    """The secondary key of a key's record."""
+    return f"{number(coordinator)}:{encoded}"
+
+
+def key_indexes(coordinator: CoordinatorId, name: KeyName) -> tuple[IndexEntry, ...]:
+    """By coordinator and name."""
+    return (IndexEntry(KEY_INDEX, index_key(coordinator, encoded_name(name))),)
+
+
+def encode_key(record: KeyRecord) -> bytes:
+    """A key's record; what is not there is left out."""
+    members: dict[str, object] = {
+        "epoch": record.epoch,
+        "opener": record.opener,
+        "createdMs": record.created_ms,
+        "lastUsedMs": record.last_used_ms,
+    }
+    if record.transaction is not None:
+        members["transaction"] = _encoded(record.transaction)
+        members["beginner"] = record.beginner
+    if record.before is not None:
+        members["before"] = _encoded(record.before)
+    return json_bytes(members)
+
+
+def decode_key(path: str, value: bytes) -> KeyRecord:
+    """The key stored at `path`.  Raises `CorruptTransactionRecord`."""
+
+    def decode() -> KeyRecord:
+        members = members_of(value)
+        return KeyRecord(
+            integer(members["epoch"]),
+            text(members["opener"]),
+            integer(members["createdMs"]),
+            integer(members["lastUsedMs"]),
+            _decoded(members.get("transaction")),
+            text(members.get("beginner", "")),
+            _decoded(members.get("before")),
+        )
+
+    return checked(path, decode)
+
+
+def encode_floor(epoch: int) -> bytes:
+    """The highest epoch that a deleted key had."""
+    return json_bytes({"epoch": epoch})
+
+
+def decode_floor(path: str, value: bytes) -> int:
+    """The floor stored at `path`.  Raises `CorruptTransactionRecord`."""
+    return checked(path, lambda: integer(members_of(value)["epoch"]))
+
+
+def _encoded(named: KeyTransaction) -> Mapping[str, object]:
+    members = {"id": str(named.txn)}
+    return members if named.ended is None else {**members, "state": named.ended.value}
+
+
+def _decoded(value: object) -> KeyTransaction | None:
+    if value is None:
+        return None
+    members = cast("Mapping[str, object]", value)
+    state = members.get("state")
+    return KeyTransaction(
+        parse_txn_id(text(members["id"])), None if state is None else TxnState(text(state))
+    )

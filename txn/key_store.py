@@ -1,0 +1,139 @@
+"""Every access of transaction keys to the metadata store.
+
+Rules:
+
+- A key is changed and deleted on the version read only (K1, K3, K7).
+- A floor only rises: a conditional write, tried again on a conflict (K7).
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from config.bounds import TXN_PAGE
+from storage.metadata.keys import LAST
+from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
+from txn import key_records
+from txn.errors import CorruptTransactionRecord
+from txn.records import Header
+from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord, noted
+from txn.txn_id import CoordinatorId, TxnId
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key and the version that a conditional write names."""
+
+    name: KeyName
+    record: KeyRecord
+    version: Version
+
+
+class TransactionKeyStore:
+    """Keys of one coordinator.  All methods raise `MetadataError` when the store fails."""
+
+    def __init__(self, metadata: MetadataStore, coordinator: CoordinatorId) -> None:
+        self._metadata = metadata
+        self._coordinator = coordinator
+        self._partition = key_records.partition_of(coordinator)
+
+    async def read(self, name: KeyName) -> StoredKey | None:
+        """The key now; None if there is none (any more)."""
+        path = key_records.key_path(name)
+        found = await self._metadata.get(path, partition=self._partition)
+        if found is None:
+            return None
+        return StoredKey(name, key_records.decode_key(path, found.value), found.version)
+
+    async def create(self, name: KeyName, record: KeyRecord) -> StoredKey:
+        """Raises `VersionConflict` if there is one."""
+        return await self._put(name, record, ABSENT)
+
+    async def change(self, stored: StoredKey, record: KeyRecord) -> StoredKey:
+        """Put another record in its place (K1, K3).  Raises `VersionConflict`."""
+        return await self._put(stored.name, record, stored.version)
+
+    async def delete(self, stored: StoredKey) -> None:
+        """Remove what was read (K7).  Raises `VersionConflict`."""
+        path = key_records.key_path(stored.name)
+        await self._metadata.delete(path, partition=self._partition, expect=stored.version)
+
+    async def note_end(self, txn: TxnId, header: Header) -> None:
+        """Have the key tell how its transaction ended, if that is its last one (K8).
+
+        Raises `VersionConflict`.
+        """
+        if header.tied is None:
+            return
+        stored = await self.read(KeyName(header.owner or "", header.tied.key))
+        record = None if stored is None else noted(stored.record, txn, header.state)
+        if stored is not None and record is not None:
+            await self.change(stored, record)
+
+    async def _put(self, name: KeyName, record: KeyRecord, expect: Version) -> StoredKey:
+        result = await self._metadata.put(
+            key_records.key_path(name),
+            key_records.encode_key(record),
+            partition=self._partition,
+            expect=expect,
+            indexes=key_records.key_indexes(self._coordinator, name),
+        )
+        return StoredKey(name, record, result.version)
+
+    async def read_floor(self) -> int:
+        """The highest epoch that a deleted key had, NO_EPOCH if none was deleted."""
+        path = key_records.floor_path(self._coordinator)
+        found = await self._metadata.get(path, partition=self._partition)
+        return NO_EPOCH if found is None else key_records.decode_floor(path, found.value)
+
+    async def raise_floor(self, epoch: int) -> None:
+        """Return when the floor is that epoch or above (K7)."""
+        path = key_records.floor_path(self._coordinator)
+        while True:
+            found = await self._metadata.get(path, partition=self._partition)
+            if found is not None and key_records.decode_floor(path, found.value) >= epoch:
+                return
+            try:
+                await self._metadata.put(
+                    path,
+                    key_records.encode_floor(epoch),
+                    partition=self._partition,
+                    expect=ABSENT if found is None else found.version,
+                )
+            except VersionConflict:
+                continue
+            return
+
+    async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
+        """Keys whose encoded name is above `after`, and where the next page begins, "" if nowhere.
+
+        One that cannot be read is left out, and logged.
+        """
+        # Names are escaped, so "!" is below all that could follow one.
+        lo = key_records.index_key(self._coordinator, f"{after}!" if after else "")
+        hi = key_records.index_key(self._coordinator, LAST)
+        hits = await self._metadata.scan_index(
+            key_records.KEY_INDEX, lo, hi, partition=self._partition, limit=limit
+        )
+        found = []
+        for hit in hits:
+            path, value = hit.record.key, hit.record.value
+            try:
+                record = key_records.decode_key(path, value)
+                found.append(StoredKey(key_records.name_at(path), record, hit.record.version))
+            except CorruptTransactionRecord as error:
+                log.error("transaction_key_corrupt", error=str(error))
+        more = len(hits) >= limit
+        return found, hits[-1].record.key.removeprefix(key_records.KEYS) if more else ""
+
+    async def pages(self) -> AsyncIterator[Sequence[StoredKey]]:
+        """All of them, in pages."""
+        after = ""
+        while True:
+            found, after = await self.page(after, TXN_PAGE)
+            yield found
+            if not after:
+                return

@@ -1,0 +1,234 @@
+"""Pure: a transaction key, and what each request about it may do.
+
+A key fences: whoever opens it gets a new epoch, and what came before has ended by then.
+
+Rules:
+
+- OPEN presents the last epoch known, NO_EPOCH at first, which takes over whatever is there.  The
+  epoch rises by one.  An OPEN that is sent again is known by its opener, and answered again (K1).
+- BEGIN needs the epoch, and that the last transaction of the key has ended.  One that is sent again
+  is known by its beginner, and gets the transaction that it began while that is open (K3).  One
+  that has ended is not given again: whoever began it was told, or it was aborted.
+- A transaction that was begun under a key is used and ended under that key and the epoch that began
+  it, by that owner, while the key has that epoch (K4).  Operators and deadlines are not asked.
+- A key that was not opened or begun under for the retention goes, unless somebody holds it or its
+  transaction is open; one that is held counts as used (K7).
+"""
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from config.bounds import TXN_KEY_BYTES
+from txn.errors import EXPIRED, InvalidTransactionKey, InvalidTxnStatus, TransactionKeyFenced
+from txn.header import OPERATOR
+from txn.records import Header, KeyEpoch, TxnState
+from txn.txn_id import TxnId
+
+NO_EPOCH: Final = -1
+"""What an OPEN presents that knows of none; of a record: nobody has opened it yet."""
+
+
+class KeyName(NamedTuple):
+    """Whose key; an anonymous owner is empty."""
+
+    owner: str
+    key: str
+
+
+def key_name(owner: str | None, key: str) -> KeyName:
+    """The key of that principal.  Raises `InvalidTransactionKey`."""
+    if not key or "&" in key or len(key.encode(errors="replace")) > TXN_KEY_BYTES:
+        raise InvalidTransactionKey(
+            f"{key[:TXN_KEY_BYTES]!r} is no transaction key: choose a name of 1 to "
+            f"{TXN_KEY_BYTES} bytes without '&'."
+        )
+    if len((owner or "").encode(errors="replace")) > TXN_KEY_BYTES:
+        raise InvalidTransactionKey(
+            f"The name of this principal is longer than {TXN_KEY_BYTES} bytes, so it can have no "
+            "transaction keys: give it a shorter one."
+        )
+    return KeyName(owner or "", key)
+
+
+def require_name_of_request(name: str) -> str:
+    """An opener or beginner that is short enough.  Raises `InvalidTransactionKey`."""
+    if len(name.encode(errors="replace")) > TXN_KEY_BYTES:
+        raise InvalidTransactionKey(
+            f"The name of this request is longer than {TXN_KEY_BYTES} bytes: choose a shorter one."
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTransaction:
+    """A transaction of a key.  `ended`: how, as noted before its header was collected (K8)."""
+
+    txn: TxnId
+    ended: TxnState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A key as it is stored.
+
+    `opener` and `beginner` name the requests that made the epoch, and began `transaction` under it.
+    `before` is the last one that an earlier epoch began.
+    """
+
+    epoch: int
+    opener: str
+    created_ms: int
+    last_used_ms: int
+    transaction: KeyTransaction | None = None
+    beginner: str = ""
+    before: KeyTransaction | None = None
+
+    @property
+    def last(self) -> KeyTransaction | None:
+        """The only one that may be open."""
+        return self.transaction or self.before
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedKey:
+    """What an OPEN is answered: the epoch, and the last transaction before it with its end.
+
+    The end is None if nobody knows it any more.
+    """
+
+    epoch: int
+    last: TxnId | None
+    ended: TxnState | None
+
+
+def unborn(now_ms: int) -> KeyRecord:
+    """What an OPEN puts first where there is nothing: it has no epoch that anybody could hold."""
+    return KeyRecord(NO_EPOCH, "", now_ms, now_ms)
+
+
+class OpenVerdict(enum.Enum):
+    """What is to be done about an OPEN."""
+
+    TAKE = "raise the epoch"
+    AGAIN = "this request has made the epoch already"
+    STALE = "another epoch than the one presented"
+
+
+def decide_open(record: KeyRecord | None, presented: int, opener: str) -> OpenVerdict:
+    """What an OPEN that presents that epoch is to do (K1)."""
+    if record is None:
+        return OpenVerdict.TAKE if presented == NO_EPOCH else OpenVerdict.STALE
+    if opener and record.opener == opener and presented in (NO_EPOCH, record.epoch - 1):
+        return OpenVerdict.AGAIN
+    return OpenVerdict.TAKE if presented in (NO_EPOCH, record.epoch) else OpenVerdict.STALE
+
+
+def opened(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyRecord:
+    """The record under its next epoch (K1), which for a new key is above the floor (K7)."""
+    last_epoch = floor if record.epoch == NO_EPOCH else record.epoch
+    return KeyRecord(last_epoch + 1, opener, record.created_ms, now_ms, before=record.last)
+
+
+def begun(record: KeyRecord, txn: TxnId, beginner: str, now_ms: int) -> KeyRecord:
+    """The record that names a new transaction of its epoch (K3)."""
+    return replace(record, transaction=KeyTransaction(txn), beginner=beginner, last_used_ms=now_ms)
+
+
+def settled(record: KeyRecord, ended: TxnState | None) -> KeyRecord:
+    """The record with how the last transaction before its epoch has ended (K2)."""
+    if record.before is None:
+        return record
+    return replace(record, before=KeyTransaction(record.before.txn, ended))
+
+
+def touched(record: KeyRecord, now_ms: int) -> KeyRecord:
+    """The record of a key that somebody holds (K7)."""
+    return replace(record, last_used_ms=now_ms)
+
+
+def noted(record: KeyRecord, txn: TxnId, state: TxnState) -> KeyRecord | None:
+    """The record with the end of that transaction, None if it need not tell it (K8)."""
+    told = KeyTransaction(txn, state)
+    if record.transaction == KeyTransaction(txn):
+        return replace(record, transaction=told)
+    if record.before == KeyTransaction(txn):
+        return replace(record, before=told)
+    return None
+
+
+class BeginVerdict(enum.Enum):
+    """What is to be done about a BEGIN under the present epoch."""
+
+    BEGIN = "begin"
+    AGAIN = "this request has begun the open one already"
+    BUSY = "the last one is open"
+
+
+def decide_begin(record: KeyRecord, beginner: str, last: TxnState | None) -> BeginVerdict:
+    """What a BEGIN is to do (K3).  `last`: the state of the key's last one, None if it is gone."""
+    if last is not TxnState.OPEN:
+        return BeginVerdict.BEGIN
+    if record.transaction is not None and beginner and record.beginner == beginner:
+        return BeginVerdict.AGAIN
+    return BeginVerdict.BUSY
+
+
+def busy(name: KeyName, txn: TxnId) -> InvalidTxnStatus:
+    """Why a key cannot begin another transaction."""
+    return InvalidTxnStatus(
+        f"Transaction {txn} of key {name.key!r} is open, and a key has one at a time: end it, or "
+        "open the key again, which aborts it."
+    )
+
+
+def require_epoch(name: KeyName, record: KeyRecord | None, epoch: int) -> KeyRecord:
+    """The record, if the key has that epoch.  Raises `TransactionKeyFenced` (K3, K4, K5)."""
+    if record is None or record.epoch == NO_EPOCH:
+        raise TransactionKeyFenced(
+            f"Nobody holds transaction key {name.key!r} (any more), at epoch {epoch} or another "
+            "one: open it."
+        )
+    if record.epoch != epoch:
+        raise TransactionKeyFenced(
+            f"Transaction key {name.key!r} is at epoch {record.epoch}, this request at {epoch}: "
+            "the newest one to open the key has it, and its older holders must stop."
+        )
+    return record
+
+
+def require_tie(txn: TxnId, header: Header, owner: str | None, key: KeyEpoch | None) -> None:
+    """Whether a request under that key and epoch, or none, may speak of the transaction (K4).
+
+    Raises `InvalidTransactionKey`; `InvalidTxnStatus` for a transaction of an older epoch.
+    """
+    tied = header.tied
+    if owner == OPERATOR or (tied is None and key is None):
+        return
+    if tied is None or key is None or tied.key != key.key or header.owner != owner:
+        raise InvalidTransactionKey(
+            f"Transaction {txn} was not begun under the key that this request carries, or under "
+            "one and this request carries none: send what it was begun with."
+        )
+    if tied.epoch != key.epoch:
+        raise InvalidTxnStatus(
+            f"{EXPIRED}: transaction {txn} is of epoch {tied.epoch} of key {key.key!r}, which is "
+            f"at {key.epoch}: begin another one."
+        )
+
+
+class IdleVerdict(enum.Enum):
+    """What the collector is to do about a key."""
+
+    KEEP = "it was used, or its transaction is open"
+    TOUCH = "it was not used, but is held"
+    DELETE = "nobody uses it"
+
+
+def decide_idle(
+    record: KeyRecord, due_ms: int, *, held: bool, last: TxnState | None
+) -> IdleVerdict:
+    """Whether a key that was last used at `due_ms` or before goes (K7)."""
+    if record.last_used_ms > due_ms or last is TxnState.OPEN:
+        return IdleVerdict.KEEP
+    return IdleVerdict.TOUCH if held else IdleVerdict.DELETE

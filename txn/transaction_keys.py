@@ -1,0 +1,377 @@
+"""The transaction keys of one coordinator: opened, attached to, begun under, deleted.
+
+Rules (K: `docs/transactions.md`):
+
+- Whatever a request decides, it decides on the stored record, and changes that on the version read:
+  nothing of a key is in memory but who holds it, so restarts and moves of the coordinator, and two
+  leaders at once, change nothing (K6).
+- OPEN of a key that is not there puts a record without epoch first, then reads the floor: what was
+  deleted before that put is heard of, and what is deleted after it goes by its version (K7).
+- Keys are counted in rounds, so their bound is one that is reached late.
+- An OPEN or BEGIN that was begun is finished even if the one who asked goes away.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import structlog
+
+from config.bounds import TXN_KEY_DELETIONS, TXN_KEYS_OF_COORDINATOR
+from protocol.server_error import MagnetarError
+from storage.metadata.store import MetadataError, VersionConflict
+from txn.errors import InvalidTxnStatus, TooManyTransactionKeys, TransactionKeyNotFound
+from txn.key_holders import KeyHolder, KeyHolders
+from txn.key_store import StoredKey, TransactionKeyStore
+from txn.parts import TransactionParts
+from txn.records import KeyEpoch, TxnState
+from txn.transaction_key import (
+    NO_EPOCH,
+    BeginVerdict,
+    IdleVerdict,
+    KeyName,
+    KeyRecord,
+    OpenedKey,
+    OpenVerdict,
+    begun,
+    busy,
+    decide_begin,
+    decide_idle,
+    decide_open,
+    opened,
+    require_epoch,
+    settled,
+    touched,
+    unborn,
+)
+from txn.txn_id import CoordinatorId, TxnId
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class KeyedTransactions(Protocol):
+    """What keys need of the coordinator that they are of."""
+
+    coordinator_id: CoordinatorId
+
+    async def begin(
+        self, timeout_ms: int, owner: str | None, tied: KeyEpoch | None = None
+    ) -> TxnId:
+        """A new transaction of that owner."""
+        ...
+
+    async def state(self, txn: TxnId) -> TxnState | None:
+        """Open, or how it ended; None if there is none (any more)."""
+        ...
+
+    async def abort(self, txn: TxnId) -> TxnState | None:
+        """How it ended, by this or before; None if there is none (any more)."""
+        ...
+
+
+@dataclass(slots=True)
+class KeyTally:
+    """Keys of one coordinator, as the last round found them and as they were made since."""
+
+    count: int = 0
+    highest_epoch: int = NO_EPOCH
+    oldest_ms: int | None = None
+    """When the oldest one was made."""
+
+    def add(self, record: KeyRecord) -> None:
+        """Count one."""
+        self.count += 1
+        self.highest_epoch = max(self.highest_epoch, record.epoch)
+        made_ms = record.created_ms
+        self.oldest_ms = made_ms if self.oldest_ms is None else min(self.oldest_ms, made_ms)
+
+    def opened(self, record: KeyRecord, *, is_new: bool) -> None:
+        """One has a new epoch."""
+        if is_new:
+            self.add(record)
+        self.highest_epoch = max(self.highest_epoch, record.epoch)
+
+
+class TransactionKeys:
+    """See the module's rules."""
+
+    def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
+        self.holders = KeyHolders()
+        self.tally: KeyTally | None = None
+        """None until the first round."""
+        self._transactions = transactions
+        self._store = TransactionKeyStore(parts.store.metadata, transactions.coordinator_id)
+        self._clock = parts.clock
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def close(self) -> None:
+        """Remember nobody, and finish what was begun."""
+        self.holders.clear()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    # What clients ask for
+
+    async def open(
+        self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None = None
+    ) -> OpenedKey:
+        """A new epoch, when all of older ones has ended (K1, K2); `holder` has it from then on.
+
+        Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
+        """
+        if holder is not None:
+            self.holders.require_room(name, holder)
+        record = await self._finished(self._open(name, presented, opener, holder))
+        if holder is not None:
+            self.holders.remember(name, record.epoch, holder)
+        last = record.before
+        if last is None:
+            return OpenedKey(record.epoch, None, None)
+        return OpenedKey(record.epoch, last.txn, last.ended)
+
+    async def attach(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
+        """That connection uses the key under its present epoch (K5).
+
+        It is remembered before the epoch is looked at: who opens the key after that look finds it.
+        Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
+        """
+        self.holders.require_room(name, holder)
+        held = self.holders.epoch_of(name, holder)
+        self.holders.remember(name, epoch, holder)
+        try:
+            await self.require(name, epoch)
+        except BaseException:
+            if held is None:
+                self.holders.forget(name, holder)
+            else:
+                self.holders.remember(name, held, holder)
+            raise
+
+    async def begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
+        """Begin the key's one transaction (K3).
+
+        Raises `TransactionKeyFenced`, `InvalidTxnStatus` while another one is open,
+        `TooManyTransactions`, `MetadataError`.
+        """
+        return await self._finished(self._begin(name, epoch, beginner, timeout_ms))
+
+    async def require(self, name: KeyName, epoch: int) -> KeyRecord:
+        """The record of a key that has that epoch (K4, K5, K6).  Raises `TransactionKeyFenced`."""
+        stored = await self._store.read(name)
+        return require_epoch(name, None if stored is None else stored.record, epoch)
+
+    async def under(self, name: KeyName, epoch: int, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` makes, under that epoch (K4).
+
+        If its transaction has ended meanwhile, a newer epoch is why, and is told.
+        Raises `TransactionKeyFenced`, and what `work` does.
+        """
+        await self.require(name, epoch)
+        try:
+            return await work()
+        except InvalidTxnStatus:
+            await self.require(name, epoch)
+            raise
+
+    # What operators ask for
+
+    async def get(self, name: KeyName) -> StoredKey:
+        """One key.  Raises `TransactionKeyNotFound`."""
+        stored = await self._store.read(name)
+        if stored is None:
+            raise TransactionKeyNotFound(
+                f"There is no transaction key {name.key!r} of {name.owner or 'anonymous'!r}: see "
+                "the list."
+            )
+        return stored
+
+    async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
+        """Keys whose encoded name is above `after`; where the next page begins, "" if nowhere."""
+        return await self._store.page(after, limit)
+
+    async def last_state(self, record: KeyRecord) -> TxnState | None:
+        """Of its last transaction: open, or how it ended; None if there is none, or unknown."""
+        last = record.last
+        if last is None:
+            return None
+        return last.ended or await self._transactions.state(last.txn)
+
+    async def delete(self, name: KeyName) -> None:
+        """End what is open, and forget the key; its next epoch is above all that it had (K7).
+
+        Raises `TransactionKeyNotFound`, `TooManyTransactionKeys`.
+        """
+        for _ in range(TXN_KEY_DELETIONS):
+            stored = await self.get(name)
+            if await self.last_state(stored.record) is TxnState.OPEN and stored.record.last:
+                await self._transactions.abort(stored.record.last.txn)
+            try:
+                await self._delete(stored)
+            except VersionConflict:
+                continue
+            if self.tally is not None:
+                self.tally.count = max(0, self.tally.count - 1)
+            return
+        raise TooManyTransactionKeys(
+            f"Transaction key {name.key!r} was used again and again meanwhile: stop its clients."
+        )
+
+    # Rounds
+
+    async def collect(self, retention_ms: int) -> None:
+        """One round: delete what is idle, end what an OPEN that was cut short left open (K2, K7).
+
+        Raises `MetadataError`; of a single key it is logged.
+        """
+        due_ms, tally = self._clock.now_ms() - retention_ms, KeyTally()
+        async for page in self._store.pages():
+            for stored in page:
+                try:
+                    if await self._collect(stored, due_ms):
+                        continue
+                except VersionConflict:
+                    log.debug("transaction_key_used_meanwhile", key=stored.name.key)
+                except MagnetarError as error:
+                    log.warning(
+                        "transaction_key_not_collected", key=stored.name.key, error=str(error)
+                    )
+                tally.add(stored.record)
+        self.tally = tally
+
+    async def _collect(self, stored: StoredKey, due_ms: int) -> bool:
+        """Whether it was deleted."""
+        record = stored.record
+        if record.before is not None and record.transaction is None and not record.before.ended:
+            await self._transactions.abort(record.before.txn)
+        if record.last_used_ms > due_ms:
+            return False
+        last, held = await self.last_state(record), self.holders.is_held(stored.name)
+        verdict = decide_idle(record, due_ms, held=held, last=last)
+        if verdict is IdleVerdict.TOUCH:
+            await self._store.change(stored, touched(record, self._clock.now_ms()))
+        if verdict is not IdleVerdict.DELETE:
+            return False
+        await self._delete(stored)
+        log.info("transaction_key_collected", key=stored.name.key, epoch=record.epoch)
+        return True
+
+    async def _delete(self, stored: StoredKey) -> None:
+        """The floor first, then the key, on the version read (K7).  Raises `VersionConflict`."""
+        if stored.record.epoch != NO_EPOCH:
+            await self._store.raise_floor(stored.record.epoch)
+        await self._store.delete(stored)
+        self.holders.close_older(stored.name, None)
+
+    # Within
+
+    async def _open(
+        self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None
+    ) -> KeyRecord:
+        """The record under the new epoch, with how the last transaction before it has ended."""
+        record = await self._take(name, presented, opener)
+        record = await self._settle(name, record)
+        self.holders.close_older(name, record.epoch, holder)
+        return record
+
+    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+        """K1: raise the epoch on the version read."""
+        while True:
+            stored = await self._store.read(name)
+            verdict = decide_open(None if stored is None else stored.record, presented, opener)
+            if verdict is OpenVerdict.STALE:
+                require_epoch(name, None if stored is None else stored.record, presented)
+            if verdict is OpenVerdict.AGAIN and stored is not None:
+                return stored.record
+            try:
+                if stored is None:
+                    self._require_room()
+                    stored = await self._store.create(name, unborn(self._clock.now_ms()))
+                is_new = stored.record.epoch == NO_EPOCH
+                floor = await self._store.read_floor() if is_new else NO_EPOCH
+                record = opened(stored.record, floor, opener, self._clock.now_ms())
+                await self._store.change(stored, record)
+            except VersionConflict:
+                continue
+            if self.tally is not None:
+                self.tally.opened(record, is_new=is_new)
+            return record
+
+    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        """K2: abort what an earlier epoch left open; what was committed meanwhile stays so."""
+        last = record.before
+        if last is None or last.ended:
+            return record
+        ended = await self._transactions.abort(last.txn)
+        if ended is None:
+            # Its header was collected, so the record tells by now (K8).
+            stored = await self._store.read(name)
+            now = None if stored is None else stored.record.before
+            ended = now.ended if now is not None and now.txn == last.txn else None
+        return settled(record, ended)
+
+    async def _begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
+        """K3: put the header, then have the key name it, on the version on which it may.
+
+        Whatever is asked is asked of what is stored (K6).
+        """
+        while True:
+            stored = await self._store.read(name)
+            record = require_epoch(name, None if stored is None else stored.record, epoch)
+            verdict = decide_begin(record, beginner, await self.last_state(record))
+            if verdict is not BeginVerdict.BEGIN and record.last is not None:
+                if verdict is BeginVerdict.AGAIN:
+                    return record.last.txn
+                raise busy(name, record.last.txn)
+            txn = await self._transactions.begin(
+                timeout_ms, name.owner or None, KeyEpoch(name.key, epoch)
+            )
+            if stored is not None and await self._have_named(stored, txn, beginner):
+                return txn
+
+    async def _have_named(self, stored: StoredKey, txn: TxnId, beginner: str) -> bool:
+        """Whether the key names it; if not it is aborted (K3)."""
+        try:
+            await self._store.change(
+                stored, begun(stored.record, txn, beginner, self._clock.now_ms())
+            )
+        except VersionConflict:
+            await self._transactions.abort(txn)
+            return False
+        except MetadataError:
+            if await self._is_named(stored.name, txn):
+                return True
+            await self._transactions.abort(txn)
+            raise
+        return True
+
+    async def _is_named(self, name: KeyName, txn: TxnId) -> bool:
+        """After a write of unknown outcome; False also when that cannot be told."""
+        try:
+            stored = await self._store.read(name)
+        except MetadataError:
+            return False
+        named = None if stored is None else stored.record.transaction
+        return named is not None and named.txn == txn
+
+    def _require_room(self) -> None:
+        count = 0 if self.tally is None else self.tally.count
+        if count >= TXN_KEYS_OF_COORDINATOR:
+            raise TooManyTransactionKeys(
+                f"This coordinator has {count} transaction keys, as many as it may "
+                "have: delete some, or lower transaction_key_retention_s."
+            )
+
+    async def _finished(self, work: Coroutine[object, object, T]) -> T:
+        """What it makes; it goes on if whoever waits goes away."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: "asyncio.Task[T]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone

@@ -108,6 +108,8 @@ class Connection(asyncio.Protocol):
         self.inflight_bytes = 0
         self._handlers = handlers
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._forward: Callable[[bytes], None] | None = None
+        """Who gets all that is read, once the connection is handed over."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._outbox: Outbox
@@ -154,6 +156,9 @@ class Connection(asyncio.Protocol):
         if self._liveness:
             self._answer_liveness()
         if self.closing:
+            return
+        if self._forward is not None:
+            self._forward(data)
             return
         try:
             frames: Sequence[Received] = self._decoder.feed(data)
@@ -232,6 +237,18 @@ class Connection(asyncio.Protocol):
         self._move(ConnectionState.READY)
         self._timer.cancel()
         self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+
+    def hand_over(self, receiver: Callable[[bytes], None]) -> bool:
+        """From now on give everything that is read to `receiver`, keep-alive included.
+
+        False if the peer has sent more already: what that is meant for cannot be told.
+        """
+        if self._held or self._decoder.buffered_size:
+            return False
+        self._forward = receiver
+        self._move(ConnectionState.READY)
+        self._timer.cancel()
+        return True
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Run `callback` when the connection ends; returns what takes it off the list again."""

@@ -20,6 +20,7 @@ from broker.topic import Topic
 from config.bounds import IDLE_LOOK_S, IDLE_TOPICS_TO_TRIM
 from protocol.names import TopicName
 from protocol.server_error import MagnetarError
+from storage.supervised import Supervised
 
 if TYPE_CHECKING:
     from broker.service import Broker
@@ -61,18 +62,16 @@ class IdleTopics:
         self._idle_s = broker.settings.idle_topic_unload_s
         self._topics: IdleWatch[Topic] = IdleWatch(self._idle_s)
         self._to_trim: dict[TopicName, int] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._tasks = Supervised()
 
     def start(self) -> None:
         """Look from time to time, unless topics stay loaded for ever."""
         if self._idle_s:
-            self._looking = asyncio.get_running_loop().create_task(self._keep_looking())
+            self._tasks.keep("idle_topics", self._keep_looking)
 
     async def stop(self) -> None:
         """No more looks.  May be called again."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait((self._looking,))
+        await self._tasks.stop()
 
     async def _keep_looking(self) -> None:
         while True:

@@ -17,6 +17,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from broker.placement_metrics import placement_metrics
+from broker.store_metrics import bookkeeper_metrics, metadata_metrics
 from broker.transaction_metrics import (
     subscription_transaction_metrics,
     topic_transaction_metrics,
@@ -68,6 +70,13 @@ class BrokerCollector(Collector):
         yield from topic_transaction_metrics(topics, self._cluster)
         yield from subscription_transaction_metrics(topics, self._cluster)
         yield from transaction_metrics(self._broker)
+        yield from placement_metrics(self._broker)
+        yield from metadata_metrics(self._broker.metadata, self._cluster)
+        bookkeeper = self._broker.bookkeeper
+        if bookkeeper is not None:
+            yield from bookkeeper_metrics(
+                bookkeeper.counters, bookkeeper.bookie_counters, self._cluster
+            )
 
     def _connections(self) -> Iterator[Metric]:
         active = _Family("pulsar_active_connections", "Open client connections", ("cluster",))

@@ -4,7 +4,8 @@ Rules:
 
 - Records are Pulsar's: `/admin/policies/<tenant>` and `/admin/policies/<tenant>/<namespace>`, JSON;
   members this broker does not know are kept as they are.
-- Policies are cached for each namespace asked for, and a watch on the record keeps the copy true.
+- Policies are cached for each namespace asked for, and a watch on the record keeps the copy true;
+  after a resync, and when a watch broke, the record is read again.
 - A change is a compare-and-set of the whole record, tried again on conflict a bounded number of
   times.
 """
@@ -13,6 +14,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -24,7 +26,9 @@ from config.settings import Settings
 from protocol.names import NamespaceName
 from protocol.server_error import PeerError, ServerError
 from storage.managed_ledger_types import Retention
-from storage.metadata.store import ABSENT, EventKind, MetadataStore, Record, VersionConflict
+from storage.metadata.following import Following
+from storage.metadata.store import ABSENT, Event, MetadataStore, Record, VersionConflict
+from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -130,6 +134,7 @@ class Namespaces:
         self._metadata = metadata
         self._settings = settings
         self._cache: dict[NamespaceName, Policies] = {}
+        self._tasks = Supervised()
         self._followers: dict[NamespaceName, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -143,12 +148,9 @@ class Namespaces:
 
     async def stop(self) -> None:
         """Stop following changes."""
-        followers = list(self._followers.values())
         self._followers.clear()
         self._cache.clear()
-        for task in followers:
-            task.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)
+        await self._tasks.stop()
 
     async def require(self, name: NamespaceName) -> Policies:
         """The policies.  Raises `NamespaceNotFound`."""
@@ -157,7 +159,8 @@ class Namespaces:
             return cached
         if name not in self._followers:
             watch_ready = asyncio.Event()
-            self._followers[name] = asyncio.create_task(self._follow(name, watch_ready))
+            following = self._following(name, watch_ready)
+            self._followers[name] = self._tasks.keep("policies", following.run)
             await watch_ready.wait()
         record = await self._metadata.get(_key(name))
         if record is None:
@@ -254,17 +257,23 @@ class Namespaces:
         except VersionConflict as error:
             raise NamespaceExists(f"The tenant {tenant} exists already.") from error
 
-    async def _follow(self, name: NamespaceName, ready: asyncio.Event) -> None:
-        watch = self._metadata.watch_key(_key(name))
-        ready.set()
-        try:
-            async for event in watch:
-                if event.kind is EventKind.UPSERT and event.record is not None:
-                    self._cache[name] = Policies(_decode(event.record))
-                else:
-                    self._cache.pop(name, None)
-        finally:
-            watch.close()
+    def _following(self, name: NamespaceName, ready: asyncio.Event) -> Following:
+        async def read() -> None:
+            # The first time whoever asked reads the record, once the watch is there.
+            if ready.is_set():
+                self._take(name, await self._metadata.get(_key(name)))
+            ready.set()
+
+        async def take(event: Event) -> None:
+            self._take(name, event.record)
+
+        return Following(partial(self._metadata.watch_key, _key(name)), read, take)
+
+    def _take(self, name: NamespaceName, record: Record | None) -> None:
+        if record is None:
+            self._cache.pop(name, None)
+        else:
+            self._cache[name] = Policies(_decode(record))
 
     def _forget(self, name: NamespaceName) -> None:
         self._cache.pop(name, None)

@@ -72,17 +72,21 @@ class PartitionedTopics:
 
     async def list(self, namespace: NamespaceName) -> list[str]:
         """Full names of the partitioned topics of a namespace, sorted."""
-        prefix = f"{ROOT}/{namespace}/{TopicDomain.PERSISTENT.value}"
-        names = [decode_name(child) for child in await self._metadata.children(prefix)]
+        children = await self._metadata.children(partitioned_level(namespace))
+        names = [decode_name(child) for child in children]
         return sorted(
             str(TopicName(TopicDomain.PERSISTENT, namespace.tenant, namespace.namespace, name))
             for name in names
         )
 
 
+def partitioned_level(namespace: NamespaceName) -> str:
+    """What the records of a namespace's partitioned topics are children of."""
+    return f"{ROOT}/{namespace}/{TopicDomain.PERSISTENT.value}"
+
+
 def _key(name: TopicName) -> str:
-    local_name = encode_name(name.local_name)
-    return f"{ROOT}/{name.namespace_name}/{TopicDomain.PERSISTENT.value}/{local_name}"
+    return f"{partitioned_level(name.namespace_name)}/{encode_name(name.local_name)}"
 
 
 def _encode(partitions: int) -> bytes:

@@ -8,20 +8,24 @@ Rules:
 """
 
 import asyncio
+import importlib
 import random
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
 from broker.connection import Connection
+from broker.counted_metadata import CountedMetadata
 from broker.handlers.table import handler_table
 from broker.health import HealthCheck
 from broker.idle_topics import IdleTopics
 from broker.log_limit import LogLimit
 from broker.namespaces import Namespaces
-from broker.placement import Placement
+from broker.placement import OneBroker, Placement
 from broker.producer import ProducerNames
 from broker.publish_limits import PublishLimits
 from broker.scalable.service import ScalableTopics
@@ -34,14 +38,18 @@ from config.bounds import (
     BROKER_INFLIGHT_BYTES,
     CONNECTION_INFLIGHT_BYTES,
     DRAIN_REQUESTS_S,
-    SESSION_TIMEOUT_MS,
     VIOLATIONS_LOGGED_PER_S,
 )
 from config.settings import Settings
 from protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.managed_ledger_factory import ManagedLedgerFactory
-from storage.metadata.store import MetadataStore, Session
+from storage.metadata.store import Session
+
+if TYPE_CHECKING:
+    from broker.placement.joining import Joined
+    from broker.placement.several import SeveralBrokers
+    from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +59,11 @@ DRAINING = "draining"
 class Broker:
     """See the module's rules.  The parts are there from `start` on."""
 
-    metadata: MetadataStore
+    joins_others: ClassVar[bool] = True
+    """Whether brokers on the same shared stores know of each other."""
+
+    metadata: CountedMetadata
+    bookkeeper: "BookKeeperLedgerStore | None"
     managed_ledgers: ManagedLedgerFactory
     session: Session
     namespaces: Namespaces
@@ -71,13 +83,15 @@ class Broker:
         self.clock = clock
         self.random = rng
         self.version = version("magnetar")
-        self.placement = Placement(settings.advertised_host)
+        self.placement: Placement = OneBroker(settings.advertised_host)
         self.connections: set[Connection] = set()
         self.publish_limits = PublishLimits(
             connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
         )
         self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
         self.serving = False
+        self._http_socket: socket.socket | None = None
+        self._several: SeveralBrokers | None = None
         self._stores = stores
         self._server = BinaryServer(self, handler_table())
         self._exit = AsyncExitStack()
@@ -100,24 +114,22 @@ class Broker:
         self._exit.callback(stores.release)
         at_stop("metadata", stores.metadata.close)
         at_stop("ledgers", stores.ledgers.close)
-        self._health = HealthCheck(stores.metadata, stores.ledgers, self.clock)
+        self.metadata = CountedMetadata(stores.metadata, asyncio.get_running_loop().time)
+        self.bookkeeper = stores.bookkeeper
+        self._health = HealthCheck(self.metadata, stores.ledgers, self.clock)
         at_stop("health", self._health.close)
-        self.metadata = stores.metadata
         at_stop("server", self._server.stop)
         self._server.bind(settings.bind_host, settings.port)
         self.placement.listening(port=self._server.port, http_port=settings.http_port)
         self.managed_ledgers = ManagedLedgerFactory(
-            stores.metadata,
+            self.metadata,
             stores.ledgers,
             self.clock,
             limits_of(settings, shared=stores.shared),
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self.managed_ledgers.sweep_orphans()
-        self.session = await self.metadata.open_session(
-            timeout_ms=SESSION_TIMEOUT_MS, identity=self.broker_id
-        )
-        at_stop("session", self.session.close)
+        await self._join_others(stores)
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
         await self.namespaces.start()
@@ -129,7 +141,7 @@ class Broker:
         self.topics = TopicRegistry(self)
         at_stop("topics", self.topics.close)
         self.scalable = ScalableTopics(self)
-        at_stop("scalable", self.scalable.stop)
+        at_stop("scalable", self.scalable.close)
         await self.scalable.start()
         at_stop("coordinators", self.transactions.stop_serving)
         await self.transactions.serve()
@@ -138,10 +150,49 @@ class Broker:
         self.idle_topics.start()
         await self._server.start()
         self.serving = True
+        if self._several is not None:
+            await self._several.announce()
+
+    async def _join_others(self, stores: Stores) -> None:
+        """The session of this process, and those it shares its stores with."""
+        timeout_ms = self.settings.metadata_store_session_timeout_ms
+        if not stores.shared or not self.joins_others:
+            self.session = await self.metadata.open_session(
+                timeout_ms=timeout_ms, identity=self.broker_id
+            )
+            self._release_at_stop("session", self.session.close)
+            return
+        # Not at the top: a single broker needs none of it, and starts the sooner.
+        module = await asyncio.to_thread(importlib.import_module, "broker.placement.joining")
+        joined: Joined = await module.join(self)
+        several = self.placement = self._several = joined.placement
+        self._http_socket = joined.http_socket
+        self._exit.callback(self._close_http_socket)
+        self._release_at_stop("placement", several.stop)
+        self.session = several.session
+
+    def take_http_socket(self) -> socket.socket | None:
+        """The REST port, if it was taken early because others are told of it; the caller's now."""
+        taken, self._http_socket = self._http_socket, None
+        return taken
+
+    def _close_http_socket(self) -> None:
+        taken = self.take_http_socket()
+        if taken is not None:
+            taken.close()
 
     async def drain(self) -> None:
-        """No new work; everything acknowledged durable; clients sent away."""
+        """No new work; everything acknowledged durable; clients sent away.
+
+        Where there are other brokers, topics go to them one after another while clients can still
+        ask here who has them.
+        """
         self.serving = False
+        if self._several is not None:
+            await self._several.begin_drain()
+            await self.idle_topics.stop()
+            await self.scalable.stop()
+            await self.topics.hand_over()
         await self._server.stop()
         connections = list(self.connections)
         for connection in connections:

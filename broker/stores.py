@@ -1,8 +1,12 @@
-"""The two stores behind a broker, opened together from its data directory."""
+"""The two stores behind a broker, opened together: those of its data directory, or shared ones.
+
+Rules: what is only for shared stores is imported when settings name some.
+"""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from config.settings import Settings
 from storage.clock import Clock
@@ -14,6 +18,9 @@ from storage.ledger.store import LedgerStore
 from storage.managed_ledger_types import Limits
 from storage.metadata.open import open_metadata_store
 from storage.metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +34,17 @@ class Stores:
     ledgers: LedgerStore
     release: Callable[[], None] = lambda: None
     shared: bool = False
+    bookkeeper: "BookKeeperLedgerStore | None" = None
+    """The ledgers again, if bookies have them."""
 
 
 async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
-    """Lock the data directory and open what is in it.
+    """Open the stores that the settings name, or lock the data directory and open what is in it.
 
     Raises `DataDirectoryError`, `MetadataError`, `LedgerError`.
     """
+    if settings.in_cluster:
+        return await _open_shared(settings, clock, rng)
     directory = DataDirectory.open(settings.data_dir)
     try:
         metadata = await open_metadata_store(f"sqlite:{directory.metadata_path}", clock)
@@ -56,6 +67,13 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         directory.close()
         raise
     return Stores(metadata, ledgers, directory.close)
+
+
+async def _open_shared(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
+    from broker.shared_stores import open_shared_stores  # noqa: PLC0415
+
+    metadata, ledgers = await open_shared_stores(settings, clock, rng)
+    return Stores(metadata, ledgers, shared=True, bookkeeper=ledgers)
 
 
 def limits_of(settings: Settings, *, shared: bool = False) -> Limits:

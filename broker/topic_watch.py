@@ -55,8 +55,11 @@ class TopicListWatch:
     async def start(self, request: CommandWatchTopicList) -> None:
         """Answer, and begin to follow."""
         topics = self._connection.broker.topics
-        self._forget.append(topics.on_change(self._changed))
         self._forget.append(self._connection.on_close(self.close))
+        self._forget.append(await topics.follow(self._namespace, self._changed))
+        if self._connection.closing:
+            self.close()
+            return
         listed = await topics.list_names(self._namespace)
         self._names = {name for name in listed if self._matches(parse_topic_name(name))}
         self._names = (self._names | self._added) - self._removed

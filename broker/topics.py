@@ -5,6 +5,8 @@ Rules:
 - One `Topic` for each name.  Who asks while it is being loaded shares that load; a load belongs to
   the registry, so the one who asked may go away.
 - Loading, unloading and deleting of one name happen one after the other.
+- A topic is acquired before it is loaded, made or deleted, and released when it is unloaded.  One
+  that this process no longer owns is closed.
 - Loading keeps W7 of transactions: the epoch first where others may own the topic too, then the
   ledger, which fences, then claims and what they lead to.
 - A persistent topic is made on first use if its namespace allows it, unless a scalable topic has
@@ -12,8 +14,8 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -24,11 +26,15 @@ import structlog
 from broker.background import Background
 from broker.dispatch.errors import ConsumerBusy
 from broker.namespaces import retention
-from broker.partitions import PartitionedTopics
+from broker.partitions import PartitionedTopicExists, PartitionedTopics
+from broker.placement import OwnedElsewhere
 from broker.producer_access import ProducerBusy
 from broker.scalable.topic_store import ScalableTopicNotFound
 from broker.sequence_store import SequenceStore
 from broker.topic import Topic, TopicNotFound, TopicState, TopicUnavailable
+from broker.topic_lists import TopicListener, TopicLists
+from broker.topics_elsewhere import TopicsElsewhere
+from config.bounds import DRAIN_TOPICS_AT_ONCE
 from protocol.names import (
     InvalidTopicName,
     NamespaceName,
@@ -53,8 +59,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-TopicListener = Callable[[TopicName, bool], None]
-"""Called with a name and whether that topic now exists."""
 _SCALABLE = (TopicDomain.TOPIC, TopicDomain.SEGMENT)
 
 
@@ -85,7 +89,10 @@ class TopicRegistry:
         self._work = Background()
         self._listeners: dict[object, TopicListener] = {}
         self._closed = False
+        self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
+        self.elsewhere = TopicsElsewhere(broker)
+        self._lists = TopicLists(broker.metadata, ledger_key)
 
     # Finding
 
@@ -114,7 +121,7 @@ class TopicRegistry:
             raise TopicExists(f"{name.in_domain(TopicDomain.TOPIC)} exists: use another name.")
         require_creatable(name)
         await self._broker.namespaces.require(name.namespace_name)
-        async with self._lock(str(name)):
+        async with self._lock(str(name)), self._acquired(name):
             await self.make_way(name)
             await self._broker.managed_ledgers.open(name.ledger_path, create=True)
         topic = await self.get(name, create=False)
@@ -130,6 +137,7 @@ class TopicRegistry:
         while True:
             topic = self._topics.get(key)
             if topic is not None and topic.state not in (TopicState.CLOSING, TopicState.CLOSED):
+                self._require_owned(topic)
                 topic.uses += 1
                 return topic
             if self._closed:
@@ -172,8 +180,18 @@ class TopicRegistry:
             stored.update(f"{whole}-partition-{index}" for index in range(count))
         return sorted(stored)
 
+    async def follow(self, namespace: NamespaceName, listener: TopicListener) -> Callable[[], None]:
+        """Call `listener` when any broker makes or deletes a topic of a namespace.
+
+        Perhaps for those of others too.  Returns its removal.  Where stores are shared it waits
+        until the namespace could be read: what fails there is tried again, and raises nothing.
+        """
+        if self._broker.placement.shared:
+            return await self._lists.follow(namespace, self.list_names, listener)
+        return self.on_change(listener)
+
     def on_change(self, listener: TopicListener) -> Callable[[], None]:
-        """Call `listener` when a persistent topic is made or deleted; returns its removal."""
+        """Call `listener` when this broker makes or deletes a topic; returns its removal."""
         token = object()
         self._listeners[token] = listener
         return lambda: (self._listeners.pop(token, None), None)[1]
@@ -187,8 +205,12 @@ class TopicRegistry:
                 return known
             policies = await self._broker.namespaces.require(name.namespace_name)
             sealed_by_layout = await self._require_openable(name, policies, create=create)
-            created = await self.make_way(name)
-            topic = await self._open(name)
+            async with self._acquired(name):
+                if self._broker.placement.shared:
+                    # Once more: what another owner did until now counts.
+                    sealed_by_layout = await self._require_openable(name, policies, create=create)
+                created = await self.make_way(name)
+                topic = await self._open(name)
             self._topics[str(name)] = topic
             topic.opened()
             if sealed_by_layout:
@@ -196,7 +218,29 @@ class TopicRegistry:
             log.debug("topic_loaded", topic=str(name), state=topic.state.value, created=created)
             if created:
                 self._tell(name, exists=True)
+            if not self._broker.placement.owns(name):
+                self.give_up(topic)  # lost while it was being loaded
             return topic
+
+    @asynccontextmanager
+    async def _acquired(self, name: TopicName) -> AsyncIterator[None]:
+        """Held from now on, but let go of again after a failure; the caller has the name's lock."""
+        await self._broker.placement.acquire(name)
+        try:
+            yield
+        except BaseException:
+            await self._broker.placement.release(name)
+            raise
+
+    def _require_owned(self, topic: Topic) -> None:
+        if not self._broker.placement.owns(topic.name):
+            raise TopicUnavailable(f"{topic.name} is another broker's now: look it up again.")
+
+    def _owner_changed(self, name: TopicName) -> None:
+        topic = self._topics.get(str(name))
+        if topic is not None and not self._broker.placement.owns(name):
+            log.warning("topic_lost", topic=str(name))
+            self.give_up(topic)
 
     async def make_way(self, name: TopicName) -> bool:
         """Whether there is no log; then nothing is left of what transactions kept of another one.
@@ -310,7 +354,10 @@ class TopicRegistry:
         wanted = policies.default_partitions if self._auto_creation(policies) else 0
         if not wanted or await self.has_scalable_twin(name):
             return 0
-        await self.partitioned.create(name, wanted)
+        try:
+            await self.partitioned.create(name, wanted)
+        except PartitionedTopicExists:
+            return await self.partitioned.count(name)
         return wanted
 
     def _auto_creation(self, policies: "Policies") -> bool:
@@ -361,9 +408,15 @@ class TopicRegistry:
             await self._unload(key)
 
     async def _unload(self, key: str) -> None:
+        name = await self._close(key)
+        if name is not None:
+            await self._broker.placement.release(name)
+
+    async def _close(self, key: str) -> TopicName | None:
+        """Close what is loaded, if anything is; it stays acquired."""
         topic = self._topics.get(key)
         if topic is None:
-            return
+            return None
         try:
             await topic.close()
         except MagnetarError as error:
@@ -371,26 +424,42 @@ class TopicRegistry:
         finally:
             self._topics.pop(key, None)
         await self._broker.managed_ledgers.unload(topic.name.ledger_path)
+        return topic.name
 
-    async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Remove the topic with everything in it.
+    async def delete(
+        self,
+        name: TopicName,
+        *,
+        force: bool,
+        require_unused: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Remove the topic with everything in it; `require_unused` as of a managed ledger.
 
         Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
         """
-        await self._work.finish(self._delete(name, force=force))
+        await self._work.finish(self._delete(name, force, require_unused))
 
-    async def _delete(self, name: TopicName, *, force: bool) -> None:
+    async def _delete(
+        self,
+        name: TopicName,
+        force: bool,
+        require_unused: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         async with self._lock(str(name)):
             topic = self._topics.get(str(name))
-            if topic is None and await self.make_way(name):
-                raise TopicNotFound(f"Topic {name} does not exist: check its name.")
             if topic is not None and not force:
                 _require_unused(topic)
-            await self._unload(str(name))
-            await self._broker.managed_ledgers.delete(name.ledger_path)
-            await self._forget_transactions(name)
+            await self._close(str(name))
+            async with self._acquired(name):
+                if topic is None and await self.make_way(name):
+                    raise TopicNotFound(f"Topic {name} does not exist: check its name.")
+                await self._broker.managed_ledgers.delete(
+                    name.ledger_path, require_unused=require_unused
+                )
+                await self._forget_transactions(name)
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
                 await self._forget_schemas(name)
+            await self._broker.placement.release(name)
         self._tell(name, exists=False)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
@@ -398,17 +467,33 @@ class TopicRegistry:
         count = await self.partitioned.count(name)
         if not count:
             raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
-        for index in range(count):
-            topic = self._topics.get(str(name.partition(index)))
-            if topic is not None and not force:
-                _require_unused(topic)
+        partitions = [name.partition(index) for index in range(count)]
+        if not force:
+            for partition in partitions:
+                await self._require_unused_anywhere(partition)
         await self.partitioned.delete(name)
-        for index in range(count):
+        for partition in partitions:
             try:
-                await self.delete(name.partition(index), force=force)
+                await self._delete_anywhere(partition, force=force)
             except TopicNotFound:
                 continue
         await self._forget_schemas(name)
+
+    async def _require_unused_anywhere(self, name: TopicName) -> None:
+        topic, owner = self._topics.get(str(name)), self.elsewhere.owner_elsewhere(name)
+        if topic is not None:
+            _require_unused(topic)
+        elif owner is not None and await self.elsewhere.is_used(owner, name):
+            raise ProducerBusy(f"{name} is in use on {owner.broker_id}: close that, or use force.")
+
+    async def _delete_anywhere(self, name: TopicName, *, force: bool) -> None:
+        try:
+            await self.delete(name, force=force)
+        except OwnedElsewhere:
+            owner = self.elsewhere.owner_elsewhere(name)
+            if owner is None:
+                raise
+            await self.elsewhere.delete(owner, name, force=force)
 
     async def _forget_transactions(self, name: TopicName) -> None:
         """What is left after a failure goes with the next try, or before the name is used again."""
@@ -421,9 +506,21 @@ class TopicRegistry:
         if not await self.has_scalable_twin(name):
             await self._broker.schemas.forget(name.schema_id)
 
+    async def hand_over(self) -> None:
+        """Close and release one topic after another, for other brokers to take."""
+        room = asyncio.Semaphore(DRAIN_TOPICS_AT_ONCE)
+
+        async def unload(key: str) -> None:
+            async with room:
+                await self._unload_alone(key)
+
+        await asyncio.gather(*(unload(key) for key in list(self._topics)))
+
     async def close(self) -> None:
         """Close every topic; nothing is loaded from now on."""
         self._closed = True
+        self._forget_owners()
+        self._lists.close()
         for _, load in list(self._loads.values()):
             await asyncio.wait({load})
         await asyncio.gather(*(self._unload(key) for key in list(self._topics)))

@@ -35,6 +35,7 @@ def transaction_metrics(broker: "Broker") -> Iterator[Metric]:
     led = broker.transactions.coordinators.led()
     yield from _of_coordinators(led, cluster)
     yield from _latencies(led, cluster)
+    yield from _of_keys(led, cluster, broker.clock.now_ms())
 
 
 def _of_store(broker: "Broker", cluster: str) -> Iterator[Metric]:
@@ -54,6 +55,13 @@ def _of_store(broker: "Broker", cluster: str) -> Iterator[Metric]:
     yield _histogram(
         f"{_STORE}_index_query_seconds", "Time of index scans", cluster, counters.index_query
     )
+    lost = CounterMetricFamily(
+        "magnetar_txn_coordinators_lost",
+        "Coordinators that another broker leads since, or none",
+        labels=("cluster",),
+    )
+    lost.add_metric((cluster,), counters.coordinators_lost)
+    yield lost
     outstanding = GaugeMetricFamily(
         f"{_STORE}_outstanding_op_records",
         "Claims and acknowledgement records of transactions that are open or being cleaned up",
@@ -104,6 +112,28 @@ def _latencies(led: "Sequence[Coordinator]", cluster: str) -> Iterator[Metric]:
             labels = (cluster, str(one.coordinator_id))
             family.add_metric(labels, one.counters.open_ms.counts[place])
         yield family
+
+
+def _of_keys(led: "Sequence[Coordinator]", cluster: str, now_ms: int) -> Iterator[Metric]:
+    """Of each coordinator, not of each key: there may be 100,000 of these, named by users."""
+    count = GaugeMetricFamily(
+        "pulsar_txn_transaction_key_count", "Transaction keys", labels=_LABELS
+    )
+    epoch = GaugeMetricFamily(
+        "pulsar_txn_transaction_key_epoch", "Highest epoch of any of them", labels=_LABELS
+    )
+    age = GaugeMetricFamily(
+        "pulsar_txn_transaction_key_age", "Age of the oldest of them, in seconds", labels=_LABELS
+    )
+    for one in led:
+        labels, tally = (cluster, str(one.coordinator_id)), one.keys.tally
+        if tally is None:
+            continue
+        count.add_metric(labels, tally.count)
+        epoch.add_metric(labels, tally.highest_epoch)
+        made_ms = now_ms if tally.oldest_ms is None else tally.oldest_ms
+        age.add_metric(labels, max(0, now_ms - made_ms) / 1000)
+    yield from (count, epoch, age)
 
 
 def topic_transaction_metrics(topics: "Sequence[Topic]", cluster: str) -> Iterator[Metric]:

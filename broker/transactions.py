@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 
 from broker.namespaces import NamespaceNotFound, TenantNotFound
+from broker.placement import Placement
 from broker.topic import TopicNotFound
 from broker.transaction_watches import AssignmentWatches
 from protocol.names import InvalidTopicName, TopicName, parse_topic_name
@@ -27,7 +28,8 @@ from txn.coordinators import Coordinators
 from txn.counters import TransactionCounters
 from txn.decisions import Decisions
 from txn.errors import InvalidTxnStatus, TransactionEnded
-from txn.leadership import Leader
+from txn.key_collector import TransactionKeyCollector
+from txn.leadership import Electorate, Leader
 from txn.nudges import Nudges
 from txn.parts import TransactionParts
 from txn.records import AckRecord, Claim
@@ -69,7 +71,10 @@ class Transactions:
             Leader(broker.broker_id, broker.placement.broker_url, None, broker.placement.web_url),
             parallelism=settings.transaction_coordinators,
             max_open=settings.transaction_max_open_per_coordinator,
+            session_timeout_ms=settings.metadata_store_session_timeout_ms,
+            electorate=_electorate(broker.placement),
         )
+        self._forget_brokers = broker.placement.on_brokers(self.coordinators.balance)
         self.collector = self.collector_class(
             self.parts,
             self.coordinators.leads,
@@ -77,6 +82,12 @@ class Transactions:
             interval_s=settings.transaction_gc_interval_s,
             retention_s=settings.transaction_gc_retention_s,
         )
+        self.key_collector = TransactionKeyCollector(
+            self.coordinators,
+            interval_s=settings.transaction_gc_interval_s,
+            retention_s=settings.transaction_key_retention_s,
+        )
+        self._forget_changes = self.coordinators.on_change(self.key_collector.look)
         self.nudges = Nudges(self.store, self._look_again)
         self.watches = AssignmentWatches(self.coordinators)
         self._broker = broker
@@ -90,13 +101,17 @@ class Transactions:
         """Stand for coordinators.  Raises `CoordinatorCountDiffers`, `MetadataError`."""
         await self.coordinators.start()
         self.collector.start()
+        self.key_collector.start()
         self.nudges.start()
 
     async def stop_serving(self) -> None:
         """Lead nothing more.  May be called again."""
+        self._forget_brokers()
+        self._forget_changes()
         self.watches.close()
         await self.nudges.stop()
         await self.collector.stop()
+        await self.key_collector.stop()
         await self.coordinators.stop()
 
     async def stop(self) -> None:
@@ -122,10 +137,13 @@ class Transactions:
             log.debug("transaction_not_joined", txn=str(txn), topic=str(name), error=str(error))
 
     async def _look_again(self, segment: str, found: Sequence[Claim | AckRecord]) -> bool:
-        """W11, A6: records of ended transactions were found on a segment; False: not owned here."""
+        """W11, A6: records of ended transactions were found on a segment; False: not owned here.
+
+        A segment that nobody owns is loaded by the broker that would be chosen for it.
+        """
         try:
             name = parse_topic_name(segment)
-            if not self._broker.placement.owns(name):
+            if self._broker.placement.owner_of(name).broker_id != self._broker.broker_id:
                 return False
             topic = await self._broker.topics.get(name, create=False)
         except _GONE:
@@ -149,3 +167,9 @@ class Transactions:
             else:
                 key = records.ack_key(record)
             await self.store.delete_operation(record.txn, key)
+
+
+def _electorate(placement: Placement) -> Electorate | None:
+    if not placement.shared:
+        return None
+    return Electorate(lambda: placement.candidates, placement.live_session)

@@ -16,6 +16,10 @@ CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
 HANDSHAKE_TIMEOUT_S = 10
 KEEP_ALIVE_S = 30
+FORWARD_CONNECT_TIMEOUT_S = 5
+"""How long another broker, which a client named, has to take the connection."""
+FORWARD_HIGH_WATER = 1024 * 1024
+"""Bytes queued towards that broker before the client is not read any more."""
 ECHO_WAIT_S = 2
 """How long a closing producer of a sealing segment has to answer a PING."""
 CONNECTION_WRITE_LIMIT = 64 * 1024 * 1024
@@ -30,8 +34,8 @@ LISTEN_BACKLOG = 1024
 """Sockets that wait to be accepted."""
 DRAIN_REQUESTS_S = 1
 """How long a stopping broker waits for requests in progress after its topics are closed."""
-SESSION_TIMEOUT_MS = 30_000
-"""After this long without a sign of life a broker's ephemeral records go."""
+BROKER_STOP_S = 10
+"""How long a process waits for its stores to close, after it has drained."""
 VIOLATIONS_LOGGED_PER_S = 10
 """Lines about connections that broke the protocol; the others are counted."""
 HEALTH_LEDGER_ENTRIES = 1000
@@ -161,6 +165,42 @@ METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024
 METADATA_SESSION_TIMEOUT_MAX_MS = 5 * 60 * 1000
 WATCH_QUEUE_BYTES = 32 * 1024 * 1024
 """Value bytes waiting for one watcher; above it they collapse into one resync."""
+RESTART_PAUSE_MIN_S = 0.05
+RESTART_PAUSE_MAX_S = 2.0
+"""Pause before a watcher that broke begins anew, with another watch: doubles from one to the other.
+Until then it knows nothing new, so this is also how stale it can be."""
+
+# Oxia
+OXIA_REQUEST_TIMEOUT_S = 30
+"""How long a caller waits for any answer, reconnects and resends included."""
+OXIA_ATTEMPT_TIMEOUT_S = 10
+"""How long one call to a server may take before it is given up and tried again."""
+OXIA_BACKOFF_MIN_S = 0.1
+OXIA_BACKOFF_MAX_S = 30
+"""Pauses between attempts double from the first to the last."""
+OXIA_REQUESTS_IN_FLIGHT = 2
+"""Write requests of one shard on their way; more brought nothing."""
+OXIA_BATCH_OPERATIONS = 512
+"""Writes of one request, and keys of one read."""
+OXIA_BATCH_BYTES = 128 * 1024
+"""Bytes of one write request; a larger operation goes alone."""
+OXIA_MESSAGE_BYTES = 256 * 1024 * 1024
+"""Largest message of a server (its chunks are of about 2 MiB)."""
+OXIA_KEEPALIVE_S = 10
+OXIA_KEEPALIVE_TIMEOUT_S = 3
+"""A silent connection is tried this often, and given up after this time without answer."""
+OXIA_NOTIFICATIONS_KEPT_S = 3600
+"""How long servers keep notifications; after an outage of half of it everything is listed anew."""
+OXIA_CHANGED_KEYS = 10_000
+"""Keys of one shard that were notified and not read yet; above it watchers are told to list."""
+OXIA_KNOWN_RECORDS = 10_000
+"""Records whose newest version, indexes and partition are remembered."""
+OXIA_LISTED_LEVELS = 64
+"""Levels of ledger records that are listed at once."""
+OXIA_COUNTER_TRIES = 3
+"""How often an id is asked for before its caller is told of lost answers."""
+OXIA_SESSION_TIMEOUT_MIN_MS = 2_000
+"""Servers refuse shorter ones."""
 
 # Scalable topics
 MAX_INITIAL_SEGMENTS = 1024
@@ -183,6 +223,47 @@ RELEASE_WAIT_S = 5
 """How long a segment waits for a former owner that was told of it and never seen there."""
 TAKE_UP_WAIT_S = 30
 """How long a consumer may leave all its segments unread before others get them."""
+RECORD_LOOK_RETRY_S = 1.0
+"""Pause before a topic's record, which could not be read after it changed, is read again."""
+DAG_COALESCE_S = 0.05
+"""Moves of a topic's segments and lead within this time are told together."""
+SEGMENT_OWNER_TRIES = 6
+"""How often the owner of a segment is looked up again for one call, while it changes."""
+SEGMENT_OWNER_RETRY_PAUSE_S = 0.1
+"""Pause after the first of those tries; the n-th is n times as long."""
+SEGMENT_CALL_S = 30.0
+"""How long another broker may take for one call about a segment; sealing waits for producers."""
+FEED_MESSAGES_WAITING = 10_000
+"""What waits for a broker that follows segments here; above it is cut off and comes back."""
+FEED_BATCH_BYTES = 64 * 1024 * 1024
+"""The largest message of a feed: all segments of a topic, with their consumers."""
+FEED_HEARTBEAT_S = 5.0
+"""A feed that answers no ping within half of this time is lost."""
+FEED_CONNECT_S = 5.0
+"""How long connecting to a feed may take."""
+FEED_RETRY_S = 0.1
+"""Pause before a lost feed is connected to again ..."""
+FEED_RETRY_MAX_S = 2.0
+"""... doubles up to this."""
+FEED_SNAPSHOT_WAIT_S = 5.0
+"""How long a new controller waits for the first snapshots of other brokers."""
+REGISTRATION_TRIES_S = 20.0
+"""How long an ordered consumer that comes is tried to be registered while its leader changes ..."""
+REGISTRATION_RETRY_S = 0.05
+"""... with a pause that begins at this, ends when an owner or broker changes ..."""
+REGISTRATION_RETRY_MAX_S = 1.0
+"""... and doubles up to this."""
+RELAY_ANSWER_S = 5.0
+"""How long the leader may take for the first assignment, connecting to it included: with the time
+above, less than a client waits for an answer (30 s)."""
+RELAY_CONNECT_S = 2.0
+"""How long connecting may take of that: packets to a machine that is gone are lost."""
+RELAYED_CONSUMERS = 2_000
+"""Ordered consumers that one broker stands before: each has a socket, and one at its leader."""
+RELAY_LEAVE_S = 5.0
+"""How long the leader may take to let a relayed consumer go; then its connection is closed."""
+CONTROLLER_CLOSE_S = 1.0
+"""How long a broker that stops waits for registrations that are being stored."""
 
 # Transactions
 TXN_ID_BLOCK = 1000
@@ -226,3 +307,143 @@ TXN_PINS_SHOWN = 100
 """Transactions that are shown for one segment when an operator asks what pins it."""
 TXN_CLAIMS_READ = 500
 """Claims that are read of one segment that is not loaded when an operator asks so."""
+TXN_KEY_BYTES = 256
+"""Length of a transaction key, of what names a request about it, and of its owner: part of a path,
+where a byte may take three."""
+TXN_KEYS_OF_COORDINATOR = 100_000
+"""Transaction keys of one coordinator; a new one is refused above it."""
+TXN_KEY_CONNECTIONS = 10_000
+"""Connections that one coordinator remembers to hold keys; another ATTACH is refused above it."""
+TXN_KEYS_LISTED = 1_000
+"""Most transaction keys that one REST answer lists; it tells where the next page begins."""
+TXN_KEY_DELETIONS = 100
+"""Attempts of an operator's deletion against a client that goes on beginning transactions."""
+
+# Placement: brokers that share their stores
+PLACEMENT_OWNER_LEVELS = 32
+"""Levels that records of owners are spread over, so that no list of one level is too long."""
+PLACEMENT_RETRY_MAX_S = 1
+"""Longest pause between attempts at the metadata store; what waits for them cannot be served."""
+PLACEMENT_PROMISES = 10_000
+"""Choices that are remembered until an owner is known, so that they count and are repeated."""
+PLACEMENT_PROMISE_S = 10
+"""How long each of them is."""
+LOAD_REPORT_S = 10
+"""Pause between looks at this broker's load."""
+LOAD_REPORT_MAX_S = 60
+"""A load that hardly changes is written after this time at the latest."""
+SHEDDING_ROUND_S = 30
+"""Pause between rounds of the leader that looks after balance."""
+SHEDDING_MOVES = 8
+"""Topics that one round moves."""
+SHEDDING_REST_S = 600
+"""For so long a topic that was moved stays where it is."""
+PEER_TIMEOUT_S = 10
+"""How long another broker may take to answer; unloading a topic is the longest."""
+ADMIN_SESSION_WAIT_S = 5
+"""How long a REST request about one topic waits for this broker's next session."""
+DRAIN_TOPICS_AT_ONCE = 4
+"""Topics that a draining broker closes side by side."""
+COORDINATOR_LEFT_ALONE_S = 1
+"""A coordinator that the chosen broker does not take is taken by whoever sees it after this."""
+COORDINATOR_KEPT_S = 60
+"""For so long it is not offered to that broker again: a dead one's session is mostly over."""
+COORDINATOR_KEPT_MAX_S = 3600
+"""For so long at most, where a broker goes on leaving alone what it is offered."""
+COORDINATOR_NO_CANDIDATE_S = 5
+"""The same where all brokers start or stop: one that starts is mostly a candidate by then."""
+
+# ZooKeeper
+ZOOKEEPER_WINDOW = 128
+"""Requests of one session that are with the client library at once."""
+ZOOKEEPER_CONNECT_S = 10
+"""How long the first connection may take."""
+ZOOKEEPER_REQUEST_S = 15
+"""How long one request may take, reconnections included, before its caller is told so."""
+ZOOKEEPER_VISIBLE_S = 15
+"""How long an ephemeral record, once stored, may take until reads here see it; then its caller is
+told so."""
+ZOOKEEPER_CLOSE_S = 15
+"""How long the end of a connection may take; then its thread is left alone."""
+ZOOKEEPER_RECONNECT_MIN_S = 0.05
+ZOOKEEPER_RECONNECT_MAX_S = 1.0
+"""Pauses between attempts to connect."""
+ZOOKEEPER_REQUEST_BYTES = 1024 * 1024 - 32 * 1024
+"""Longest request: above 1 MiB a server (jute.maxbuffer) drops the connection."""
+
+# Ledgers on bookies: who writes and reads them
+BOOKIE_SHUFFLES = 10
+"""Random orders of the bookies of which the one with most racks in its write sets is taken."""
+BOOKIE_ERRORS = 3
+"""Failures of a bookie that put it into quarantine ..."""
+BOOKIE_ERROR_WINDOW_S = 60.0
+"""... when they are within this time ..."""
+BOOKIE_ERROR_SPACING_S = 1.0
+"""... and not within this time of each other, which counts as one."""
+BOOKIE_QUARANTINE_S = 300.0
+"""How long such a bookie is left out of new ensembles."""
+ENSEMBLE_CHANGES = 100
+"""Ensemble changes of one writer; a ledger that needs more is given up for the next one."""
+LEDGER_PENDING_ADDS = 200_000
+"""Appends of one ledger that wait for bookies; above it appends fail."""
+LEDGER_PENDING_BYTES = 512 * 1024 * 1024
+"""The same in bytes.  Callers stop before (BROKER_INFLIGHT_BYTES): this is for what they miss."""
+WRITER_DRAIN_S = 5.0
+"""How long opening a ledger, or closing the store, waits for what writers have in flight."""
+RECOVERY_WINDOW_ENTRIES = 256
+"""Entries that a recovery reads, and writes back, at once ..."""
+RECOVERY_WINDOW_BYTES = 16 * 1024 * 1024
+"""... if the largest entry of the window before says that they are not above this."""
+RECOVERY_FIRST_WINDOW_ENTRIES = 8
+RECOVERY_ROUNDS = 10
+"""How often a recovery starts again because another one changed the record."""
+LEDGER_READS_IN_FLIGHT = 64
+"""Entries that one read asks bookies for at once, where they cannot come as a batch."""
+LEDGER_BATCH_READ_BYTES = 4 * 1024 * 1024
+"""Most that one batch of entries brings."""
+LEDGER_BATCH_READ_ENTRIES = 10_000
+LEDGER_ID_TRIES = 10
+"""Ledger ids that a creation tries when others have taken them."""
+ZOOKEEPER_SESSION_MS = 10_000
+"""Timeout of the sessions in which records are read and written (the server has its own bounds)."""
+ZOOKEEPER_READ_NODES = 500
+"""Nodes that one request reads, as of one moment."""
+ZOOKEEPER_TRIES = 20
+"""How often a write is tried in a row that others come in between of."""
+
+# Connections to bookies
+BOOKIE_FRAME_BYTES = 5 * 1024 * 1024
+"""Largest frame that bookies take unless they are told otherwise (nettyMaxFrameSizeBytes)."""
+BOOKIE_INFLIGHT_REQUESTS = 2_000
+"""Requests of one connection that are sent and not answered; more wait for them.  Less than what a
+bookie holds for one of its threads before it refuses (2500 reads, 10 000 adds by default)."""
+BOOKIE_INFLIGHT_BYTES = 32 * 1024 * 1024
+"""The same in bytes of requests; a larger one goes alone."""
+BOOKIE_WAITING_REQUESTS = 500_000
+"""Requests that wait behind those; above it they are refused.  Callers stop before."""
+BOOKIE_WAITING_BYTES = BROKER_INFLIGHT_BYTES
+"""The same in bytes."""
+BOOKIE_LATE_TIMEOUTS = 4
+"""Timeouts after which a connection whose answer is still not there is given up."""
+BOOKIE_CONNECT_TIMEOUT_S = 10
+"""How long a connection may take until it is ready, TLS and authentication included."""
+BOOKIE_BACKOFF_MIN_S = 0.1
+BOOKIE_BACKOFF_MAX_S = 5.0
+"""How long nobody connects after a failure: doubles from one to the other."""
+BOOKIE_AUTH_ROUNDS = 16
+"""Messages of one authentication."""
+ZOOKEEPER_DEFLATE_BYTES = 64 * 1024
+"""A longer value is deflated."""
+ZOOKEEPER_KNOWN = 20_000
+"""Records, and directories, of which a process remembers versions to write without a read."""
+ZOOKEEPER_PRUNE_S = 1.0
+"""Pause after a record was removed before its directory is, if it is empty."""
+ZOOKEEPER_LOOK_S = 1.0
+"""How often writes are looked for that wait for longer than ZOOKEEPER_REQUEST_S."""
+ZOOKEEPER_BATCHES_IN_FLIGHT = 4
+"""Batches of writes that are sent before the first of them is answered."""
+ZOOKEEPER_BATCH_WRITES = 64
+ZOOKEEPER_BATCH_BYTES = 128 * 1024
+"""Writes that are sent together; a longer one goes alone."""
+ZOOKEEPER_SCAN_TRIES = 8
+"""How often a range is read again because it changed meanwhile."""

@@ -13,7 +13,8 @@ def configure_logging(
     """Set up structlog for the whole process.  Logs go to standard error."""
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer()
+        # Tracebacks without the values of variables: passwords and tokens are among those.
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         if console
         else structlog.processors.JSONRenderer(sort_keys=False)
     )

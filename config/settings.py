@@ -8,9 +8,9 @@ sentence that says which and what would be right.  `magnetar config` prints the 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -44,6 +44,52 @@ class Settings(BaseSettings):
         "127.0.0.1", description="Host that clients are told to connect to"
     )
     cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
+
+    # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir
+    metadata_store_url: str = Field(
+        "", description="oxia://HOST:PORT/NAMESPACE or zk:HOST:PORT,HOST:PORT/CHROOT"
+    )
+    bookkeeper_metadata_service_uri: str = Field(
+        "",
+        description="Where bookies register: metadata-store:oxia://HOST:PORT/NAMESPACE, "
+        "metadata-store:zk:HOST:PORT/CHROOT or zk+hierarchical://HOST:PORT/ledgers",
+    )
+    metadata_store_session_timeout_ms: Annotated[int, Field(ge=2000, le=300_000)] = Field(
+        30_000, description="A broker not heard of for this long loses what it owns"
+    )
+    metadata_store_token_file: Path | None = Field(
+        None, description="File with the bearer token that Oxia asks for"
+    )
+    metadata_store_tls_trust_certs_file: Path | None = Field(
+        None, description="Certificates to trust (PEM); makes connections to the store use TLS"
+    )
+    metadata_store_tls_certificate_file: Path | None = Field(
+        None, description="Our own certificate (PEM), where the store asks for one"
+    )
+    metadata_store_tls_key_file: Path | None = Field(None, description="... and its key (PEM)")
+    ledger_ensemble_size: Positive = Field(2, description="Bookies that a ledger is spread over")
+    ledger_write_quorum: Positive = Field(2, description="Copies of each entry")
+    ledger_ack_quorum: Positive = Field(2, description="Copies that make an entry durable")
+    ledger_digest_type: Literal["CRC32C", "CRC32", "MAC", "DUMMY"] = Field(
+        "CRC32C", description="What protects entries on bookies"
+    )
+    ledger_password: SecretStr = Field(SecretStr(""), description="Password of ledgers on bookies")
+    bookkeeper_max_frame_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
+        5 * MIB + 10_240, description="nettyMaxFrameSizeBytes of the bookies"
+    )
+    bookkeeper_tls_trust_certs_file: Path | None = Field(
+        None, description="Certificates to trust (PEM); makes connections to bookies use TLS"
+    )
+    bookkeeper_tls_certificate_file: Path | None = Field(
+        None, description="Our own certificate (PEM), where bookies ask for one"
+    )
+    bookkeeper_tls_key_file: Path | None = Field(None, description="... and its key (PEM)")
+    bookkeeper_client_authentication_plugin: str = Field(
+        "", description="How bookies know this broker: sasl, or package.module:name of your own"
+    )
+    bookkeeper_client_authentication_parameters: SecretStr = Field(
+        SecretStr(""), description="What that needs; for sasl: USER:PASSWORD, or file:PATH"
+    )
 
     # Topics
     scalable_topics_enabled: bool = Field(True, description="Serve topic:// names")
@@ -80,6 +126,9 @@ class Settings(BaseSettings):
     transaction_gc_retention_s: NotNegative = Field(
         900, description="... that ended longer ago than this; longer than clients try again"
     )
+    transaction_key_retention_s: NotNegative = Field(
+        7 * 24 * 3600, description="Transaction keys that nobody holds or uses go after this"
+    )
 
     # Retention and ledgers
     retention_time_minutes: int = Field(
@@ -114,6 +163,31 @@ class Settings(BaseSettings):
     drain_timeout_s: Positive = Field(
         15, description="How long SIGTERM waits for clients and data before stopping anyway"
     )
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether the stores are ones that other brokers share."""
+        return bool(self.metadata_store_url)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if not self.ledger_ack_quorum <= self.ledger_write_quorum <= self.ledger_ensemble_size:
+            raise ValueError(
+                "ledger_ack_quorum may not be above ledger_write_quorum, nor that above "
+                f"ledger_ensemble_size, but they are {self.ledger_ack_quorum}, "
+                f"{self.ledger_write_quorum} and {self.ledger_ensemble_size}: mend them."
+            )
+        if bool(self.metadata_store_url) != bool(self.bookkeeper_metadata_service_uri):
+            raise ValueError(
+                "metadata_store_url and bookkeeper_metadata_service_uri go together: set both "
+                "for a cluster, or neither to keep everything in data_dir."
+            )
+        if self.in_cluster and not self.http_port:
+            raise ValueError(
+                "http_port is 0, but the brokers of a cluster know each other by host and REST "
+                "port: give it a number."
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -167,6 +241,9 @@ def _read_file(config_file: Path) -> dict[str, object]:
 def _sentences(error: ValidationError, config_file: Path | None) -> str:
     lines = []
     for problem in error.errors():
+        if not problem["loc"]:
+            lines.append(problem["msg"].removeprefix("Value error, "))
+            continue
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             where = f" in {config_file}" if config_file else ""

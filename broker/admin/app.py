@@ -12,8 +12,10 @@ from broker.admin import (
     persistent,
     scalable,
     schemas,
+    segments,
     subscriptions,
     tenants,
+    transaction_keys,
     transactions,
 )
 from broker.admin.keys import BROKER, REGISTRY
@@ -41,11 +43,14 @@ def build_app(broker: "Broker") -> web.Application:
         persistent,
         scalable,
         schemas,
+        segments,
         subscriptions,
         tenants,
+        transaction_keys,
         transactions,
     ):
         app.add_routes(resource.routes())
+    app.on_shutdown.append(segments.end_feeds)
     app.router.add_get(INDEX, index)
     for path in ("/metrics", "/metrics/"):
         app.router.add_get(path, metrics)
@@ -77,13 +82,17 @@ class AdminServer:
 
     async def start(self) -> None:
         """Listen.  `port` is the one really used.  Raises OSError when it is taken."""
-        settings = self._broker.settings
+        settings, taken = self._broker.settings, self._broker.take_http_socket()
         runner = web.AppRunner(
             build_app(self._broker), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
         )
         await runner.setup()
         self._runner = runner
-        site = web.TCPSite(runner, settings.bind_host, settings.http_port)
+        site: web.BaseSite
+        if taken is None:
+            site = web.TCPSite(runner, settings.bind_host, settings.http_port)
+        else:
+            site = web.SockSite(runner, taken)
         await site.start()
         self.port = runner.addresses[0][1]
         self._broker.placement.listening(http_port=self.port)

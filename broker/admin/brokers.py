@@ -1,13 +1,21 @@
-"""`/admin/v2/brokers`: which brokers there are, and whether this one is well."""
+"""`/admin/v2/brokers`: which brokers there are, what they own, and whether this one is well.
+
+`/admin/v2/brokers/topics/...` is what brokers ask of each other: to let go of a topic or segment,
+and to take one.
+"""
 
 from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError
+from broker.admin.redirect import destination_of
+from broker.admin.rest import RestError, no_content, not_found, refused
+from broker.topics_elsewhere import TAKE, UNLOAD
+from protocol.names import TopicDomain, TopicName, parse_topic_name
 
 BASE = "/admin/v2/brokers"
+LOAD_REPORT = "/admin/v2/broker-stats/load-report"
 
 
 def routes() -> list[web.RouteDef]:
@@ -20,18 +28,22 @@ def routes() -> list[web.RouteDef]:
         web.get(BASE + "/leaderBroker", leader),
         web.get(BASE + "/configuration/runtime", runtime_configuration),
         web.get(BASE + "/{cluster}", list_brokers),
+        web.get(BASE + "/{cluster}/{broker}/ownedNamespaces", owned_namespaces),
+        web.get(LOAD_REPORT, load_report),
+        web.put(UNLOAD, unload),
+        web.put(TAKE, take),
     ]
 
 
 async def list_brokers(request: web.Request) -> web.Response:
     """GET: `["host:port"]` of the REST addresses."""
-    return web.json_response([request.app[BROKER].placement.broker_id])
+    return web.json_response(sorted(request.app[BROKER].placement.brokers))
 
 
 async def health(request: web.Request) -> web.Response:
     """GET: `ok` when both stores answer; 503 otherwise."""
     broker = request.app[BROKER]
-    if not broker.serving:
+    if not broker.serving or broker.placement.draining:
         raise RestError(
             HTTPStatus.SERVICE_UNAVAILABLE, "The broker is starting or draining: try again later."
         )
@@ -45,9 +57,63 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def leader(request: web.Request) -> web.Response:
-    """GET: on one broker, this one."""
+    """GET: the one that looks after balance; 404 while there is none."""
+    found = request.app[BROKER].placement.leader
+    if found is None:
+        raise not_found("There is no leader just now: ask again in a moment.")
+    return web.json_response({"serviceUrl": found.web_url, "brokerId": found.broker_id})
+
+
+async def owned_namespaces(request: web.Request) -> web.Response:
+    """GET: of each namespace of which a broker owns something, how much of it is active."""
     placement = request.app[BROKER].placement
-    return web.json_response({"serviceUrl": placement.web_url, "brokerId": placement.broker_id})
+    asked = request.match_info["broker"]
+    if asked not in placement.brokers:
+        raise not_found(f"There is no broker {asked!r}: see {BASE} for those that live.")
+    counts: dict[str, int] = {}
+    for name, owner in placement.owners().items():
+        if owner == asked:
+            namespace = str(parse_topic_name(name).namespace_name)
+            counts[namespace] = counts.get(namespace, 0) + 1
+    return web.json_response(
+        {
+            f"{namespace}/0x00000000_0xffffffff": {
+                "broker_assignment": "shared",
+                "is_controlled": True,
+                "is_active": True,
+                "topics": count,
+            }
+            for namespace, count in sorted(counts.items())
+        }
+    )
+
+
+async def load_report(request: web.Request) -> web.Response:
+    """GET: this broker's record, with its load as it was last told to the others."""
+    return web.json_response(request.app[BROKER].placement.load_report())
+
+
+def _name(request: web.Request) -> TopicName:
+    """The topic or segment in `?topic=`, by its full name."""
+    name = parse_topic_name(request.query.get("topic", ""))
+    if name.domain is TopicDomain.TOPIC:
+        raise refused(f"{name} is a scalable topic: name one of its segments.")
+    return name
+
+
+async def unload(request: web.Request) -> web.Response:
+    """PUT `?topic=&destinationBroker=`: close it here, if it is here."""
+    broker = request.app[BROKER]
+    name, destination = _name(request), destination_of(request)
+    if broker.placement.owns(name):
+        await broker.topics.elsewhere.unload(name, destination)
+    return no_content()
+
+
+async def take(request: web.Request) -> web.Response:
+    """PUT `?topic=`: load it here, unless it is another broker's already."""
+    await request.app[BROKER].topics.get(_name(request), create=False)
+    return no_content()
 
 
 async def runtime_configuration(request: web.Request) -> web.Response:

@@ -3,7 +3,9 @@
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import topic_of
+from broker.admin.redirect import AUTHORITATIVE, go_to
+from broker.admin.rest import flag, topic_of
+from broker.handlers.lookup import placed_for_client
 
 TOPIC = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 
@@ -14,15 +16,19 @@ def routes() -> list[web.RouteDef]:
 
 
 async def lookup(request: web.Request) -> web.Response:
-    """GET: LookupData."""
+    """GET: LookupData; 307 to the broker that is chosen for what nobody owns."""
     placement = request.app[BROKER].placement
-    owner = placement.owner_of(topic_of(request, request.match_info["domain"]))
+    name = topic_of(request, request.match_info["domain"])
+    placed = placed_for_client(placement, name, authoritative=flag(request, AUTHORITATIVE))
+    if not placed.connect:
+        raise go_to(request, placed.address)
+    owner = placed.address
     return web.json_response(
         {
-            "brokerId": placement.broker_id,
+            "brokerId": owner.broker_id,
             "brokerUrl": owner.url,
             "brokerUrlSsl": owner.url_tls,
-            "httpUrl": placement.web_url,
+            "httpUrl": owner.web_url,
             "nativeUrl": owner.url,
         }
     )

@@ -79,6 +79,7 @@ def routes() -> list[web.RouteDef]:
         web.delete(NAMESPACE, delete),
         web.get(NAMESPACE + "/topics", topics),
         web.get(NAMESPACE + "/bundles", bundles),
+        web.put(NAMESPACE + "/unload", unload),
         web.get(NAMESPACE + "/scalableTopicAutoScalePolicy", auto_scale_policy),
     ]
     for policy in POLICIES:
@@ -164,8 +165,17 @@ async def topics(request: web.Request) -> web.Response:
     return web.json_response(await broker.topics.list_names(namespace_of(request)))
 
 
+async def unload(request: web.Request) -> web.Response:
+    """PUT: close every topic and segment, on whichever broker; clients come back by themselves."""
+    broker = request.app[BROKER]
+    name = namespace_of(request)
+    await broker.namespaces.require(name)
+    await broker.topics.elsewhere.unload_namespace(name)
+    return no_content()
+
+
 async def bundles(request: web.Request) -> web.Response:
-    """GET: one bundle, since one broker owns everything."""
+    """GET: one bundle; topics are owned one by one, and not by bundles."""
     policies = await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response(policies.raw.get("bundles"))
 

@@ -1,13 +1,17 @@
 """`/admin/v2/persistent/{tenant}/{namespace}[/{topic}]`: regular topics, partitioned or not.
 
-Scalable topics and their segments are not here: see /admin/v2/scalable.
+Scalable topics and their segments are not here: see /admin/v2/scalable.  What concerns one topic is
+answered by its owner; what concerns a namespace or a partitioned topic, by any broker.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.redirect import destination_of, require_here
 from broker.admin.rest import (
     RestError,
     body_of,
@@ -22,6 +26,9 @@ from broker.admin.topic_stats import internal_stats, topic_stats
 from broker.topic import Topic
 from protocol.ids import Position
 from protocol.names import TopicName, require_creatable
+
+if TYPE_CHECKING:
+    from broker.service import Broker
 
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = BASE + "/{topic}"
@@ -53,13 +60,14 @@ def persistent_name(request: web.Request) -> TopicName:
 
 
 async def existing_topic(request: web.Request) -> Topic:
-    """The topic in the path, loaded.  404 when there is none."""
+    """The topic in the path, loaded.  404 when there is none, 307 when it is another broker's."""
     broker = request.app[BROKER]
     name = persistent_name(request)
     if name.partition_index is None and await broker.topics.partitioned.count(name):
         raise not_found(f"{name} is partitioned: ask for one of its partitions.")
     if not await broker.topics.exists(name):
         raise not_found(f"There is no topic {name}: create it with PUT, or publish to it.")
+    await require_here(request, name)
     return await broker.topics.get(name, create=False)
 
 
@@ -90,7 +98,9 @@ async def list_partitioned(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     """PUT: an unpartitioned topic; 409 if it exists."""
-    await request.app[BROKER].topics.create(persistent_name(request))
+    name = persistent_name(request)
+    await require_here(request, name)
+    await request.app[BROKER].topics.create(name)
     return no_content()
 
 
@@ -128,9 +138,19 @@ async def create_partitioned(request: web.Request) -> web.Response:
     if await broker.topics.exists(name):
         raise conflict(f"The topic {name} exists already.")
     await broker.topics.partitioned.create(name, count)
+    await _make_partitions(broker, name, count)
+    return no_content()
+
+
+async def _make_partitions(broker: "Broker", name: TopicName, count: int) -> None:
+    """A single broker makes them now; where there are others, each is made by who first serves it.
+
+    Otherwise all of them would begin at the one broker that was asked.
+    """
+    if broker.placement.shared:
+        return
     for index in range(count):
         await broker.topics.get(name.partition(index), create=True)
-    return no_content()
 
 
 async def grow_partitions(request: web.Request) -> web.Response:
@@ -139,8 +159,7 @@ async def grow_partitions(request: web.Request) -> web.Response:
     name = persistent_name(request)
     count = await _partition_count(request)
     await broker.topics.partitioned.grow(name, count)
-    for index in range(count):
-        await broker.topics.get(name.partition(index), create=True)
+    await _make_partitions(broker, name, count)
     return no_content()
 
 
@@ -165,12 +184,18 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     if not count:
         raise not_found(f"{name} is not partitioned: ask for /stats.")
     each = {
-        str(name.partition(index)): topic_stats(
-            await broker.topics.get(name.partition(index), create=True)
-        )
+        str(name.partition(index)): await _stats_of(broker, name.partition(index))
         for index in range(count)
     }
     return web.json_response({"metadata": {"partitions": count}, "partitions": each})
+
+
+async def _stats_of(broker: "Broker", name: TopicName) -> Mapping[str, object]:
+    """Of a partition, wherever it is; {} of one that nobody has used yet, or that cannot tell."""
+    placed = broker.placement.place(name, authoritative=False)
+    if placed.here:
+        return topic_stats(await broker.topics.get(name, create=True))
+    return await broker.topics.elsewhere.stats(placed.address, name)
 
 
 async def stats_of_ledgers(request: web.Request) -> web.Response:
@@ -193,7 +218,16 @@ async def terminate(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """PUT: close it; clients reconnect and it is loaded anew."""
+    """PUT `?destinationBroker=`: close it; clients reconnect and it is loaded anew, there if given.
+
+    412 for a destination that takes no topics.
+    """
+    broker = request.app[BROKER]
+    name = persistent_name(request)
+    if name.partition_index is None and (count := await broker.topics.partitioned.count(name)):
+        for index in range(count):
+            await broker.topics.elsewhere.unload(name.partition(index))
+        return no_content()
     topic = await existing_topic(request)
-    await request.app[BROKER].topics.unload(topic.name)
+    await broker.topics.elsewhere.unload(topic.name, destination_of(request))
     return no_content()

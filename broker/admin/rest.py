@@ -92,6 +92,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             raise
         reason = f"{request.method} {request.path}: {error.reason}. See /admin/v2 for what exists."
         return error_answer(HTTPStatus(error.status), reason)
+    except ConnectionResetError:
+        log.debug("rest_client_gone", method=request.method, path=request.path)
+        return error_answer(HTTPStatus.SERVICE_UNAVAILABLE, "Nobody is there to read this.")
     except Exception:
         log.exception("rest_request_failed", method=request.method, path=request.path)
         return error_answer(

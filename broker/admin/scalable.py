@@ -1,7 +1,8 @@
 """`/admin/v2/scalable/{tenant}/{namespace}[/{topic}]`: scalable topics.
 
 Status codes are the documented ones (404 for what is not there, 409 for what is, 412 for what
-cannot be done as things stand), also where Apache Pulsar 5.0.0-M1 answers 500.
+cannot be done as things stand), also where Apache Pulsar 5.0.0-M1 answers 500.  What changes a
+topic, and its statistics, are sent on (307) to the broker that leads it; the rest any answers.
 """
 
 from http import HTTPStatus
@@ -9,6 +10,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.redirect import require_here
 from broker.admin.rest import (
     RestError,
     flag,
@@ -53,6 +55,14 @@ def _name(request: web.Request) -> TopicName:
     return topic_of(request, "topic")
 
 
+async def _known_at_leader(request: web.Request) -> TopicName:
+    """The topic, which is there, if this broker leads it or may; else the request is sent on."""
+    name = _name(request)
+    await request.app[BROKER].scalable.get(name)
+    await require_here(request, name)
+    return name
+
+
 async def list_topics(request: web.Request) -> web.Response:
     """GET `?property=k=v` (all must match)."""
     filters: dict[str, str] = {}
@@ -92,13 +102,16 @@ async def get(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE `?force=true`."""
-    await request.app[BROKER].scalable.delete(_name(request), force=flag(request, "force"))
+    name = await _known_at_leader(request)
+    await request.app[BROKER].scalable.delete(name, force=flag(request, "force"))
     return no_content()
 
 
 async def stats(request: web.Request) -> web.Response:
     """GET: layout, rates, subscriptions."""
-    return web.json_response(await request.app[BROKER].scalable.stats(_name(request)))
+    return web.json_response(
+        await request.app[BROKER].scalable.stats(await _known_at_leader(request))
+    )
 
 
 async def history(request: web.Request) -> web.Response:
@@ -109,21 +122,25 @@ async def history(request: web.Request) -> web.Response:
 
 async def split(request: web.Request) -> web.Response:
     """POST: split one ACTIVE segment."""
-    await request.app[BROKER].scalable.split(_name(request), SegmentId(number(request, "segment")))
+    await request.app[BROKER].scalable.split(
+        await _known_at_leader(request), SegmentId(number(request, "segment"))
+    )
     return no_content()
 
 
 async def merge(request: web.Request) -> web.Response:
     """POST: merge two adjacent ACTIVE segments."""
     await request.app[BROKER].scalable.merge(
-        _name(request), SegmentId(number(request, "first")), SegmentId(number(request, "second"))
+        await _known_at_leader(request),
+        SegmentId(number(request, "first")),
+        SegmentId(number(request, "second")),
     )
     return no_content()
 
 
 async def list_subscriptions(request: web.Request) -> web.Response:
     """GET: names of all durable subscriptions."""
-    answer = await request.app[BROKER].scalable.stats(_name(request))
+    answer = await request.app[BROKER].scalable.stats(await _known_at_leader(request))
     subscriptions = answer.get("subscriptions")
     return web.json_response(sorted(subscriptions) if isinstance(subscriptions, dict) else [])
 
@@ -134,7 +151,10 @@ async def create_subscription(request: web.Request) -> web.Response:
     if kind not in {"STREAM", "QUEUE"}:
         raise refused(f"type = {kind!r} is unknown: give STREAM or QUEUE.")
     await request.app[BROKER].scalable.create_subscription(
-        _name(request), request.match_info["subscription"], kind=kind, start=EARLIEST
+        await _known_at_leader(request),
+        request.match_info["subscription"],
+        kind=kind,
+        start=EARLIEST,
     )
     return no_content()
 
@@ -142,7 +162,9 @@ async def create_subscription(request: web.Request) -> web.Response:
 async def delete_subscription(request: web.Request) -> web.Response:
     """DELETE: on every segment."""
     await request.app[BROKER].scalable.delete_subscription(
-        _name(request), request.match_info["subscription"], force=flag(request, "force")
+        await _known_at_leader(request),
+        request.match_info["subscription"],
+        force=flag(request, "force"),
     )
     return no_content()
 
@@ -150,14 +172,18 @@ async def delete_subscription(request: web.Request) -> web.Response:
 async def seek(request: web.Request) -> web.Response:
     """POST `?timestamp=ms`: every segment to that time."""
     await request.app[BROKER].scalable.seek_subscription(
-        _name(request), request.match_info["subscription"], number(request, "timestamp")
+        await _known_at_leader(request),
+        request.match_info["subscription"],
+        number(request, "timestamp"),
     )
     return no_content()
 
 
 async def skip_all(request: web.Request) -> web.Response:
     """POST: nothing published so far is delivered any more."""
-    await request.app[BROKER].scalable.skip_all(_name(request), request.match_info["subscription"])
+    await request.app[BROKER].scalable.skip_all(
+        await _known_at_leader(request), request.match_info["subscription"]
+    )
     return no_content()
 
 

@@ -12,11 +12,12 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.redirect import require_here
 from broker.admin.rest import RestError, no_content, number, refused
 from broker.transaction_inspection import TransactionInspection
 from broker.transactions import Transactions
 from config.bounds import TXN_LISTED
-from protocol.names import parse_topic_name
+from protocol.names import TopicDomain, parse_topic_name
 from txn.errors import CoordinatorNotFound
 from txn.header import OPERATOR
 from txn.records import TxnState
@@ -44,7 +45,8 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _enabled(request: web.Request) -> Transactions:
+def enabled(request: web.Request) -> Transactions:
+    """The broker's transactions, if clients may use them."""
     transactions = request.app[BROKER].transactions
     if not transactions.enabled:
         raise RestError(
@@ -55,7 +57,7 @@ def _enabled(request: web.Request) -> Transactions:
 
 
 def _inspection(request: web.Request) -> TransactionInspection:
-    _enabled(request)
+    enabled(request)
     return TransactionInspection(request.app[BROKER])
 
 
@@ -71,12 +73,13 @@ def _coordinator(request: web.Request) -> CoordinatorId | None:
     if "coordinatorId" not in request.query:
         return None
     asked = CoordinatorId(number(request, "coordinatorId"))
-    _require_led(request, asked)
+    require_led(request, asked)
     return asked
 
 
-def _require_led(request: web.Request, coordinator: CoordinatorId) -> None:
-    served = _enabled(request).coordinators
+def require_led(request: web.Request, coordinator: CoordinatorId) -> None:
+    """Send the request on unless that coordinator is led here.  Raises `CoordinatorNotFound`."""
+    served = enabled(request).coordinators
     try:
         served.require_served(coordinator)
     except CoordinatorNotFound:
@@ -92,7 +95,7 @@ def _here(request: web.Request) -> str:
 
 async def coordinators(request: web.Request) -> web.Response:
     """GET: each coordinator with the broker that leads it."""
-    found = sorted(_enabled(request).coordinators.assignments().items())
+    found = sorted(enabled(request).coordinators.assignments().items())
     return web.json_response(
         [{"id": number, "brokerServiceUrl": leader.broker_url} for number, leader in found]
     )
@@ -108,7 +111,7 @@ async def coordinator_stats(request: web.Request) -> web.Response:
             "lowWaterMark": -1,
             "ongoingTxnSize": one.open_count,
         }
-        for one in _enabled(request).coordinators.led()
+        for one in enabled(request).coordinators.led()
         if asked is None or one.coordinator_id == asked
     }
     return web.json_response(found if asked is None else found[str(asked)])
@@ -176,13 +179,15 @@ async def why(request: web.Request) -> web.Response:
     name = parse_topic_name(
         f"{info['domain']}://{info['tenant']}/{info['namespace']}/{info['topic']}"
     )
+    if name.domain is not TopicDomain.TOPIC:
+        await require_here(request, name)  # the owner knows most
     return web.json_response(await _inspection(request).why(name))
 
 
 async def _end(request: web.Request, action: TxnState) -> None:
     txn = _txn(request)
-    _require_led(request, txn.coordinator)
-    await _enabled(request).coordinators.end(txn, action, OPERATOR)
+    require_led(request, txn.coordinator)
+    await enabled(request).coordinators.end(txn, action, OPERATOR)
 
 
 def _pulsar_id(row: Mapping[str, object]) -> str:

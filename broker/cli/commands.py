@@ -8,7 +8,7 @@ import http.client
 import json
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -59,21 +59,57 @@ def standalone(
         bind_host=bind_host,
         advertised_host=advertised_host,
     )
-    from broker.cli.standalone import run_standalone
+    if settings.in_cluster:
+        raise fail("metadata_store_url names a store that brokers share: run `magnetar broker`.")
+    _serve(settings)
+
+
+def broker(
+    config: ConfigFile = None,
+    port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
+    http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
+    advertised_host: Annotated[
+        str | None, typer.Option(help="Host that clients and brokers are told [127.0.0.1]")
+    ] = None,
+) -> None:
+    """Run one broker of a cluster: metadata in Oxia or ZooKeeper, ledgers on BookKeeper."""
+    settings = _settings(
+        config,
+        port=port,
+        http_port=http_port,
+        bind_host=bind_host,
+        advertised_host=advertised_host,
+    )
+    if not settings.in_cluster:
+        raise fail(
+            "a broker of a cluster needs metadata_store_url and bookkeeper_metadata_service_uri: "
+            "set them, or run `magnetar standalone`."
+        )
+    _serve(settings)
+
+
+def _serve(settings: "Settings") -> NoReturn:
+    from broker.cli.serving import serve
     from config.logging import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
-
-    raise typer.Exit(run_standalone(settings))
+    raise typer.Exit(serve(settings))
 
 
 def show_config(config: ConfigFile = None) -> None:
     """Print every setting with its value and meaning, as TOML that can be used again."""
+    from pydantic import SecretStr
+
     settings = _settings(config)
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         typer.echo(f"# {field.description or name}")
-        typer.echo(f"{name} = {json.dumps(value if isinstance(value, int | str) else str(value))}")
+        if value is None or isinstance(value, SecretStr):
+            typer.echo(f"# {name} = {'(not set)' if not value else '(not shown)'}")
+        else:
+            shown = value if isinstance(value, int | str) else str(value)
+            typer.echo(f"{name} = {json.dumps(shown)}")
 
 
 def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
@@ -105,6 +141,7 @@ def backup(
 def register(app: typer.Typer) -> None:
     """Entry point of the group `magnetar.commands`."""
     app.command("standalone")(standalone)
+    app.command("broker")(broker)
     app.command("config")(show_config)
     app.command("health")(health)
     app.command("backup")(backup)

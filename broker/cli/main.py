@@ -1,31 +1,41 @@
 """The `magnetar` command: finds its sub-commands in the entry-point group `magnetar.commands`.
 
 Each entry point names a function that takes the Typer application and adds commands to it, so
-that broker and client can ship in one wheel and never import each other.
+that broker and client can ship in one wheel and never import each other.  The command that is asked
+for is looked for one entry point after the other: a broker starts without loading the client.
 """
 
+import sys
 from importlib.metadata import entry_points
 
 import typer
 
 
-def build_app() -> typer.Typer:
-    """The application with every installed sub-command."""
+def build_app(command: str | None = None) -> typer.Typer:
+    """The application with every installed sub-command, or at least with this one."""
     app = typer.Typer(
         name="magnetar",
-        help="A standalone broker for the Apache Pulsar protocol.",
+        help="A broker for the Apache Pulsar protocol, alone or one of a cluster, and its client.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
     for entry in sorted(entry_points(group="magnetar.commands"), key=lambda found: found.name):
         entry.load()(app)
+        if command is not None and command in _names(app):
+            break
     return app
+
+
+def _names(app: typer.Typer) -> set[str | None]:
+    """Of the commands and groups that it has."""
+    commands = {each.name for each in app.registered_commands}
+    return commands | {each.name for each in app.registered_groups}
 
 
 def main() -> None:
     """Run the command line."""
-    build_app()()
+    build_app(sys.argv[1] if len(sys.argv) > 1 else None)()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,54 @@
-"""The command line's view of the REST interface: one request, one answer, errors as sentences."""
+"""The command line's view of the REST interface: one request, one answer, errors as sentences.
+
+Rule: a broker that sends a request on (307 or 308, to the one that has the topic) is obeyed,
+whatever the method, and with the same body; a bounded number of times.  Failures name the address
+that was asked last.
+"""
 
 import http.client
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from http import HTTPStatus
+from http.client import HTTPMessage
+from typing import IO
 
 TIMEOUT_S = 30
+REDIRECTS_MAX = 5
+"""A topic that moves meanwhile is worth a few; brokers that send in a circle are not."""
+
+_SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
 
 
 class RestFailure(Exception):
     """The broker refused or was not there; the message says which and what to do."""
+
+
+class _SentOn(urllib.request.HTTPRedirectHandler):
+    """Sends every method on; the library only GET and HEAD.  `at` is who is asked now."""
+
+    max_redirections = max_repeats = REDIRECTS_MAX
+
+    def __init__(self, base_url: str) -> None:
+        self.at = base_url
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        scheme, host, *_ = urllib.parse.urlsplit(newurl)
+        self.at = f"{scheme}://{host}"
+        if code not in _SAME_METHOD:
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return urllib.request.Request(
+            newurl, data=req.data, method=req.get_method(), headers=dict(req.headers)
+        )
 
 
 def call(base_url: str, method: str, path: str, body: object | None = None) -> object:
@@ -27,10 +65,17 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
         method=method,
         headers={"Content-Type": "application/json", "Accept": "application/json"},
     )
+    sent_on = _SentOn(base_url)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        opener = urllib.request.build_opener(sent_on)
+        with opener.open(request, timeout=TIMEOUT_S) as response:
             return _decode(response.read())
     except urllib.error.HTTPError as error:
+        if error.code in _SAME_METHOD:
+            raise RestFailure(
+                f"The brokers sent the request on more than {REDIRECTS_MAX} times, last to "
+                f"{sent_on.at}: who has the topic is changing. Try again."
+            ) from error
         answer = _decode(error.read())
         reason = answer.get("reason") if isinstance(answer, dict) else answer
         status = HTTPStatus(error.code).phrase
@@ -38,12 +83,12 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise RestFailure(
-            f"No broker answers at {base_url} ({reason}): start one with `magnetar standalone`, "
+            f"No broker answers at {sent_on.at} ({reason}): start one with `magnetar standalone`, "
             "or name another with --admin-url."
         ) from error
     except http.client.HTTPException as error:
         raise RestFailure(
-            f"What answers at {base_url} is no REST interface: name the broker's REST port "
+            f"What answers at {sent_on.at} is no REST interface: name the broker's REST port "
             "(8080 unless set otherwise), not its binary port."
         ) from error
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import typer
 
 from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
+from broker.cli.transaction_keys import register_keys
 from config.bounds import TXN_LISTED
 
 BASE = "/admin/v3/transactions"
@@ -160,4 +161,5 @@ def register_transactions(app: typer.Typer) -> None:
     group.command("show")(show)
     group.command("why")(why)
     group.command("end")(end)
+    register_keys(group)
     app.add_typer(group, name="txn")

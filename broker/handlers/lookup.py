@@ -1,13 +1,19 @@
 """LOOKUP and PARTITIONED_METADATA.  Errors travel inside the commands' own responses.
 
-Rules: a lookup says which broker serves a name; it neither makes a topic nor asks whether there is
-one.
+Rules:
+
+- A lookup says which broker serves a name; it neither makes a topic nor asks whether there is one.
+- A name with an owner is answered Connect.  One without goes to the broker that is chosen for it:
+  Connect if that is this one or another broker has sent the client here (`authoritative`), else
+  Redirect, so that the chosen one confirms it.
+- A scalable topic's layout is told by every broker: its lookup is answered by whoever is asked.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from protocol.names import parse_topic_name
+from broker.placement import Placed, Placement
+from protocol.names import TopicDomain, TopicName, parse_topic_name
 from protocol.pulsar_pb2 import (
     BaseCommand,
     CommandLookupTopicResponse,
@@ -28,11 +34,17 @@ def lookup(connection: "Connection", command: BaseCommand, entry: bytes | None) 
     try:
         name = parse_topic_name(request.topic)
         connection.broker.topics.require_served(name)
-        owner = connection.broker.placement.owner_of(name)
-        response.response = CommandLookupTopicResponse.Connect
-        response.broker_service_url = owner.url
-        if owner.url_tls is not None:
-            response.broker_service_url_tls = owner.url_tls
+        placed = placed_for_client(
+            connection.broker.placement, name, authoritative=request.authoritative
+        )
+        response.response = (
+            CommandLookupTopicResponse.Connect
+            if placed.connect
+            else CommandLookupTopicResponse.Redirect
+        )
+        response.broker_service_url = placed.address.url
+        if placed.address.url_tls is not None:
+            response.broker_service_url_tls = placed.address.url_tls
         response.authoritative = True
         response.proxy_through_service_url = False
     except MagnetarError as error:
@@ -40,6 +52,13 @@ def lookup(connection: "Connection", command: BaseCommand, entry: bytes | None) 
         response.error = cast("WireError", int(error.code))
         response.message = str(error)
     connection.send(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=response))
+
+
+def placed_for_client(placement: Placement, name: TopicName, *, authoritative: bool) -> Placed:
+    """Where a client goes with a name.  Raises `PlacementNotReady`."""
+    if name.domain is TopicDomain.TOPIC and not placement.draining:
+        return Placed(placement.me, connect=True, here=True)
+    return placement.place(name, authoritative=authoritative)
 
 
 async def partitioned_metadata(

@@ -3,13 +3,14 @@
 Rules:
 
 - The handshake settles the protocol version (the lower one of both) and what each side can do.
-- A `proxy_to_broker_url` that is empty or names this broker is a direct connection; this broker is
-  no proxy to another one.
+- A `proxy_to_broker_url` that is empty or names this broker is a direct connection; one that names
+  another live broker of this cluster is forwarded there, and no other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from broker import forwarding
 from broker.connection import ConnectionState, ProtocolViolation
 from config.bounds import MAX_MESSAGE_SIZE
 from protocol.pulsar_pb2 import BaseCommand, CommandConnected, CommandPong, FeatureFlags
@@ -24,7 +25,7 @@ PROTOCOL_VERSION = 21
 
 
 class NoProxy(PeerError):
-    """The connection is meant for another broker: connect to that one."""
+    """The connection is meant for a broker that is none of this cluster: connect to that one."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -40,15 +41,22 @@ def features_of(broker: "Broker") -> FeatureFlags:
     )
 
 
-def connect(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
+def connect(
+    connection: "Connection", command: BaseCommand, entry: bytes | None
+) -> Awaitable[None] | None:
     """CONNECT: the handshake."""
     request = command.connect
     if connection.state is not ConnectionState.HANDSHAKE:
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
-    target = request.proxy_to_broker_url
-    here = connection.broker.placement.broker_url.removeprefix("pulsar://")
-    if target and target != here:
-        raise NoProxy(f"This broker does not forward to {target!r}: connect to that one directly.")
+    target, placement = f"pulsar://{request.proxy_to_broker_url}", connection.broker.placement
+    if request.proxy_to_broker_url and target != placement.broker_url:
+        for each in placement.brokers.values():
+            if each.url == target:
+                return forwarding.forward(connection, request, each)
+        raise NoProxy(
+            f"{request.proxy_to_broker_url!r} is no live broker of this cluster, so nothing is "
+            "forwarded there: connect to that one directly, or look up again."
+        )
     connection.client_version = request.client_version
     connection.protocol_version = min(request.protocol_version, PROTOCOL_VERSION)
     connection.features = request.feature_flags
@@ -61,9 +69,11 @@ def connect(connection: "Connection", command: BaseCommand, entry: bytes | None)
                 protocol_version=connection.protocol_version,
                 max_message_size=MAX_MESSAGE_SIZE,
                 feature_flags=features_of(connection.broker),
+                transaction_keys=connection.broker.settings.transactions_enabled,
             ),
         )
     )
+    return None
 
 
 def ping(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:

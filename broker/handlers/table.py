@@ -11,10 +11,14 @@ from broker.handlers import (
     schema,
     session,
     topics,
+    transaction_keys,
     transactions,
 )
 
-_AREAS = (session, produce, consume, lookup, schema, topics, scalable, transactions)
+_AREAS = (
+    *(session, produce, consume, lookup, schema, topics, scalable),
+    *(transactions, transaction_keys),
+)
 
 
 def handler_table() -> Mapping[int, Handler]:

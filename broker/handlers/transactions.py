@@ -5,6 +5,8 @@ Rules:
 - Every answer to NEW_TXN, ADD_* and END_TXN names the coordinator, errors included: clients find by
   it who waits, and close the connection if they cannot.
 - Who ends a transaction need not be the connection that began it, but its principal.
+- A request may be made under a transaction key, in private fields (K4).  A transaction that was
+  begun under one needs it in every request; plain ones, all of stock clients, have none.
 - ADD_PARTITION_TO_TXN has the owner of each topic join before it is answered, so that the first
   SEND finds it done.  A topic that cannot join now is left to that SEND.
 - What clients say that use coordinators of an older form (`scalable` not set) is refused, and so is
@@ -23,16 +25,21 @@ from broker.transaction_watches import watch_error
 from protocol.names import parse_topic_name
 from protocol.pulsar_pb2 import (
     BaseCommand,
+    CommandAddPartitionToTxn,
     CommandAddPartitionToTxnResponse,
+    CommandAddSubscriptionToTxn,
     CommandAddSubscriptionToTxnResponse,
+    CommandEndTxn,
     CommandEndTxnResponse,
+    CommandNewTxn,
     CommandNewTxnResponse,
     CommandTcClientConnectResponse,
     TxnAction,
 )
 from protocol.pulsar_pb2 import ServerError as WireError
 from protocol.server_error import MagnetarError, PeerError, ServerError
-from txn.records import TxnState
+from txn.records import KeyEpoch, TxnState
+from txn.transaction_key import NO_EPOCH, require_name_of_request
 from txn.txn_id import CoordinatorId, TxnId
 
 if TYPE_CHECKING:
@@ -72,9 +79,10 @@ class _Response(Protocol):
 
 
 R = TypeVar("R", bound=_Response)
+_Keyed = CommandNewTxn | CommandAddPartitionToTxn | CommandAddSubscriptionToTxn | CommandEndTxn
 
 
-def _enabled(connection: "Connection", *, scalable: bool = True) -> "Transactions":
+def enabled(connection: "Connection", *, scalable: bool = True) -> "Transactions":
     """Raise `TransactionsOff` unless such requests are served."""
     transactions = connection.broker.transactions
     if not transactions.enabled:
@@ -93,7 +101,17 @@ def _txn(request: _Names) -> TxnId:
     return TxnId(request.txnid_most_bits, request.txnid_least_bits)
 
 
-async def _answered(response: R, work: Awaitable[object]) -> R:
+def _key(request: _Keyed) -> KeyEpoch | None:
+    """The key that the request is made under.  Without an epoch it is under none that there is."""
+    if not request.HasField("transaction_key"):
+        return None
+    has_epoch = request.HasField("transaction_key_epoch")
+    return KeyEpoch(
+        request.transaction_key, request.transaction_key_epoch if has_epoch else NO_EPOCH
+    )
+
+
+async def answered(response: R, work: Awaitable[object]) -> R:
     """The response, with the error of the work if it fails."""
     try:
         await work
@@ -111,7 +129,7 @@ def watch(connection: "Connection", command: BaseCommand, entry: bytes | None) -
     """WATCH_TC_ASSIGNMENTS: who leads each coordinator, now and at each change."""
     watch_id = command.watch_tc_assignments.watch_id
     try:
-        _enabled(connection).watches.open(connection, watch_id)
+        enabled(connection).watches.open(connection, watch_id)
     except MagnetarError as error:
         connection.send(watch_error(watch_id, error))
 
@@ -125,7 +143,7 @@ def close_watch(connection: "Connection", command: BaseCommand, entry: bytes | N
 def connect(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """TC_CLIENT_CONNECT_REQUEST: the client will use this coordinator here."""
     request = command.tc_client_connect_request
-    transactions = _enabled(connection, scalable=request.scalable)
+    transactions = enabled(connection, scalable=request.scalable)
     response = CommandTcClientConnectResponse(request_id=request.request_id)
     try:
         transactions.coordinators.require_served(CoordinatorId(request.tc_id))
@@ -142,16 +160,20 @@ def connect(connection: "Connection", command: BaseCommand, entry: bytes | None)
 async def begin(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """NEW_TXN; its timeout is in milliseconds."""
     request = command.new_txn
-    transactions = _enabled(connection, scalable=request.scalable)
+    transactions = enabled(connection, scalable=request.scalable)
     response = CommandNewTxnResponse(request_id=request.request_id, txnid_most_bits=request.tc_id)
 
     async def work() -> None:
         txn = await transactions.coordinators.begin(
-            CoordinatorId(request.tc_id), request.txn_ttl_millis, connection.principal
+            CoordinatorId(request.tc_id),
+            request.txn_ttl_millis,
+            connection.principal,
+            _key(request),
+            require_name_of_request(request.transaction_key_beginner),
         )
         response.txnid_least_bits = txn.least
 
-    await _answered(response, work())
+    await answered(response, work())
     connection.send(BaseCommand(type=BaseCommand.NEW_TXN_RESPONSE, new_txn_response=response))
 
 
@@ -160,12 +182,12 @@ async def add_partitions(
 ) -> None:
     """ADD_PARTITION_TO_TXN: it is going to write to these topics."""
     request = command.add_partition_to_txn
-    transactions = _enabled(connection, scalable=request.scalable)
+    transactions = enabled(connection, scalable=request.scalable)
     txn = _txn(request)
 
     async def work() -> None:
         names = [parse_topic_name(partition) for partition in request.partitions]
-        await transactions.coordinators.require_open(txn, connection.principal)
+        await transactions.coordinators.require_open(txn, connection.principal, _key(request))
         if len(names) == 1:
             await transactions.join(txn, names[0])
         else:
@@ -174,7 +196,7 @@ async def add_partitions(
     response = CommandAddPartitionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await _answered(response, work())
+    await answered(response, work())
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=response
@@ -187,12 +209,13 @@ async def add_subscriptions(
 ) -> None:
     """ADD_SUBSCRIPTION_TO_TXN: it is going to acknowledge on these subscriptions."""
     request = command.add_subscription_to_txn
-    transactions = _enabled(connection, scalable=request.scalable)
+    transactions = enabled(connection, scalable=request.scalable)
     txn = _txn(request)
     response = CommandAddSubscriptionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await _answered(response, transactions.coordinators.require_open(txn, connection.principal))
+    coordinators = transactions.coordinators
+    await answered(response, coordinators.require_open(txn, connection.principal, _key(request)))
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE,
@@ -204,25 +227,25 @@ async def add_subscriptions(
 async def end(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """END_TXN: commit or abort."""
     request = command.end_txn
-    transactions = _enabled(connection, scalable=request.scalable)
+    transactions = enabled(connection, scalable=request.scalable)
     txn = _txn(request)
 
     async def work() -> None:
         if not request.HasField("txn_action"):
             raise UnknownAction("END_TXN says neither commit nor abort: set txn_action.")
         action = _ACTIONS[request.txn_action]
-        await transactions.coordinators.end(txn, action, connection.principal)
+        await transactions.coordinators.end(txn, action, connection.principal, _key(request))
 
     response = CommandEndTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await _answered(response, work())
+    await answered(response, work())
     connection.send(BaseCommand(type=BaseCommand.END_TXN_RESPONSE, end_txn_response=response))
 
 
 def refuse(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """Commands between coordinators of the older form and brokers."""
-    _enabled(connection, scalable=False)
+    enabled(connection, scalable=False)
 
 
 HANDLERS: "Mapping[int, Handler]" = {

@@ -20,16 +20,15 @@ import structlog
 from broker.scalable.group_controller import GroupController
 from broker.scalable.held_places import HeldPlaces
 from broker.scalable.live_topics import LiveTopic, not_found
+from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind, segment_of
-from broker.scalable.segments import Segments, consumers_of, drained
+from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
 from protocol.pulsar_pb2 import ScalableConsumerAssignment
 from protocol.server_error import MagnetarError, PeerError, ServerError
 
 if TYPE_CHECKING:
     from broker.connection import Connection
-    from broker.consumer import Consumer
-    from broker.topic import Topic
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +55,7 @@ class TopicController:
         self._places: dict[str, HeldPlaces] = {}
         self._registrations = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._closed_by: MagnetarError | None = None
 
     async def restore(self) -> None:
         """Take in what is registered."""
@@ -66,9 +65,15 @@ class TopicController:
                 if names:
                     await self._add_group(subscription, kind, names)
 
+    def send_away(self, why: MagnetarError) -> None:
+        """Another broker leads the topic: whoever is registered here has to register there."""
+        self._closed_by = why
+        for group in self.groups.values():
+            group.send_away(str(why))
+
     async def close(self) -> None:
         """The topic is gone, or the broker stops."""
-        self._closed = True
+        self._closed_by = self._closed_by or not_found(self.live.name)
         async with self._registrations:
             pass
         for group in self.groups.values():
@@ -98,10 +103,12 @@ class TopicController:
         connection: "Connection",
         consumer_id: int,
     ) -> ScalableConsumerAssignment:
-        """Register a consumer durably; its assignment.  Raises `WrongConsumerKind`."""
+        """Register a consumer durably; its assignment.
+
+        Raises `WrongConsumerKind`, and why the controller has ended, if it has.
+        """
         async with self._registrations:
-            if self._closed:
-                raise not_found(self.live.name)
+            self._require_open()
             group = self.groups.get(subscription) or await self._new_group(subscription, kind)
             if group.kind is not kind:
                 raise WrongConsumerKind(
@@ -109,7 +116,13 @@ class TopicController:
                     f"consumers: use another one for {kind.value}."
                 )
             await self._store.put_consumer(self.live.name, subscription, name)
+            # What ends meanwhile has sent everybody away: this one would never be told anything.
+            self._require_open()
             return group.register(name, connection, consumer_id)
+
+    def _require_open(self) -> None:
+        if self._closed_by is not None:
+            raise self._closed_by
 
     async def _new_group(self, subscription: str, kind: SubscriptionKind) -> GroupController:
         await self._store.put_subscription(self.live.name, subscription, kind)
@@ -127,17 +140,19 @@ class TopicController:
         )
         if kind is SubscriptionKind.STREAM:
             for segment in self.live.layout.sealed:
-                await self._segments.open(segment_of(self.live.name, segment))
+                await self._segments.load(segment_of(self.live.name, segment))
+        # What has ended would deal out, and have removed, what others look after now.
+        self._require_open()
         # From here to the end nothing waits, so no event is missed.
         running = {
-            segment: topic
+            segment: state
             for segment in self.live.layout.segments.values()
-            if (topic := self._segments.running(segment_of(self.live.name, segment))) is not None
+            if (state := self._segments.state(segment_of(self.live.name, segment))) is not None
         }
-        gone = {s.segment_id for s, topic in running.items() if drained(topic, subscription)}
+        gone = {s.segment_id for s, state in running.items() if state.drained(subscription)}
         group.begin(names, gone if kind is SubscriptionKind.STREAM else ())
-        for segment, topic in running.items():
-            for used, consumer in consumers_of(topic):
+        for segment, state in running.items():
+            for used, consumer in state.consumers():
                 if self._concerns(group, used, consumer, segment.segment_id):
                     group.replay(segment.segment_id, consumer)
         self.groups[subscription] = group
@@ -186,17 +201,24 @@ class TopicController:
                 continue
             for segment in self.live.layout.sealed:
                 name = segment_of(self.live.name, segment)
-                is_drained = await self._segments.is_drained(name, group.subscription)
-                if segment.segment_id in self.live.layout.segments:
-                    group.mark_drained(segment.segment_id, is_drained)
+                await self._segments.load(name)
+                self._look_at(segment.segment_id, group)
 
-    def backlog_changed(self, segment_id: int, topic: "Topic", subscription: str) -> None:
-        """A subscription has drained a segment, or was set back on it."""
-        group = self.groups.get(subscription)
-        if group is not None and group.kind is SubscriptionKind.STREAM:
-            group.mark_drained(segment_id, drained(topic, subscription))
+    def backlog_changed(self, segment_id: int, subscription: str | None = None) -> None:
+        """A subscription (any, if none is named) has drained a segment, or was set back on it."""
+        for group in list(self.groups.values()):
+            if subscription in (None, group.subscription) and group.kind is SubscriptionKind.STREAM:
+                self._look_at(segment_id, group)
 
-    def attached(self, segment_id: int, subscription: str, consumer: "Consumer") -> None:
+    def _look_at(self, segment_id: int, group: GroupController) -> None:
+        """Take in whether a group has drained a segment, if that is known."""
+        segment = self.live.layout.segments.get(segment_id)
+        if segment is not None:
+            state = self._segments.state(segment_of(self.live.name, segment))
+            if state is not None:
+                group.mark_drained(segment_id, state.drained(group.subscription))
+
+    def attached(self, segment_id: int, subscription: str, consumer: SegmentConsumer) -> None:
         """A consumer was attached to a segment."""
         for group in list(self.groups.values()):
             if self._concerns(group, subscription, consumer, segment_id):
@@ -205,14 +227,14 @@ class TopicController:
         if places is not None and places.awaits(segment_id):
             self._in_background(places.decide(segment_id))
 
-    def detached(self, consumer: "Consumer", *, by_command: bool) -> None:
-        """A consumer is gone from a segment."""
+    def detached(self, consumer: SegmentConsumer, *, by_command: bool, seen: bool = True) -> None:
+        """A consumer is gone from a segment; unless `seen`, nobody knows how."""
         for group in list(self.groups.values()):
-            group.detached(consumer, by_command=by_command)
+            group.detached(consumer, by_command=by_command, seen=seen)
 
     @staticmethod
     def _concerns(
-        group: GroupController, subscription: str, consumer: "Consumer", segment_id: int
+        group: GroupController, subscription: str, consumer: SegmentConsumer, segment_id: int
     ) -> bool:
         if group.kind is SubscriptionKind.STREAM:
             return group.subscription == subscription

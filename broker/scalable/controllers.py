@@ -6,6 +6,13 @@ Rules:
   goes or nobody has used it for long; it takes in what is registered before it answers.
 - A registration is known by its connection and consumer id.  SCALABLE_TOPIC_UNSUBSCRIBE takes it
   back, also while it is still being stored; unknown ids are none of our business and succeed.
+- A controller ends when this broker's lead of the topic ends; the connections registered with it
+  are closed, as nothing else makes a client look for its controller again.
+- Where another broker leads, the consumer is relayed to it (see `relay`).  A client never tries a
+  first registration again, so it is tried here for REGISTRATION_TRIES_S while nobody serves the
+  topic: each time to lead it, as whoever is asked may, and else at who does.  A metadata store that
+  fails is no reason to refuse either, where there are several brokers: whatever was stored, who
+  registers again is the same consumer.
 - Work that a client began goes on when its connection ends: what it stored must be told of.
 """
 
@@ -15,25 +22,41 @@ from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
+from broker.placement import PlacementNotReady
 from broker.scalable.answers import subscribe_error, subscribed
 from broker.scalable.controller import TopicController
 from broker.scalable.group_controller import GroupController
 from broker.scalable.leadership import Leadership
-from broker.scalable.live_topics import LiveTopic, LiveTopics
+from broker.scalable.leads import Leads, NotController, not_led
+from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
 from broker.scalable.records import SubscriptionKind
+from broker.scalable.relay import LeaderNotReady, RefusedByLeader, Relay, Relays
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
 from broker.scalable.watch import TooManySessions
-from config.bounds import SESSIONS_PER_CONNECTION
+from config.bounds import (
+    CONTROLLER_CLOSE_S,
+    REGISTRATION_RETRY_MAX_S,
+    REGISTRATION_RETRY_S,
+    REGISTRATION_TRIES_S,
+    SESSIONS_PER_CONNECTION,
+)
 from protocol.names import TopicDomain, TopicName, parse_topic_name, segment_name
 from protocol.pulsar_pb2 import STREAM as WIRE_STREAM
-from protocol.pulsar_pb2 import CommandScalableTopicSubscribe, ScalableConsumerAssignment
+from protocol.pulsar_pb2 import CommandScalableTopicSubscribe
 from protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.metadata.store import MetadataError
+from storage.supervised import OwnerStopped
 
 if TYPE_CHECKING:
     from broker.connection import Connection
+    from broker.scalable.feed_follower import FeedFollower
 
 log = structlog.get_logger(__name__)
+
+_LED_ELSEWHERE = (NotController, PlacementNotReady)
+_NOT_TOLD = (MetadataError, OwnerStopped)
+"""Errors that say nothing of who leads."""
 
 
 class RegistrationTakenBack(PeerError):
@@ -50,11 +73,11 @@ class EmptyName(PeerError):
 
 @dataclass(eq=False, slots=True)
 class Registration:
-    """One SCALABLE_TOPIC_SUBSCRIBE.  `controller` is None until it is stored."""
+    """One SCALABLE_TOPIC_SUBSCRIBE, and who serves it: nobody until a controller has stored it."""
 
     subscription: str
     consumer_name: str
-    controller: TopicController | None = None
+    served_by: TopicController | Relay | None = None
     taken_back: bool = False
 
 
@@ -66,19 +89,27 @@ class Controllers:
         topics: LiveTopics,
         store: TopicStore,
         segments: Segments,
+        leads: Leads,
         leadership: Leadership,
+        feeds: "FeedFollower | None",
+        relays: Relays,
         *,
         grace_s: float,
     ) -> None:
+        """`feeds` tells of segments at other brokers; None on one broker."""
         self._topics = topics
         self._store = store
         self._segments = segments
+        self._leads = leads
         self._leadership = leadership
+        self._feeds = feeds
+        self._relays = relays
         self._grace_s = grace_s
         self._controllers: dict[TopicName, TopicController] = {}
         self._making: dict[TopicName, asyncio.Task[TopicController]] = {}
         self._registered: dict[Connection, dict[int, Registration]] = {}
         self._work: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         topics.on_layout(self._layout_changed)
 
     def of(self, name: TopicName) -> TopicController | None:
@@ -115,26 +146,72 @@ class Controllers:
         registration: Registration,
     ) -> None:
         try:
-            assignment = await self._register(connection, request, registration)
+            await self._register(connection, request, registration)
         except MagnetarError as error:
             log.debug("ordered_consumer_refused", topic=request.topic, error=str(error))
             self._discard(connection, request.consumer_id, registration)
-            connection.send(subscribe_error(request.request_id, error))
-            return
-        connection.send(subscribed(request.request_id, assignment))
+            if isinstance(error, RefusedByLeader):
+                connection.send(error.answer)
+            else:
+                connection.send(subscribe_error(request.request_id, error))
 
     async def _register(
         self,
         connection: "Connection",
         request: CommandScalableTopicSubscribe,
         registration: Registration,
-    ) -> ScalableConsumerAssignment:
+    ) -> None:
+        """Have the consumer registered, here or elsewhere, and its first assignment sent."""
         if not request.subscription.strip() or not request.consumer_name.strip():
             raise EmptyName("An ordered consumer needs names for subscription and consumer: set.")
         name = parse_topic_name(request.topic)
         if name.domain is TopicDomain.SEGMENT:
             name = segment_name(name).parent
-        controller = await self._lead(await self._topics.get(name))
+        name = twin(name)
+        time_s = asyncio.get_running_loop().time
+        until_s, pause_s = time_s() + REGISTRATION_TRIES_S, REGISTRATION_RETRY_S
+        while True:
+            try:
+                await self._register_at_leader(name, connection, request, registration)
+            except (*_LED_ELSEWHERE, *_NOT_TOLD, LeaderNotReady):
+                registration.served_by = None
+                if not self._relays.may_relay(connection) or time_s() >= until_s:
+                    raise
+            else:
+                return
+            self._require_awaited(connection, request, registration)
+            await self._relays.wait_for_change(name, pause_s)
+            pause_s = min(2 * pause_s, REGISTRATION_RETRY_MAX_S)
+            self._require_awaited(connection, request, registration)
+
+    async def _register_at_leader(
+        self,
+        name: TopicName,
+        connection: "Connection",
+        request: CommandScalableTopicSubscribe,
+        registration: Registration,
+    ) -> None:
+        try:
+            live = await self._topics.get(name)
+            await self._register_here(live, connection, request, registration)
+        except (*_LED_ELSEWHERE, *_NOT_TOLD) as error:
+            if isinstance(error, _NOT_TOLD) and not self._relays.is_led(name):
+                raise
+            self._require_awaited(connection, request, registration)
+            relay = self._relays.begin(connection, request, name)
+            if relay is None:
+                raise
+            registration.served_by = relay
+            await relay.register()
+
+    async def _register_here(
+        self,
+        live: LiveTopic,
+        connection: "Connection",
+        request: CommandScalableTopicSubscribe,
+        registration: Registration,
+    ) -> None:
+        controller = await self._lead(live)
         stream = request.consumer_type == WIRE_STREAM
         assignment = await controller.register(
             request.subscription,
@@ -143,13 +220,21 @@ class Controllers:
             connection,
             request.consumer_id,
         )
-        registration.controller = controller
+        registration.served_by = controller
         if registration.taken_back:
             await self._take_back(connection, request.consumer_id, registration)
-            raise RegistrationTakenBack(
-                f"Consumer {request.consumer_name!r} was unsubscribed meanwhile: subscribe again."
-            )
-        return assignment
+            raise _taken_back(request)
+        connection.send(subscribed(request.request_id, assignment))
+
+    def _require_awaited(
+        self,
+        connection: "Connection",
+        request: CommandScalableTopicSubscribe,
+        registration: Registration,
+    ) -> None:
+        """Try no more for a consumer that has left, came again, or lost its connection."""
+        if self._registered.get(connection, {}).get(request.consumer_id) is not registration:
+            raise _taken_back(request)
 
     async def unsubscribe(self, connection: "Connection", consumer_id: int) -> None:
         """SCALABLE_TOPIC_UNSUBSCRIBE: the consumer leaves now."""
@@ -161,18 +246,20 @@ class Controllers:
     async def _take_back(
         self, connection: "Connection", consumer_id: int, registration: Registration
     ) -> None:
-        controller = registration.controller
-        if controller is None:
-            return
-        group = controller.groups.get(registration.subscription)
-        if group is not None:
-            group.unregister(registration.consumer_name, connection, consumer_id)
-            await controller.settled()
+        served_by = registration.served_by
+        if isinstance(served_by, Relay):
+            await served_by.leave()
+        elif served_by is not None:
+            group = served_by.groups.get(registration.subscription)
+            if group is not None:
+                group.unregister(registration.consumer_name, connection, consumer_id)
+                await served_by.settled()
 
     # Life
 
     async def _lead(self, live: LiveTopic) -> TopicController:
         """The topic's controller, made by the first who asks and shared by all."""
+        await self._leads.take(live.name)
         await self._leadership.claim(live.name)
         making = self._making.get(live.name)
         if making is None:
@@ -181,41 +268,94 @@ class Controllers:
                 return known
             making = self._making[live.name] = asyncio.create_task(self._make(live))
             making.add_done_callback(lambda _: self._making.pop(live.name, None))
-        return await asyncio.shield(making)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if making.cancelled() and (task is None or not task.cancelling()):
+                raise not_led(live.name) from None  # the broker stops, this task goes on
+            raise
 
     async def _make(self, live: LiveTopic) -> TopicController:
+        former = self._controllers.pop(live.name, None)
+        if former is not None:
+            await former.close()
         controller = TopicController(live, self._store, self._segments, grace_s=self._grace_s)
         # Known before it is complete: what happens at the segments meanwhile must reach it.
         self._controllers[live.name] = controller
         try:
+            if self._feeds is not None:
+                await self._feeds.follow(live.name)
             await controller.restore()
+            # It may have been lost and taken again: then another controller is made, or there.
+            known = self._controllers.get(live.name)
+            if known is not controller or not self._leads.leads(live.name):
+                raise not_led(live.name)
         except BaseException:
-            del self._controllers[live.name]
+            if self._controllers.get(live.name) is controller:
+                self._forget(live.name)
             await controller.close()
             raise
         return controller
+
+    def _forget(self, name: TopicName) -> TopicController | None:
+        if self._feeds is not None:
+            self._feeds.unfollow(name)
+        return self._controllers.pop(name, None)
+
+    def lead_ended(self, name: TopicName) -> None:
+        """Another broker leads the topic, or may: who is registered here has to register there."""
+        self._leadership.forget(name)
+        controller = self._forget(name)
+        if controller is not None:
+            log.info("controller_moves", topic=str(name))
+            controller.send_away(not_led(name))
+            self._close_soon(controller)
+
+    def _close_soon(self, controller: TopicController) -> None:
+        task = asyncio.create_task(controller.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def topic_deleted(self, name: TopicName) -> None:
         """The topic is going: its consumers are forgotten."""
         making = self._making.get(name)
         if making is not None:
             await asyncio.wait((making,))
-        controller = self._controllers.pop(name, None)
+        controller = self._forget(name)
         self._leadership.forget(name)
         if controller is not None:
             await controller.close()
 
     async def stop(self) -> None:
-        """The broker stops: registrations stay, for the next start."""
-        work = [*self._work, *self._making.values()]
+        """The broker stops: registrations stay, for the next start or leader.
+
+        Those under way go on at another broker, if there may be one, until `close`; what is being
+        stored is waited for CONTROLLER_CLOSE_S then, and by `close`.
+        """
+        work: list[asyncio.Task[TopicController] | asyncio.Task[None]] = [*self._making.values()]
+        if not self._relays.shared:
+            work += self._work
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
-        controllers = list(self._controllers.values())
-        self._controllers.clear()
-        for controller in controllers:
-            await controller.close()
+        for name in list(self._controllers):
+            controller = self._forget(name)
+            if controller is not None:
+                self._close_soon(controller)
+        if self._closing:
+            # What is being stored goes on, elsewhere then: a slow store must not hold up a drain.
+            at_most_s = CONTROLLER_CLOSE_S if self._relays.shared else None
+            await asyncio.wait(self._closing, timeout=at_most_s)
         await self._leadership.stop()
+
+    async def close(self) -> None:
+        """Nobody is connected any more."""
+        work = list(self._work)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, *self._closing, return_exceptions=True)
+        self._relays.stop()
 
     def is_idle(self, name: TopicName) -> bool:
         """Whether the topic has no controller, or one that may go."""
@@ -227,7 +367,7 @@ class Controllers:
 
         The topic stays led by this process; that costs no more than its name.
         """
-        controller = self._controllers.pop(name, None)
+        controller = self._forget(name)
         if controller is not None:
             await controller.close()
 
@@ -249,7 +389,11 @@ class Controllers:
             raise TooManySessions(
                 f"This connection has {len(registered)} ordered consumers already: close some."
             )
+        earlier = registered.get(consumer_id)
         registered[consumer_id] = registration
+        if earlier is not None and isinstance(earlier.served_by, Relay):
+            # Nobody else would: the leader knows of another connection for each registration.
+            earlier.served_by.close()
 
     def _connection_closed(self, connection: "Connection") -> None:
         self._registered.pop(connection, None)
@@ -260,3 +404,9 @@ class Controllers:
         registered = self._registered.get(connection, {})
         if registered.get(consumer_id) is registration:
             del registered[consumer_id]
+
+
+def _taken_back(request: CommandScalableTopicSubscribe) -> RegistrationTakenBack:
+    return RegistrationTakenBack(
+        f"Consumer {request.consumer_name!r} was unsubscribed meanwhile: subscribe again."
+    )

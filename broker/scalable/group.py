@@ -11,6 +11,8 @@ Rules:
   has closed down: the stock client tells the controller nothing else.  Closing a segment that was
   taken away is obedience, not leaving; closing a sealed one may mean that it was read to its end,
   so a STREAM consumer that has no other is only idle then, and a CHECKPOINT one not even that.
+- A consumer that was lost from sight at a segment has not left; but until it is seen there again it
+  has not taken the segment up either.
 - Every change returns the complete new assignments of the consumers whose set has changed.
 """
 
@@ -147,6 +149,13 @@ class ConsumerGroup:
             elif self.ordered:
                 session.taken_up.discard(segment_id)
         return self._deal()
+
+    def lost_sight(self, segment_id: int, name: str) -> Assignments:
+        """The segment consumer of `name` is not there any more, and nobody knows how it went."""
+        session = self.sessions.get(name)
+        if session is not None and self._attached[segment_id, name] <= 1:
+            session.taken_up.discard(segment_id)
+        return self.detached(segment_id, name, by_command=False)
 
     def has_closed_down(self, name: str) -> bool:
         """Whether a consumer closed its segments though they were its own."""

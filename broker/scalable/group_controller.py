@@ -20,13 +20,13 @@ import structlog
 from broker.scalable.answers import assignment_of, assignment_update
 from broker.scalable.group import Assignments, ConsumerGroup, SessionState
 from broker.scalable.live_topics import LiveTopic
+from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind
 from config.bounds import RELEASE_WAIT_S, TAKE_UP_WAIT_S
 from protocol.pulsar_pb2 import ScalableConsumerAssignment
 
 if TYPE_CHECKING:
     from broker.connection import Connection
-    from broker.consumer import Consumer
 
 Key = TypeVar("Key")
 log = structlog.get_logger(__name__)
@@ -66,7 +66,7 @@ class GroupController:
         self._loop = asyncio.get_running_loop()
         self._members: dict[str, Member] = {}
         self._former: dict[str, Member] = {}
-        self._attached: dict[Consumer, tuple[int, str]] = {}
+        self._attached: dict[SegmentConsumer, tuple[int, str]] = {}
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._release: dict[int, asyncio.TimerHandle] = {}
         self._take_up: dict[str, asyncio.TimerHandle] = {}
@@ -78,8 +78,17 @@ class GroupController:
             self._start_grace(name)
         self.group.drained = set(drained)
 
+    def send_away(self, why: str) -> None:
+        """End the connections of the registered: it makes their clients register again."""
+        members = (*self._members.values(), *self._former.values())
+        connections = dict.fromkeys(member.connection for member in members)
+        # First: nobody is to get what they lose.
+        self.close()
+        for connection in connections:
+            connection.close(why)
+
     def close(self) -> None:
-        """The topic is gone: stop all timers, tell nothing."""
+        """The topic is gone, or led by another: stop all timers, tell nothing."""
         for timers in (self._grace, self._release, self._take_up):
             for timer in timers.values():
                 timer.cancel()
@@ -140,7 +149,7 @@ class GroupController:
 
     # What happens at the segments
 
-    def attached(self, segment_id: int, consumer: "Consumer") -> None:
+    def attached(self, segment_id: int, consumer: SegmentConsumer) -> None:
         """A segment consumer is there."""
         if consumer in self._attached:
             return
@@ -155,18 +164,21 @@ class GroupController:
             self._changed(self, name)
         self._watch_over()
 
-    def detached(self, consumer: "Consumer", *, by_command: bool) -> None:
-        """A segment consumer is gone."""
+    def detached(self, consumer: SegmentConsumer, *, by_command: bool, seen: bool = True) -> None:
+        """A segment consumer is gone; unless `seen`, nobody knows how."""
         known = self._attached.pop(consumer, None)
         if known is None:
             return
         segment_id, name = known
+        if not seen:
+            self._tell(self.group.lost_sight(segment_id, name))
+            return
         self._tell(self.group.detached(segment_id, name, by_command=by_command))
         if by_command and self.group.has_closed_down(name):
             log.debug("ordered_consumer_closed_down", consumer=name)
             self._part_with(name)
 
-    def replay(self, segment_id: int, consumer: "Consumer") -> None:
+    def replay(self, segment_id: int, consumer: SegmentConsumer) -> None:
         """A segment consumer was there before this controller."""
         if consumer not in self._attached:
             name = self._owner_of(segment_id, consumer)
@@ -193,7 +205,7 @@ class GroupController:
         forget = connection.on_close(lambda: self._connection_lost(name, member))
         member = self._members[name] = Member(connection, consumer_id, forget)
 
-    def _owner_of(self, segment_id: int, consumer: "Consumer") -> str:
+    def _owner_of(self, segment_id: int, consumer: SegmentConsumer) -> str:
         """The registered consumer that a segment consumer belongs to; else its own name."""
         suffix = f"-seg-{segment_id}"
         if consumer.name.endswith(suffix):

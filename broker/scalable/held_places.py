@@ -17,7 +17,7 @@ import structlog
 
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.records import segment_of
-from broker.scalable.segments import Segments, drained
+from broker.scalable.segments import Segments
 from protocol.ids import EARLIEST, LATEST
 
 log = structlog.get_logger(__name__)
@@ -36,14 +36,13 @@ class HeldPlaces:
         """Make the subscription on everything that it has to wait for."""
         layout = self._live.layout
         for segment in layout.sealed:
-            topic = await self._segments.open(segment_of(self._live.name, segment))
-            missing = self._subscription not in topic.subscriptions
-            if missing and not drained(topic, self._subscription):
+            view = await self._segments.view(segment_of(self._live.name, segment))
+            missing = self._subscription not in view.subscriptions
+            if missing and not view.drained(self._subscription):
                 self._origins.add(segment.segment_id)
         for segment_id in self._below(self._origins) - self._origins:
             name = segment_of(self._live.name, layout.segments[segment_id])
-            topic = await self._segments.open(name)
-            await topic.create_subscription(self._subscription, LATEST)
+            await self._segments.create_subscription(name, self._subscription, LATEST)
 
     @property
     def decided(self) -> bool:
@@ -60,15 +59,15 @@ class HeldPlaces:
         segment = self._live.layout.segments.get(segment_id)
         if segment is None:
             return
-        topic = await self._segments.open(segment_of(self._live.name, segment))
-        subscription = topic.subscriptions.get(self._subscription)
+        view = await self._segments.view(segment_of(self._live.name, segment))
+        subscription = view.subscriptions.get(self._subscription)
         if subscription is None or subscription.backlog == 0:
             return
         for below in sorted(self._below({segment_id})):
             name = segment_of(self._live.name, self._live.layout.segments[below])
-            held = (await self._segments.open(name)).subscriptions.get(self._subscription)
+            held = (await self._segments.view(name)).subscriptions.get(self._subscription)
             if held is not None and not held.consumers:
-                await held.seek(EARLIEST)
+                await self._segments.seek(name, self._subscription, EARLIEST)
         log.debug("held_places_moved", topic=str(self._live.name), subscription=self._subscription)
 
     def _below(self, segment_ids: set[int]) -> set[int]:

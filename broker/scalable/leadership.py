@@ -1,33 +1,31 @@
-"""Who controls a topic: the one broker that holds its ephemeral record `.../controller`.
+"""Who controls a topic, as Pulsar's tools see it: its ephemeral record `.../controller`.
 
-Rules: a claim hangs on this process's session with the store.  When that was lost (the process
-stood still for too long) another one is opened, and claims are made anew as they are needed; who
-does not hold the claim assigns nothing.
+Rules:
+
+- A claim hangs on a session with the store.  When that was lost (the process stood still for too
+  long) another one is opened, and claims are made anew as they are needed; who does not hold the
+  claim assigns nothing.
+- With several brokers who leads is decided before (see `leads`): the record tells of it, and one
+  that an earlier leader left is overwritten.
 """
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import structlog
 
+from broker.placement import PlacementNotReady
+from broker.scalable.leads import NotController
 from broker.scalable.records import controller_path
-from config.bounds import SESSION_TIMEOUT_MS
 from protocol.names import TopicName
-from protocol.server_error import PeerError, ServerError
-from storage.metadata.store import ABSENT, VersionConflict
+from storage.metadata.store import ABSENT, SessionLost, VersionConflict
 
 if TYPE_CHECKING:
     from broker.service import Broker
     from storage.metadata.store import Session
 
 log = structlog.get_logger(__name__)
-
-
-class NotController(PeerError):
-    """Another broker assigns this topic's segments."""
-
-    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
 class Leadership:
@@ -40,14 +38,21 @@ class Leadership:
         self._opening = asyncio.Lock()
 
     async def claim(self, name: TopicName) -> None:
-        """Lead the topic.  Raises `NotController`, `SessionLost`."""
+        """Show that this broker leads the topic.
+
+        Raises `NotController`; `PlacementNotReady` among several brokers, if their session is lost
+        meanwhile or for good, and `SessionLost` on one broker.
+        """
         session, metadata = await self._live_session(), self._broker.metadata
         if self._held.get(name) is session:
             return
         path = controller_path(name)
         value = json.dumps(self._broker.broker_id).encode()
         try:
-            await metadata.put(path, value, expect=ABSENT, session=session)
+            if self._broker.placement.shared:
+                await self._show(path, value, session)
+            else:
+                await metadata.put(path, value, expect=ABSENT, session=session)
         except VersionConflict:
             found = await metadata.get(path)
             if found is not None and found.value != value:
@@ -59,18 +64,30 @@ class Leadership:
             await metadata.put(path, value, session=session)
         self._held[name] = session
 
+    async def _show(self, path: str, value: bytes, session: "Session") -> None:
+        try:
+            await self._broker.metadata.put(path, value, session=session)
+        except SessionLost as error:
+            raise PlacementNotReady(
+                "This broker has just lost its session with the metadata store, and what it led: "
+                "look the topic's layout up again."
+            ) from error
+
     async def stop(self) -> None:
         """Give up what is led, if that does not end with the process's own session."""
         self._held.clear()
-        if self._session is not self._broker.session:
+        if not self._broker.placement.shared and self._session is not self._broker.session:
             await self._session.close()
 
     async def _live_session(self) -> "Session":
+        if self._broker.placement.shared:
+            return await self._broker.placement.live_session()
         async with self._opening:
             if self._session.lost:
                 log.warning("session_lost", next="opening another one")
                 self._session = await self._broker.metadata.open_session(
-                    timeout_ms=SESSION_TIMEOUT_MS, identity=self._broker.broker_id
+                    timeout_ms=self._broker.settings.metadata_store_session_timeout_ms,
+                    identity=self._broker.broker_id,
                 )
             return self._session
 

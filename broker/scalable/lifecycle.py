@@ -4,6 +4,8 @@ Rules:
 
 - A topic exists from the moment its record does; segments get their backing when they are first
   used, so nothing is left over if creation fails.
+- Anybody may create a topic; only its leader deletes it.  Where a deletion is noted still, a
+  creator takes the lead first, which is refused while the deleter is at work.
 - Deletion is noted first, then the record goes, then the segments with their data, then what hangs
   on the record.  A start finishes it; until then the name cannot be used again.
 - DAG sessions of a deleted topic are told nothing (an error would end them for good, and closing
@@ -18,11 +20,12 @@ from typing import ClassVar
 import structlog
 
 from broker.scalable import history, layout
+from broker.scalable.leads import Leads
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import ScalableTopicRecord, require_storable, segment_of
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import ScalableTopicExists, TopicStore
+from broker.scalable.topic_store import ScalableTopicExists, StoredTopic, TopicStore
 from protocol.names import TopicName, require_creatable
 from protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 from storage.clock import Clock
@@ -53,12 +56,14 @@ class Lifecycle:
         segments: Segments,
         clock: Clock,
         deleting: Callable[[TopicName], Awaitable[None]],
+        leads: Leads,
     ) -> None:
         self._topics = topics
         self._store = store
         self._segments = segments
         self._clock = clock
         self._deleting = deleting
+        self._leads = leads
         self._unfinished: dict[TopicName, Step] = {}
 
     async def create(
@@ -95,8 +100,9 @@ class Lifecycle:
             live = await self._topics.find(name)
             if live is None:
                 raise not_found(name)
-            ends = tuple(segment_of(name, s) for s in live.layout.segments.values())
-            used = None if force else self._segments.in_use(ends)
+            found = live.stored
+            ends = tuple(segment_of(name, s) for s in found.record.layout.segments.values())
+            used = None if force else await self._segments.in_use(ends)
             if used is not None:
                 raise ScalableTopicInUse(
                     f"{name} has producers or consumers (on {used}): close them, or delete with "
@@ -107,7 +113,7 @@ class Lifecycle:
             await self._store.begin(step)
             self._topics.begin_deletion(live)
             try:
-                await self._remove_record(live, step)
+                await self._remove_record(live, found, step)
                 await self._finish(step)
             finally:
                 self._topics.end_deletion(name)
@@ -121,6 +127,9 @@ class Lifecycle:
     async def finish_leftovers(self) -> None:
         """Try again what could not be removed."""
         for step in list(self._unfinished.values()):
+            if not self._leads.leads(step.topic):
+                del self._unfinished[step.topic]
+                continue
             try:
                 await self.recover(step)
             except MagnetarError as error:
@@ -129,6 +138,7 @@ class Lifecycle:
     async def _clear_leftover(self, name: TopicName) -> None:
         leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
         if leftover is not None:
+            await self._leads.take(name)
             await self._recover(leftover)
 
     async def _recover(self, step: Step) -> None:
@@ -138,13 +148,13 @@ class Lifecycle:
             await self._finish(step)
         self._unfinished.pop(step.topic, None)
 
-    async def _remove_record(self, live: LiveTopic, step: Step) -> None:
+    async def _remove_record(self, live: LiveTopic, found: StoredTopic, step: Step) -> None:
         for task in list(live.work):
             task.cancel()
         await asyncio.gather(*live.work, return_exceptions=True)
         await self._deleting(live.name)
         try:
-            await self._store.remove(live.stored)
+            await self._store.remove(found)
         except MagnetarError:
             self._unfinished[step.topic] = step
             raise
@@ -164,6 +174,10 @@ class Lifecycle:
             raise DeletionUnfinished(
                 f"{step.topic} is deleted, but {len(failures)} of its segments could not be "
                 f"removed yet ({failures[0]}): they are removed in the background."
+            )
+        if not self._leads.leads(step.topic):
+            raise DeletionUnfinished(
+                f"{step.topic} is led by another broker now, which removes what is left of it."
             )
         await self._store.remove_what_hangs_on(step.topic)
         for done in (*others, step):

@@ -5,20 +5,37 @@ Rules:
 - One `LiveTopic` for each name, loaded once, dropped when the topic is deleted, let go of when
   nobody uses it.  While somebody still holds one that was let go of, that same one is found again.
 - Its record only ever moves to a higher epoch, and listeners hear of each such move once, in order,
-  in the same turn of the loop in which the change became known.
+  in the same turn of the loop in which the change became known.  One that fails is told in the log
+  and hides the change from no other: it is known already, so nothing would tell it again.
 - Who changes a topic (create, reshape, prune, delete) holds `lock(name)`.  Finding one takes no
   lock, as those who change it wait for segments whose loading asks for the topic; a topic that is
   being deleted is not found, and one that was deleted while it was read is looked for again.
+- Where other brokers change topics too, the record of each topic in memory is followed by watch.
+  An event only says that the record is to be read; what is read and seems to be of the past is read
+  again, so that it proves that the topic is gone, or that another one has its name.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from broker.scalable.layout import Layout
-from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
-from protocol.names import TopicDomain, TopicName
+import structlog
 
+from broker.scalable.layout import CorruptLayout, Layout
+from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
+from config.bounds import RECORD_LOOK_RETRY_S
+from protocol.names import TopicDomain, TopicName
+from storage.metadata.following import Following
+from storage.metadata.store import Event, MetadataError
+from storage.supervised import Supervised
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+
+NameListener = Callable[[TopicName], None]
 LayoutListener = Callable[["LiveTopic"], None]
 
 
@@ -46,8 +63,20 @@ class LiveTopic:
 class LiveTopics:
     """See the module's rules."""
 
-    def __init__(self, store: TopicStore) -> None:
+    def __init__(
+        self,
+        store: TopicStore,
+        *,
+        shared: bool = False,
+        is_awaited: Callable[[TopicName], bool] = lambda name: False,
+    ) -> None:
+        """`shared`: others change topics too.  `is_awaited`: a deleted name's next life matters."""
         self._store = store
+        self._shared = shared
+        self._is_awaited = is_awaited
+        self._tasks = Supervised()
+        self._watching: dict[TopicName, asyncio.Task[None]] = {}
+        self._renewal_listeners: list[NameListener] = []
         self._topics: dict[TopicName, LiveTopic] = {}
         self._held: WeakValueDictionary[TopicName, LiveTopic] = WeakValueDictionary()
         self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
@@ -58,6 +87,10 @@ class LiveTopics:
     def on_layout(self, listener: LayoutListener) -> None:
         """Call `listener` after each change of a layout."""
         self._listeners.append(listener)
+
+    def on_renewal(self, listener: NameListener) -> None:
+        """Call `listener` when another topic of a name is there than the one known before."""
+        self._renewal_listeners.append(listener)
 
     def all(self) -> list[LiveTopic]:
         """Every topic in memory."""
@@ -70,6 +103,7 @@ class LiveTopics:
     def let_go(self, live: LiveTopic) -> None:
         """Nobody uses it: the next one who asks for it reads its record again."""
         self._topics.pop(live.name, None)
+        self._unwatch(live.name)
 
     def is_changing(self, name: TopicName) -> bool:
         """Whether somebody holds the topic's lock."""
@@ -111,6 +145,7 @@ class LiveTopics:
         if live is not None:
             live.uses += 1
             self._topics[name] = live
+            self._watch(name)
         return live
 
     async def reload_locked(self, name: TopicName) -> LiveTopic | None:
@@ -128,6 +163,7 @@ class LiveTopics:
     def add(self, stored: StoredTopic) -> LiveTopic:
         """Take in a topic that was just created or loaded and is not in memory."""
         live = self._topics[stored.name] = self._held[stored.name] = LiveTopic(stored)
+        self._watch(stored.name)
         return live
 
     def _drop(self, name: TopicName) -> None:
@@ -140,7 +176,83 @@ class LiveTopics:
         live.stored = stored
         if newer:
             for listener in self._listeners:
-                listener(live)
+                _told(listener, live, name=live.name)
+
+    # What others do
+
+    async def refresh(self, name: TopicName) -> StoredTopic | None:
+        """The record as it is stored now, taken in if the topic is in memory."""
+        while True:
+            before = self._known_record(name)
+            stored = await self._store.load(name)
+            if before is not None and not _follows(before, stored):
+                stored = await self._store.load_fresh(name)
+            if self._known_record(name) is before:
+                self._take_in(name, before, stored)
+                return stored
+
+    def forget_names(self) -> None:
+        """Watch no longer what is deleted and awaited by nobody."""
+        for name in list(self._watching):
+            if name not in self._held and not self._is_awaited(name):
+                self._unwatch(name)
+
+    async def stop(self) -> None:
+        """Follow nothing more."""
+        self._watching.clear()
+        await self._tasks.stop()
+
+    def _known_record(self, name: TopicName) -> StoredTopic | None:
+        live = self._held.get(name)
+        return None if live is None else live.stored
+
+    def _take_in(
+        self, name: TopicName, before: StoredTopic | None, stored: StoredTopic | None
+    ) -> None:
+        live = self._held.get(name)
+        if name in self._deleting or before == stored:
+            return
+        if (
+            live is not None
+            and before is not None
+            and stored is not None
+            and (_follows(before, stored))
+        ):
+            self.publish(live, stored)
+            return
+        self._drop(name)
+        if stored is not None and (before is not None or self._is_awaited(name)):
+            log.info("scalable_topic_renewed", topic=str(name))
+            for listener in self._renewal_listeners:
+                _told(listener, name, name=name)
+
+    def _watch(self, name: TopicName) -> None:
+        if not self._shared or name in self._watching:
+            return
+
+        async def look() -> None:
+            await self._look(name)
+
+        async def take(_: Event) -> None:
+            await self._look(name)
+
+        following = Following(partial(self._store.watch, name), look, take)
+        self._watching[name] = self._tasks.keep("topic_record", following.run)
+
+    def _unwatch(self, name: TopicName) -> None:
+        watching = self._watching.pop(name, None)
+        if watching is not None:
+            watching.cancel()
+
+    async def _look(self, name: TopicName) -> None:
+        while True:
+            try:
+                await self.refresh(name)
+            except (MetadataError, CorruptLayout) as error:
+                log.warning("topic_record_not_read", topic=str(name), error=str(error))
+                await asyncio.sleep(RECORD_LOOK_RETRY_S)
+            else:
+                return
 
     def begin_deletion(self, live: LiveTopic) -> None:
         """From now on the topic is not found."""
@@ -166,3 +278,17 @@ def not_found(name: TopicName) -> ScalableTopicNotFound:
     return ScalableTopicNotFound(
         f"Scalable topic not found: {twin(name)}. Create it, or check its name."
     )
+
+
+def _told(listener: Callable[[_T], None], what: _T, *, name: TopicName) -> None:
+    try:
+        listener(what)
+    except Exception:
+        log.exception("topic_record_listener_failed", topic=str(name))
+
+
+def _follows(before: StoredTopic, stored: StoredTopic | None) -> bool:
+    """Whether a record is the same as before, or what became of it."""
+    if stored is None:
+        return False
+    return stored.version == before.version or stored.modifications > before.modifications

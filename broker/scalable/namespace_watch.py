@@ -105,6 +105,11 @@ class NamespaceWatches:
                 watch.connection.send(topics_error(watch.watch_id, error))
             else:
                 watch.connection.close(f"the watch of {text} failed: {error}")
+        except Exception:
+            log.exception("namespace_watch_broken", namespace=text)
+            watch.connection.close(f"the watch of {text} broke")
+        else:
+            watch.connection.close(f"the watch of {text} ended")
         finally:
             watch.cancel_flush()
 

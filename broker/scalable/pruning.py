@@ -2,7 +2,8 @@
 
 Rules.  A segment may go when all of this is so:
 
-- it is SEALED, its subscriptions are carried over, and no parent of it is left in the DAG;
+- it is SEALED, its subscriptions are carried over, and no parent of it is left in the DAG; a split
+  or merge that is noted and not ended, be it an earlier leader's, has yet to do that;
 - nobody who has only a position of his own (a reader) is attached;
 - every durable subscription has drained it; one that has none is kept as long as data without any
   subscription is;
@@ -12,16 +13,19 @@ It first leaves the layout, by compare-and-set, and is deleted then; a start fin
 left between the two.
 """
 
+from collections.abc import Callable
+
 import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.layout import Segment
 from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import TopicStore
-from broker.topic import Topic
+from broker.scalable.topic_store import StoredTopic, TopicStore
+from protocol.names import TopicName
 from protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.managed_ledger_types import Retention
@@ -30,7 +34,10 @@ log = structlog.get_logger(__name__)
 
 
 class Pruner:
-    """See the module's rules.  `unsubscribed_retention_ms` is for segments without subscription."""
+    """See the module's rules.  `unsubscribed_retention_ms` is for segments without subscription.
+
+    `leads`: whether this process may change a topic.
+    """
 
     def __init__(
         self,
@@ -39,12 +46,14 @@ class Pruner:
         segments: Segments,
         clock: Clock,
         unsubscribed_retention_ms: int,
+        leads: Callable[[TopicName], bool],
     ) -> None:
         self._topics = topics
         self._store = store
         self._segments = segments
         self._clock = clock
         self._unsubscribed_retention_ms = unsubscribed_retention_ms
+        self._leads = leads
         self._unfinished: dict[str, Step] = {}
 
     async def prune(self, live: LiveTopic, retention: Retention) -> list[int]:
@@ -54,12 +63,16 @@ class Pruner:
         async with self._topics.lock(live.name):
             if self._topics.known(live.name) is not live:
                 return []
+            stored = live.stored
             gone = await self._choose(live, retention)
-            return gone if gone and await self._prune(live, gone, retention) else []
+            return gone if gone and await self._prune(live, stored, gone, retention) else []
 
     async def finish_leftovers(self) -> None:
         """Try again what could not be finished."""
         for step in list(self._unfinished.values()):
+            if not self._leads(step.topic):
+                del self._unfinished[step.key]
+                continue
             try:
                 await self.recover(step)
             except MagnetarError as error:
@@ -80,31 +93,43 @@ class Pruner:
 
     async def _choose(self, live: LiveTopic, retention: Retention) -> list[int]:
         gone: set[int] = set()
+        reshaped = await self._reshaped(live.name)
         for segment in live.layout.sealed:
-            if segment.segment_id in live.sealing or set(segment.parent_ids) - gone:
+            if segment.segment_id in live.sealing | reshaped or set(segment.parent_ids) - gone:
                 continue
-            topic = await self._segments.open(segment_of(live.name, segment))
-            if self._may_go(segment, topic, retention):
+            view = await self._segments.view(segment_of(live.name, segment))
+            if self._may_go(segment, view, retention):
                 gone.add(segment.segment_id)
         return sorted(gone)
 
-    def _may_go(self, segment: Segment, topic: Topic, retention: Retention) -> bool:
-        if not topic.sealed:
+    async def _reshaped(self, name: TopicName) -> set[int]:
+        """Parents of splits and merges that nobody has ended yet."""
+        return {
+            segment.segment_id
+            for step in await self._store.begun_for(name)
+            if step.kind in (StepKind.SPLIT, StepKind.MERGE)
+            for segment in step.ends
+        }
+
+    def _may_go(self, segment: Segment, view: SegmentView, retention: Retention) -> bool:
+        if not view.sealed:
             return False
-        subscriptions = topic.subscriptions.values()
+        subscriptions = view.subscriptions.values()
         durable = [subscription for subscription in subscriptions if subscription.durable]
         if any(s.consumers for s in subscriptions if not s.durable):
             return False
         if any(subscription.backlog for subscription in durable):
             return False
         kept_ms = retention.time_ms
-        if not durable and topic.ledger.entry_count:
+        if not durable and view.entries:
             kept_ms = -1 if kept_ms < 0 else max(kept_ms, self._unsubscribed_retention_ms)
         return kept_ms >= 0 and self._clock.now_ms() - segment.sealed_at_ms >= kept_ms
 
-    async def _prune(self, live: LiveTopic, gone: list[int], retention: Retention) -> bool:
+    async def _prune(
+        self, live: LiveTopic, found: StoredTopic, gone: list[int], retention: Retention
+    ) -> bool:
         """Take them out of the layout, then delete them.  False if they have to stay after all."""
-        before = live.stored.record
+        before = found.record
         after = layout.prune(before.layout, gone)
         names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
         step = Step(live.name, StepKind.PRUNE, after.epoch, names)
@@ -119,7 +144,7 @@ class Pruner:
             del self._unfinished[step.key]
             return False
         record = ScalableTopicRecord(after, before.properties, before.auto_scale_policy)
-        stored = await self._store.change(live.stored, record)
+        stored = await self._store.change(found, record)
         self._topics.publish(live, stored)
         entry = history.of_prune(after, gone, now_ms=self._clock.now_ms())
         await self._store.append_history(live.name, entry)

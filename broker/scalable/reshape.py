@@ -14,6 +14,7 @@ Rules:
 - Changes of one topic queue up behind its lock until PUBLISHED; sealing goes on beside later ones.
 - Nothing is sealed before its successors are known to everyone, so sends that were on their way
   are never refused by a broker that could still take them (Apache Pulsar 5.0.0-M1 seals first).
+- Who has lost the lead of a topic undoes nothing: the segments he made may be his successor's.
 - Subscriptions are carried over to everything below a parent, as a child may itself have been
   split by then.
 """
@@ -25,14 +26,15 @@ import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.layout import IllegalReshape, Layout, Reshape
+from broker.scalable.leads import not_led
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import ScalableTopicRecord, segment_of
-from broker.scalable.segments import Segments, durable_subscriptions
+from broker.scalable.segment_view import SegmentView
+from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ConcurrentChange, StoredTopic, TopicStore
-from broker.topic import Topic, TopicState
 from config.bounds import MAX_SEGMENTS, RESHAPE_RETRY_PAUSE_S, RESHAPE_TRIES
-from protocol.names import SegmentName, TopicName
+from protocol.names import TopicName
 from protocol.server_error import InternalError, MagnetarError
 from storage.clock import Clock
 from storage.metadata.store import MetadataError
@@ -47,12 +49,11 @@ class LeftoverInTheWay(InternalError):
     """An earlier change of the topic failed half-way and cannot be cleared away now: try again."""
 
 
-class SealInterrupted(InternalError):
-    """A segment was closed before it was sealed."""
-
-
 class Reshaper:
-    """See the module's rules.  `sealed` is called when a topic's parents have become SEALED."""
+    """See the module's rules.  `sealed` is called when a topic's parents have become SEALED.
+
+    `leads`: whether this process may change a topic.
+    """
 
     def __init__(
         self,
@@ -61,12 +62,14 @@ class Reshaper:
         segments: Segments,
         clock: Clock,
         sealed: Callable[[LiveTopic], None],
+        leads: Callable[[TopicName], bool],
     ) -> None:
         self._topics = topics
         self._store = store
         self._segments = segments
         self._clock = clock
         self._sealed = sealed
+        self._leads = leads
         self._unfinished: dict[str, Step] = {}
 
     async def split(self, name: TopicName, segment_id: int) -> None:
@@ -85,6 +88,9 @@ class Reshaper:
     async def finish_leftovers(self) -> None:
         """Try again what could not be finished."""
         for step in list(self._unfinished.values()):
+            if not self._leads(step.topic):
+                del self._unfinished[step.key]
+                continue
             try:
                 await self.recover(step)
             except MagnetarError as error:
@@ -98,60 +104,70 @@ class Reshaper:
             live = await self._topics.find(name)
             if live is None:
                 raise not_found(name)
-            reshape = change(live.layout, self._clock.now_ms())
+            before = live.stored
+            reshape = change(before.record.layout, self._clock.now_ms())
             if len(reshape.layout.segments) > MAX_SEGMENTS:
                 raise IllegalReshape(
-                    f"{name} has {len(live.layout.segments)} segments, sealed ones included, and "
-                    f"may have {MAX_SEGMENTS}: let consumers drain it, then try again."
+                    f"{name} would have {len(reshape.layout.segments)} segments, sealed ones "
+                    f"included, and may have {MAX_SEGMENTS}: let consumers drain it, then try "
+                    "again."
                 )
             step = _step(name, reshape)
-            await self._begin(step)
-            parents = [await self._segments.open(segment) for segment in step.ends]
-            stored = await self._change(live, step, reshape, parents)
-            self._publish(live, stored, reshape, parents)
+            before = await self._begin(live, before, step)
+            parents = [await self._segments.view(segment) for segment in step.ends]
+            stored = await self._change(before, step, reshape, parents)
+            self._publish(live, stored, reshape)
             recorded = await self._record(live, reshape)
             self._finish_in_background(live, step, recorded=recorded)
 
-    async def _begin(self, step: Step) -> None:
+    async def _begin(self, live: LiveTopic, before: StoredTopic, step: Step) -> StoredTopic:
+        """Note the step; the record to change, which clearing a leftover away writes anew."""
         leftover = await self._store.begin(step)
-        if leftover is not None:
-            await self._recover(leftover)
+        if leftover is None:
+            return before
+        await self._recover(leftover)
+        if live.layout.epoch == before.record.layout.epoch:
+            before = live.stored
             leftover = await self._store.begin(step)
         if leftover is not None:
             raise LeftoverInTheWay(
-                f"An earlier change of {step.topic} is not cleared away yet: try again."
+                f"An earlier change of {step.topic} was in the way and is cleared away: try again."
             )
+        return before
 
     async def _change(
-        self, live: LiveTopic, step: Step, reshape: Reshape, parents: list[Topic]
+        self, before: StoredTopic, step: Step, reshape: Reshape, parents: list[SegmentView]
     ) -> StoredTopic:
+        """Change the record that the reshape was made of; somebody else may have since."""
+        if not self._leads(before.name):
+            raise not_led(before.name)
         try:
             await self._prepare(step, parents)
-            record = live.stored.record
+            record = before.record
             after = ScalableTopicRecord(reshape.layout, record.properties, record.auto_scale_policy)
-            return await self._store.change(live.stored, after)
+            return await self._store.change(before, after)
         except MetadataError:
             # Whether the record has changed is not known: neither undo nor go on now.
             self._unfinished[step.key] = step
             raise
         except ConcurrentChange:
             await self._undo(step)
-            await self._topics.reload_locked(live.name)
+            await self._topics.reload_locked(before.name)
             raise
         except MagnetarError:
             await self._undo(step)
             raise
 
-    async def _prepare(self, step: Step, parents: list[Topic]) -> None:
+    async def _prepare(self, step: Step, parents: list[SegmentView]) -> None:
         subscriptions = {
-            name: properties
-            for parent in parents
-            for name, properties in durable_subscriptions(parent).items()
+            name: properties for parent in parents for name, properties in parent.durable.items()
         }
         for child in step.makes:
             await self._segments.prepare(child, subscriptions)
 
     async def _undo(self, step: Step) -> None:
+        if not self._leads(step.topic):
+            return
         try:
             for child in step.makes:
                 await self._segments.delete(child)
@@ -164,14 +180,10 @@ class Reshaper:
 
     # PUBLISHED
 
-    def _publish(
-        self, live: LiveTopic, stored: StoredTopic, reshape: Reshape, parents: list[Topic]
-    ) -> None:
-        """Tell everybody, and close the parents to new producers in the same turn."""
+    def _publish(self, live: LiveTopic, stored: StoredTopic, reshape: Reshape) -> None:
+        """Tell everybody; parents that run here refuse new producers from this turn on."""
         live.sealing.update(parent.segment_id for parent in reshape.parents)
         self._topics.publish(live, stored)
-        for topic in parents:
-            _begin_seal(topic)
         log.info(
             "layout_changed",
             topic=str(live.name),
@@ -212,36 +224,22 @@ class Reshaper:
     async def _finish(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
         if not recorded:
             await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
+        # What has been pruned since was sealed, and everybody had read it.
+        parents = [each for each in step.ends if each.segment_id in live.layout.segments]
         results = await asyncio.gather(
-            *(self._seal(segment) for segment in step.ends), return_exceptions=True
+            *(self._segments.seal(parent) for parent in parents), return_exceptions=True
         )
         for failure in results:
             if failure is not None:
                 raise failure
-        for parent in step.ends:
+        for parent in parents:
             below = live.layout.descendants(parent.segment_id)
             children = [segment_of(live.name, live.layout.segments[s]) for s in sorted(below)]
             await self._segments.carry_over(parent, children)
-            live.sealing.discard(parent.segment_id)
+        live.sealing.difference_update(parent.segment_id for parent in step.ends)
         self._sealed(live)
         await self._store.end(step)
         self._unfinished.pop(step.key, None)
-
-    async def _seal(self, segment: SegmentName) -> None:
-        topic = await self._segments.open(segment)
-        if topic.sealed:
-            return
-        _begin_seal(topic)
-        try:
-            await topic.seal()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # Not we were cancelled: the topic was unloaded while it waited for its producers.
-            raise SealInterrupted(
-                f"{segment} was unloaded while it was being sealed: seal it again."
-            ) from None
 
     # After a crash
 
@@ -271,11 +269,6 @@ def _step(name: TopicName, reshape: Reshape) -> Step:
 def _is_published(live: LiveTopic, step: Step) -> bool:
     names = {segment_of(live.name, segment) for segment in live.layout.segments.values()}
     return all(child in names for child in step.makes)
-
-
-def _begin_seal(topic: Topic) -> None:
-    if topic.state is TopicState.OPEN:
-        topic.begin_seal()
 
 
 def _report(task: asyncio.Task[None]) -> None:

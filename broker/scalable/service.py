@@ -7,27 +7,39 @@ Rules:
 - A segment exists by the word of its topic's layout alone: `segment_backing` decides whether it may
   be opened, so a pruned one never comes back to life.
 - Changes that a client or operator began go on when he goes away.
+- With several brokers only the one that leads a topic changes it, so every change begins by taking
+  the lead; it is also the leader who takes up what was left half done.
 """
 
 import asyncio
 import enum
+import importlib
 from collections.abc import Coroutine, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from broker.events import SegmentEvents
 from broker.idle_topics import IdleWatch
 from broker.namespaces import retention
 from broker.scalable.controllers import Controllers
+from broker.scalable.feed import SegmentFeeds
 from broker.scalable.history import HistoryEntry, readable
+from broker.scalable.housekeeping import Housekeeping
+from broker.scalable.layout import Segment
 from broker.scalable.leadership import Leadership
+from broker.scalable.leads import Leads
 from broker.scalable.lifecycle import Lifecycle
 from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
+from broker.scalable.local_segments import LocalSegments
+from broker.scalable.mirror import Mirrors
 from broker.scalable.namespace_watch import NamespaceWatches
 from broker.scalable.pruning import Pruner
 from broker.scalable.records import ScalableTopicRecord, SubscriptionKind, segment_of
+from broker.scalable.relay import Relays
+from broker.scalable.remote_segments import RemoteSegments
+from broker.scalable.reports import SegmentReports, segment_of_topic
 from broker.scalable.reshape import Reshaper
+from broker.scalable.segment_view import Members
 from broker.scalable.segments import Segments
 from broker.scalable.stats import TopicStats
 from broker.scalable.steps import Step, StepKind
@@ -43,11 +55,11 @@ from protocol.names import (
     TopicName,
     segment_name,
 )
-from protocol.server_error import MagnetarError
+from storage.managed_ledger_records import cursor_key
 from storage.managed_ledger_types import MINUTE_MS, Retention
 
 if TYPE_CHECKING:
-    from broker.consumer import Consumer
+    from broker.scalable.feed_follower import FeedFollower
     from broker.service import Broker
     from broker.topic import Topic
 
@@ -62,85 +74,135 @@ class SegmentBacking(enum.Enum):
     SEALED = "SEALED"
 
 
-class ScalableTopics(SegmentEvents):
+class ScalableTopics(SegmentReports):
     """See the module's rules."""
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        settings, clock = broker.settings, broker.clock
+        settings, clock, placement = broker.settings, broker.clock, broker.placement
+        self._shared = placement.shared
         self._store = TopicStore(broker.metadata)
-        self._topics = LiveTopics(self._store)
-        self._segments = Segments(broker)
+        self._topics = LiveTopics(
+            self._store,
+            shared=self._shared,
+            is_awaited=lambda name: self.sessions.count(name) > 0,
+        )
+        self._leads = Leads(
+            placement,
+            recover=self._recover_steps_of,
+            ended=self._lead_ended,
+        )
+        self._mirrors = Mirrors(self)
+        self._follower = self._make_follower() if self._shared else None
+        self.feeds = SegmentFeeds(broker)
+        self.local_segments = LocalSegments(broker, self._is_named)
+        self._segments = Segments(
+            broker,
+            self.local_segments,
+            RemoteSegments(placement) if self._shared else None,
+            self._mirrors,
+        )
         # Sessions hear of a layout before controllers do: clients know a segment they are given.
         self.sessions = DagSessions(
             self._topics,
-            broker.placement,
+            placement,
             clock,
             create_missing=self._create_missing,
             partition_count=self._partition_count,
         )
+        self._topics.on_renewal(self.sessions.created)
+        self.relays = Relays(placement, self._is_there)
         self.controllers = Controllers(
             self._topics,
             self._store,
             self._segments,
+            self._leads,
             Leadership(broker),
+            self._follower,
+            self.relays,
             grace_s=settings.scalable_consumer_grace_period_s,
         )
+        # Last, in the same turn: who is refused as a producer was told the new layout before.
+        self._topics.on_layout(self._refuse_producers)
         self.namespace_watches = NamespaceWatches(broker.metadata, self._store, broker.namespaces)
-        self._lifecycle = Lifecycle(
-            self._topics, self._store, self._segments, clock, self.controllers.topic_deleted
+        self._assemble_changes()
+        self._work: set[asyncio.Task[object]] = set()
+        self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
+        self._forget = (
+            placement.on_change(self._owner_changed),
+            placement.on_brokers(self.sessions.all_moved),
         )
-        self._reshaper = Reshaper(
-            self._topics, self._store, self._segments, clock, self._segments_sealed
-        )
+
+    def _make_follower(self) -> "FeedFollower":
+        # Not at the top: a single broker needs none of it, and starts the sooner.
+        module = importlib.import_module("broker.scalable.feed_follower")
+        follower: FeedFollower = module.FeedFollower(self._broker.placement, self._mirrors)
+        return follower
+
+    def _assemble_changes(self) -> None:
+        """Those who change topics, by order and by themselves."""
+        broker, settings = self._broker, self._broker.settings
+        clock, leads = broker.clock, self._leads
+        parts = (self._topics, self._store, self._segments, clock)
+        self._lifecycle = Lifecycle(*parts, self.controllers.topic_deleted, leads)
+        self._reshaper = Reshaper(*parts, self._segments_sealed, leads.leads)
         self._pruner = Pruner(
-            self._topics,
-            self._store,
-            self._segments,
-            clock,
-            settings.unsubscribed_retention_minutes * MINUTE_MS,
+            *parts, settings.unsubscribed_retention_minutes * MINUTE_MS, leads.leads
         )
         self._subscriptions = TopicSubscriptions(
             self._topics, self._store, self._segments, self.controllers
         )
-        self._work: set[asyncio.Task[object]] = set()
-        self._unrecovered: set[str] = set()
-        """Keys of steps that the start could neither finish nor undo."""
-        self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._housekeeping = Housekeeping(
+            self._topics,
+            self._store,
+            self._pruner,
+            leads,
+            broker.placement,
+            recover=self._recover,
+            leftovers=(
+                self._reshaper.finish_leftovers,
+                self._lifecycle.finish_leftovers,
+                self._pruner.finish_leftovers,
+            ),
+            retention_of=self._retention_of,
+            interval_s=settings.sealed_segment_prune_interval_s,
+        )
 
     # Life
 
     async def start(self) -> None:
         """Finish what a crash left half done, then look after topics from time to time."""
-        await self._recover_all({step.key for step in await self._store.begun()})
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        await self._housekeeping.start()
 
     async def stop(self) -> None:
-        """End all work in the background.  May be called again."""
+        """End all work in the background, and let others lead.  May be called again.
+
+        Sessions, and followers at other brokers, are told of what goes on until `close`.
+        """
+        await self._housekeeping.stop()
         work: list[asyncio.Task[object]] = list(self._work)
         background = [task for live in self._topics.all() for task in live.work]
-        if self._housekeeping is not None:
-            background.append(self._housekeeping)
         for task in (*work, *background):
             task.cancel()
         await asyncio.gather(*work, *background, return_exceptions=True)
         await self.namespace_watches.stop()
+        await self._leads.stop()
         await self.controllers.stop()
+        if self._follower is not None:
+            await self._follower.stop()
 
-    async def _recover_all(self, keys: Set[str]) -> None:
-        """Recover those of the noted steps; what fails is tried again while the broker runs."""
-        if not keys:
-            return
-        noted = (step for step in await self._store.begun() if step.key in keys)
-        self._unrecovered.clear()
-        for step in sorted(noted, key=lambda step: (step.topic, step.epoch)):
-            try:
-                await self._recover(step)
-                log.info("step_recovered", step=step.key)
-            except MagnetarError as error:
-                self._unrecovered.add(step.key)
-                log.error("step_not_recovered", step=step.key, error=str(error))
+    async def close(self) -> None:
+        """End everything."""
+        await self.controllers.close()
+        await self.stop()
+        for forget in self._forget:
+            forget()
+        self.sessions.stop()
+        self.feeds.stop()
+        await self._topics.stop()
+
+    async def _recover_steps_of(self, name: TopicName) -> None:
+        await self._housekeeping.lead_taken(name)
 
     async def _recover(self, step: Step) -> None:
         if step.kind is StepKind.DELETE:
@@ -150,28 +212,9 @@ class ScalableTopics(SegmentEvents):
         else:
             await self._reshaper.recover(step)
 
-    async def _keep_house(self) -> None:
-        interval_s = self._broker.settings.sealed_segment_prune_interval_s
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await self.prune_all()
-            except MagnetarError as error:
-                log.warning("housekeeping_failed", error=str(error))
-
     async def prune_all(self) -> None:
         """One round of housekeeping: leftovers first, then every topic with sealed segments."""
-        await self._recover_all(set(self._unrecovered))
-        await self._reshaper.finish_leftovers()
-        await self._lifecycle.finish_leftovers()
-        await self._pruner.finish_leftovers()
-        for name in await self._store.with_sealed_segments():
-            try:
-                live = await self._topics.find(name)
-                if live is not None:
-                    await self._pruner.prune(live, await self._retention_of(name.namespace_name))
-            except MagnetarError as error:
-                log.warning("prune_failed", topic=str(name), error=str(error))
+        await self._housekeeping.prune_all()
 
     async def _retention_of(self, namespace: NamespaceName) -> Retention:
         settings = self._broker.settings
@@ -186,7 +229,7 @@ class ScalableTopics(SegmentEvents):
 
         So it is while its topic is changed, and until its subscriptions are carried over.
         """
-        segment = _segment_of_topic(topic)
+        segment = segment_of_topic(topic)
         live = None if segment is None else self._topics.known(segment.parent)
         if segment is None or live is None:
             return False
@@ -194,15 +237,26 @@ class ScalableTopics(SegmentEvents):
 
     async def let_go_of_idle(self, now_s: float) -> None:
         """One look: forget topics that nobody has used for `idle_topic_unload_s`."""
-        seen = ((live, live.uses, self._is_idle(live)) for live in self._topics.all())
+        self._topics.forget_names()
+        running = self._running_topics()
+        seen = ((live, live.uses, self._is_idle(live, running)) for live in self._topics.all())
         for live in self._idle.look(seen, now_s):
-            if self._is_idle(live):
+            if self._is_idle(live, self._running_topics()):
                 self._topics.let_go(live)
                 await self.controllers.let_go(live.name)
+                if self._is_idle(live, self._running_topics()):
+                    await self._leads.give_up(live.name)
 
-    def _is_idle(self, live: LiveTopic) -> bool:
+    def _running_topics(self) -> set[TopicName]:
+        """Topics whose record has to be followed, because segments of them run here."""
+        if not self._shared:
+            return set()
+        segments = map(segment_of_topic, self._broker.topics.loaded().values())
+        return {segment.parent for segment in segments if segment is not None}
+
+    def _is_idle(self, live: LiveTopic, running: Set[TopicName]) -> bool:
         """Topics with sealed segments stay: pruning looks at them again and again."""
-        busy = live.layout.sealed or live.sealing or live.work
+        busy = live.layout.sealed or live.sealing or live.work or live.name in running
         return not (
             busy
             or self._topics.is_changing(live.name)
@@ -241,7 +295,9 @@ class ScalableTopics(SegmentEvents):
         await self._see_through(self._delete(name, force=force))
 
     async def _delete(self, name: TopicName, *, force: bool) -> None:
+        await self._lead(name)
         await self._lifecycle.delete(name, force=force)
+        await self._leads.give_up(twin(name))
         regular = (
             twin(name).in_domain(TopicDomain.PERSISTENT) if "/" not in name.local_name else None
         )
@@ -250,11 +306,11 @@ class ScalableTopics(SegmentEvents):
 
     async def split(self, name: TopicName, segment_id: int) -> None:
         """Split a segment.  Raises `ScalableTopicNotFound`, `UnknownSegment`, `IllegalReshape`."""
-        await self._see_through(self._reshaper.split(name, segment_id))
+        await self._lead_and(name, self._reshaper.split(name, segment_id))
 
     async def merge(self, name: TopicName, first_id: int, second_id: int) -> None:
         """Merge two segments.  Raises as `split`."""
-        await self._see_through(self._reshaper.merge(name, first_id, second_id))
+        await self._lead_and(name, self._reshaper.merge(name, first_id, second_id))
 
     async def history(self, name: TopicName) -> Sequence[HistoryEntry]:
         """Every change of a topic's layout, oldest first.  Raises `ScalableTopicNotFound`."""
@@ -264,16 +320,16 @@ class ScalableTopics(SegmentEvents):
     async def stats(self, name: TopicName) -> dict[str, object]:
         """A topic's statistics.  Raises `ScalableTopicNotFound`."""
         live = await self._topics.get(name)
-        running: dict[int, Topic] = {}
+        counted: dict[int, Members] = {}
         for segment in list(live.layout.segments.values()):
             try:
-                opened = await self._segments.open(segment_of(live.name, segment))
+                told = await self._segments.stats(segment_of(live.name, segment))
             except TopicNotFound:
                 continue
-            running[segment.segment_id] = opened
+            counted[segment.segment_id] = told
         kinds = await self._store.subscriptions(live.name)
         controller = self.controllers.of(live.name)
-        return TopicStats(live, running, kinds, controller, self._broker.placement).to_json()
+        return TopicStats(live, counted, kinds, controller, self._broker.placement).to_json()
 
     # Subscriptions
 
@@ -281,31 +337,36 @@ class ScalableTopics(SegmentEvents):
         self, name: TopicName, subscription: str, *, kind: str, start: Position
     ) -> None:
         """Make a subscription of `kind` STREAM or QUEUE on every ACTIVE segment."""
-        await self._see_through(
-            self._subscriptions.create(name, subscription, SubscriptionKind(kind), start)
+        await self._lead_and(
+            name, self._subscriptions.create(name, subscription, SubscriptionKind(kind), start)
         )
 
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool) -> None:
         """Remove it from every segment.  Raises `SubscriptionNotFound`, `ConsumerBusy`."""
-        await self._see_through(self._subscriptions.delete(name, subscription, force=force))
+        await self._lead_and(name, self._subscriptions.delete(name, subscription, force=force))
 
     async def seek_subscription(
         self, name: TopicName, subscription: str, timestamp_ms: int
     ) -> None:
         """Go on with the first message published at or after a time, on every segment."""
-        await self._see_through(self._subscriptions.seek(name, subscription, timestamp_ms))
+        await self._lead_and(name, self._subscriptions.seek(name, subscription, timestamp_ms))
 
     async def skip_all(self, name: TopicName, subscription: str) -> None:
         """Go on with what is published from now on, on every segment."""
-        await self._see_through(self._subscriptions.skip_all(name, subscription))
+        await self._lead_and(name, self._subscriptions.skip_all(name, subscription))
 
     # Segments
 
     async def segment_backing(self, segment: SegmentName) -> SegmentBacking:
-        """Whether a segment may be opened, and how.  Raises `TopicNotFound`."""
+        """Whether a segment may be opened, and how.  Raises `TopicNotFound`.
+
+        Where others change topics too, the record is read anew: what is known of it may be old.
+        """
+        if self._shared:
+            await self._topics.refresh(segment.parent)
         live = await self._topics.find(segment.parent)
-        found = None if live is None else live.layout.segments.get(segment.segment_id)
-        if live is None or found is None or segment_of(live.name, found) != segment:
+        found = None if live is None else _found(live.stored.record, segment)
+        if found is None:
             raise TopicNotFound(
                 f"{segment} is no segment of {segment.parent}: look the topic up again."
             )
@@ -319,53 +380,66 @@ class ScalableTopics(SegmentEvents):
         live = await self._topics.find(segment.parent)
         if live is None or segment.segment_id not in live.layout.segments:
             return False
-        for above in live.layout.ancestors(segment.segment_id) & live.sealing:
-            name = segment_of(live.name, live.layout.segments[above])
-            topic = self._segments.running(name)
+        above = live.layout.ancestors(segment.segment_id)
+        names = {segment_of(live.name, live.layout.segments[each]) for each in above}
+        if self._shared:
+            return await self._is_stored_on_one_being_sealed(live.name, names, subscription)
+        for each in above & live.sealing:
+            topic = self._segments.running(segment_of(live.name, live.layout.segments[each]))
             found = None if topic is None else topic.subscriptions.get(subscription)
             if found is not None and found.durable:
                 return True
         return False
 
-    # SegmentEvents
+    async def _is_stored_on_one_being_sealed(
+        self, name: TopicName, segments: Set[SegmentName], subscription: str
+    ) -> bool:
+        """The same from what is stored: the leader's notes, and cursors of the segments above."""
+        if not segments:
+            return False
+        steps = await self._store.begun_for(name)
+        ending = {each for step in steps if step.makes for each in step.ends} & segments
+        paths = [cursor_key(each.ledger_path, subscription) for each in sorted(ending)]
+        records = await self._broker.metadata.get_many(paths) if paths else []
+        return any(record is not None for record in records)
 
-    def consumer_attached(self, topic: "Topic", subscription: str, consumer: "Consumer") -> None:
-        """See `SegmentEvents`."""
-        segment = _segment_of_topic(topic)
-        controller = None if segment is None else self.controllers.of(segment.parent)
-        if segment is not None and controller is not None:
-            controller.attached(segment.segment_id, subscription, consumer)
+    # What comes of changes
 
-    def consumer_closed(
-        self, topic: "Topic", subscription: str, consumer: "Consumer", *, by_command: bool
-    ) -> None:
-        """See `SegmentEvents`."""
-        segment = _segment_of_topic(topic)
-        controller = None if segment is None else self.controllers.of(segment.parent)
-        if controller is not None:
-            controller.detached(consumer, by_command=by_command)
-
-    def subscription_drained(self, topic: "Topic", subscription: str) -> None:
-        """See `SegmentEvents`."""
-        self._backlog_changed(topic, subscription)
-
-    def subscription_rewound(self, topic: "Topic", subscription: str) -> None:
-        """See `SegmentEvents`."""
-        self._backlog_changed(topic, subscription)
-
-    def producers_gone(self, topic: "Topic") -> None:
-        """Nothing to do: a topic that is being sealed waits for its producers itself."""
-
-    def _backlog_changed(self, topic: "Topic", subscription: str) -> None:
-        segment = _segment_of_topic(topic)
-        controller = None if segment is None else self.controllers.of(segment.parent)
-        if segment is not None and controller is not None:
-            controller.backlog_changed(segment.segment_id, topic, subscription)
+    def _refuse_producers(self, live: LiveTopic) -> None:
+        for segment in live.layout.sealed:
+            self._segments.refuse_producers(segment_of(live.name, segment))
 
     def _segments_sealed(self, live: LiveTopic) -> None:
         controller = self.controllers.of(live.name)
         if controller is not None:
             controller.look_at_drained()
+
+    def _owner_changed(self, name: TopicName) -> None:
+        """A segment, or the lead of a topic, has another owner now, or none."""
+        if name.domain is TopicDomain.SEGMENT:
+            segment = segment_name(name)
+            if self._follower is not None:
+                for owner in self._mirrors.told_by(segment):
+                    self._follower.ask_again(owner, segment.parent)
+            self.sessions.moved(segment.parent)
+        elif name.domain is TopicDomain.TOPIC:
+            self.sessions.moved(name)
+
+    def _lead_ended(self, name: TopicName) -> None:
+        self.controllers.lead_ended(name)
+        live = self._topics.known(name)
+        if live is not None:
+            live.sealing.clear()
+            for task in live.work:
+                task.cancel()
+
+    async def _is_named(self, segment: SegmentName) -> bool:
+        """Whether the stored layout has a segment."""
+        stored = await self._topics.refresh(segment.parent)
+        return stored is not None and _found(stored.record, segment) is not None
+
+    async def _is_there(self, name: TopicName) -> bool:
+        return await self._topics.refresh(name) is not None
 
     # Names of clients
 
@@ -386,6 +460,20 @@ class ScalableTopics(SegmentEvents):
     async def _partition_count(self, name: TopicName) -> int:
         return await self._broker.topics.partitioned.count(name)
 
+    async def _lead(self, name: TopicName) -> None:
+        """Be the one who may change a topic that is there.  `NotController`."""
+        if self._shared:
+            await self._leads.take_to_change((await self._topics.get(name)).name)
+
+    async def _lead_and(self, name: TopicName, work: Coroutine[object, object, T]) -> T:
+        """Change a topic that this broker leads, whatever becomes of who asked."""
+        try:
+            await self._lead(name)
+        except BaseException:
+            work.close()
+            raise
+        return await self._see_through(work)
+
     async def _see_through(self, work: Coroutine[object, object, T]) -> T:
         """Do it in a task of ours, so that it is not left half done when the caller goes away."""
         task = asyncio.create_task(work)
@@ -394,5 +482,7 @@ class ScalableTopics(SegmentEvents):
         return await asyncio.shield(task)
 
 
-def _segment_of_topic(topic: "Topic") -> SegmentName | None:
-    return segment_name(topic.name) if topic.name.domain is TopicDomain.SEGMENT else None
+def _found(record: ScalableTopicRecord, segment: SegmentName) -> Segment | None:
+    found = record.layout.segments.get(segment.segment_id)
+    same = found is not None and segment_of(segment.parent, found) == segment
+    return found if same else None

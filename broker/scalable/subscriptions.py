@@ -11,15 +11,15 @@ Rules:
 from collections.abc import Awaitable, Callable
 
 from broker.dispatch.errors import ConsumerBusy
-from broker.dispatch.start_position import first_published_since
 from broker.scalable.controllers import Controllers
+from broker.scalable.layout import Segment
 from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
-from broker.topic import SubscriptionNotFound, Topic, TopicNotFound
+from broker.topic import SubscriptionNotFound, TopicNotFound
 from protocol.ids import EARLIEST, LATEST, Position
-from protocol.names import TopicName
+from protocol.names import SegmentName, TopicName
 
 
 class TopicSubscriptions:
@@ -41,22 +41,23 @@ class TopicSubscriptions:
         async with self._topics.lock(live.name):
             await self._store.put_subscription(live.name, subscription, kind)
             for segment in live.layout.active:
-                topic = await self._segments.open(segment_of(live.name, segment))
-                await topic.create_subscription(subscription, start)
+                name_of_one = segment_of(live.name, segment)
+                await self._segments.create_subscription(name_of_one, subscription, start)
 
     async def delete(self, name: TopicName, subscription: str, *, force: bool) -> None:
         """Remove it everywhere.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless `force`."""
         live = await self._topics.get(name)
 
-        async def require_unused(topic: Topic) -> None:
-            if topic.subscriptions[subscription].consumers and not force:
+        async def require_unused(segment: Segment, name: SegmentName) -> None:
+            found = (await self._segments.view(name)).subscriptions.get(subscription)
+            if found is not None and found.consumers and not force:
                 raise ConsumerBusy(
-                    f"Subscription {subscription!r} has consumers on {topic.name}: close them, "
-                    "or delete it with force=true."
+                    f"Subscription {subscription!r} has consumers on {name}: close them, or "
+                    "delete it with force=true."
                 )
 
-        async def unsubscribe(topic: Topic) -> None:
-            await topic.unsubscribe(subscription, force=force)
+        async def unsubscribe(segment: Segment, name: SegmentName) -> None:
+            await self._segments.delete_subscription(name, subscription, force=force)
 
         async with self._topics.lock(live.name):
             known = await self._store.subscription(live.name, subscription) is not None
@@ -73,9 +74,13 @@ class TopicSubscriptions:
         """Go on with the first message published at or after a time, in each segment."""
         live = await self._topics.get(name)
 
-        async def seek(topic: Topic) -> None:
-            position = await _position_at(live, topic, timestamp_ms)
-            await topic.subscriptions[subscription].seek(position)
+        async def seek(segment: Segment, name: SegmentName) -> None:
+            if not segment.active and segment.sealed_at_ms < timestamp_ms:
+                await self._segments.seek(name, subscription, LATEST)
+            elif segment.created_at_ms > timestamp_ms:
+                await self._segments.seek(name, subscription, EARLIEST)
+            else:
+                await self._segments.seek_to_time(name, subscription, timestamp_ms)
 
         await self._each(live, subscription, seek)
 
@@ -83,8 +88,8 @@ class TopicSubscriptions:
         """Go on with what is published from now on."""
         live = await self._topics.get(name)
 
-        async def skip(topic: Topic) -> None:
-            await topic.subscriptions[subscription].seek(LATEST)
+        async def skip(segment: Segment, name: SegmentName) -> None:
+            await self._segments.seek(name, subscription, LATEST)
 
         await self._each(live, subscription, skip)
 
@@ -92,16 +97,16 @@ class TopicSubscriptions:
         self,
         live: LiveTopic,
         subscription: str,
-        change: Callable[[Topic], Awaitable[None]],
+        change: Callable[[Segment, SegmentName], Awaitable[None]],
         *,
         may_be_missing: bool = False,
     ) -> None:
         reached = may_be_missing
         for segment in list(live.layout.segments.values()):
+            name = segment_of(live.name, segment)
             try:
-                topic = await self._segments.open(segment_of(live.name, segment))
-                if subscription in topic.subscriptions:
-                    await change(topic)
+                if subscription in (await self._segments.view(name)).subscriptions:
+                    await change(segment, name)
                     reached = True
             except (TopicNotFound, SubscriptionNotFound):
                 continue
@@ -109,13 +114,3 @@ class TopicSubscriptions:
             raise SubscriptionNotFound(
                 f"{live.name} has no subscription {subscription!r}: see its list over REST."
             )
-
-
-async def _position_at(live: LiveTopic, topic: Topic, timestamp_ms: int) -> Position:
-    for segment in live.layout.segments.values():
-        if segment_of(live.name, segment).topic_name == topic.name:
-            if not segment.active and segment.sealed_at_ms < timestamp_ms:
-                return LATEST
-            if segment.created_at_ms > timestamp_ms:
-                return EARLIEST
-    return await first_published_since(topic.ledger, timestamp_ms)

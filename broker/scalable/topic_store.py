@@ -52,6 +52,7 @@ from storage.metadata.store import (
     Record,
     Version,
     VersionConflict,
+    Watch,
 )
 
 log = structlog.get_logger(__name__)
@@ -85,6 +86,8 @@ class StoredTopic:
     name: TopicName
     record: ScalableTopicRecord
     version: Version
+    modifications: int = 0
+    """How often the record was overwritten; rises as long as the topic is the same one."""
 
 
 class TopicStore:
@@ -105,14 +108,21 @@ class TopicStore:
             raise ScalableTopicExists(
                 f"{name} exists already: use it, or choose another name."
             ) from None
-        return StoredTopic(name, record, put.version)
+        return StoredTopic(name, record, put.version, put.modifications)
 
     async def load(self, name: TopicName) -> StoredTopic | None:
         """A topic as it is stored now.  Raises `CorruptLayout`."""
-        found = await self._metadata.get(topic_path(name))
-        if found is None:
-            return None
-        return StoredTopic(name, decode_topic(found.value), found.version)
+        return _stored(name, await self._metadata.get(topic_path(name)))
+
+    async def load_fresh(self, name: TopicName) -> StoredTopic | None:
+        """The same, not behind anything that any process was told to be stored."""
+        path = topic_path(name)
+        found = await self._metadata.scan(path, f"{path}!", fresh=True)
+        return _stored(name, found[0] if found else None)
+
+    def watch(self, name: TopicName) -> Watch:
+        """Changes of a topic's record."""
+        return self._metadata.watch_key(topic_path(name))
 
     async def change(self, stored: StoredTopic, record: ScalableTopicRecord) -> StoredTopic:
         """Replace the record that was read.  Raises `ConcurrentChange`."""
@@ -127,8 +137,8 @@ class TopicStore:
             after = await self._metadata.get(path)
             if after is None or after.value != value:
                 raise
-            return StoredTopic(stored.name, record, after.version)
-        return StoredTopic(stored.name, record, put.version)
+            return StoredTopic(stored.name, record, after.version, after.modifications)
+        return StoredTopic(stored.name, record, put.version, put.modifications)
 
     async def refresh(self, stored: StoredTopic) -> None:
         """Write the record back as it was read: changes on that version fail from then on.
@@ -313,6 +323,12 @@ class TopicStore:
     async def begun(self) -> list[Step]:
         """All steps that were begun and not ended."""
         return _steps(await self._metadata.scan(*children_range(steps.STEPS_ROOT), fresh=True))
+
+
+def _stored(name: TopicName, found: Record | None) -> StoredTopic | None:
+    if found is None:
+        return None
+    return StoredTopic(name, decode_topic(found.value), found.version, found.modifications)
 
 
 def _steps(records: Sequence[Record]) -> list[Step]:

@@ -6,10 +6,13 @@ Rules:
   listening then and keep a stale layout for good.  What goes wrong later closes the connection.
 - Every layout is pushed once to every session, in epoch order and in the turn in which the change
   became known, so no session sees an older one after a newer one.
+- When segments or the lead of a topic move to other brokers, its newest layout is pushed again with
+  their addresses, once for all that moves within DAG_COALESCE_S, to whom it tells anything new.
 - `resolved_topic_name` is always there and always a `topic://` name.
 - What is not served as a scalable topic has a fixed answer, and its session ends with it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -20,7 +23,7 @@ from broker.placement import Placement
 from broker.scalable.answers import dag_error, dag_update
 from broker.scalable.dag import dag_of, synthetic_dag
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
-from config.bounds import SESSIONS_PER_CONNECTION
+from config.bounds import DAG_COALESCE_S, SESSIONS_PER_CONNECTION
 from protocol.names import (
     TopicDomain,
     TopicName,
@@ -28,6 +31,7 @@ from protocol.names import (
     require_persistent,
     segment_name,
 )
+from protocol.pulsar_pb2 import ScalableTopicDAG
 from protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
 
@@ -56,6 +60,7 @@ class DagSession:
     connection: "Connection"
     session_id: int
     topic: TopicName | None = None
+    told: ScalableTopicDAG | None = None
 
 
 class DagSessions:
@@ -77,6 +82,7 @@ class DagSessions:
         self._partition_count = partition_count
         self._by_connection: dict[Connection, dict[int, DagSession]] = {}
         self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
+        self._moved: dict[TopicName, asyncio.TimerHandle] = {}
         topics.on_layout(self._push)
 
     async def open(
@@ -109,8 +115,7 @@ class DagSessions:
             return
         session.topic = live.name
         self._by_topic.setdefault(live.name, {})[session] = None
-        dag = dag_of(live.name, live.layout, self._placement)
-        connection.send(dag_update(session_id, dag, live.name))
+        self._tell(session, live.name, dag_of(live.name, live.layout, self._placement))
 
     def close(self, connection: "Connection", session_id: int) -> None:
         """SCALABLE_TOPIC_CLOSE: tell nothing more.  Unknown sessions are ignored."""
@@ -180,4 +185,36 @@ class DagSessions:
             return
         dag = dag_of(live.name, live.layout, self._placement)
         for session in list(sessions):
-            session.connection.send(dag_update(session.session_id, dag, live.name))
+            self._tell(session, live.name, dag)
+
+    @staticmethod
+    def _tell(session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
+        session.told = dag
+        session.connection.send(dag_update(session.session_id, dag, name))
+
+    def moved(self, name: TopicName) -> None:
+        """Something of a topic is, or may be, at another broker."""
+        if name in self._by_topic and name not in self._moved:
+            loop = asyncio.get_running_loop()
+            self._moved[name] = loop.call_later(DAG_COALESCE_S, self._tell_moved, name)
+
+    def all_moved(self) -> None:
+        """Brokers came or went."""
+        for name in list(self._by_topic):
+            self.moved(name)
+
+    def stop(self) -> None:
+        """Push nothing more."""
+        for timer in self._moved.values():
+            timer.cancel()
+        self._moved.clear()
+
+    def _tell_moved(self, name: TopicName) -> None:
+        del self._moved[name]
+        live, sessions = self._topics.known(name), self._by_topic.get(name)
+        if live is None or not sessions:
+            return
+        dag = dag_of(live.name, live.layout, self._placement)
+        for session in list(sessions):
+            if session.told != dag:
+                self._tell(session, live.name, dag)

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from structlog.testing import capture_logs
 
 from broker.admin.app import AdminServer
+from broker.admin.rest import errors_as_json
 from tests.support.raw_client import RawClient
 from tests.unit.broker.ingress.conftest import running
 
@@ -244,3 +248,33 @@ async def test_what_is_too_large_to_be_stored_is_the_callers_fault(rest: Rest) -
     assert "shorter" in await rest.refused(413, "PUT", path)
     for query in (f"long={'v' * 5000}", "a%00/b=%01"):
         assert await rest.get(f"{SCALABLE}?property={query}") == ["topic://public/default/x"]
+
+
+async def test_there_is_one_bundle_and_nothing_to_do_with_it(rest: Rest) -> None:
+    whole = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
+    assert await rest.get(f"{NAMESPACES}/public/default/bundles") == whole
+    bundle = f"{NAMESPACES}/public/default/0x00000000_0xffffffff"
+    for method, path in (
+        ("PUT", f"{bundle}/split"),
+        ("PUT", f"{bundle}/unload"),
+        ("DELETE", bundle),
+        ("GET", "/lookup/v2/topic/persistent/public/default/x/bundle"),
+    ):
+        assert "/admin/v2" in await rest.refused(404, method, path)
+    await rest.done("PUT", f"{NAMESPACES}/public/default/unload")
+
+
+async def test_a_client_that_goes_away_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither of the broker nor of the server: nothing is logged as an error."""
+
+    async def gone(_request: web.Request) -> web.Response:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    app = web.Application(middlewares=[errors_as_json])
+    app.router.add_get("/", gone)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        with capture_logs() as logged:
+            async with session.get(server.make_url("/")) as answer:
+                assert answer.status == 503
+    assert [each["log_level"] for each in logged] == ["debug"]
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]

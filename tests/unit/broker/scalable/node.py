@@ -14,7 +14,7 @@ from typing import cast
 from broker.connection import Connection
 from broker.consumer import Consumer, SubscribeRequest, SubscriptionType
 from broker.namespaces import Namespaces
-from broker.placement import Placement
+from broker.placement import OneBroker
 from broker.producer import Producer, ProducerNames, ProducerRequest
 from broker.publish_limits import PublishLimits
 from broker.scalable.records import SubscriptionKind, segment_of
@@ -34,31 +34,33 @@ from storage.managed_ledger_types import Limits
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
     IndexEntry,
-    IndexHit,
     MetadataError,
     MetadataStore,
     PutResult,
-    Record,
     Session,
     Version,
-    Watch,
 )
-from tests.unit.managed_ledger.fakes import FakeClock, FakeLedgerStore, Process, ProcessLedgers
+from tests.unit.managed_ledger.fakes import (
+    FakeClock,
+    FakeLedgerStore,
+    Process,
+    ProcessLedgers,
+    ProcessMetadata,
+)
 
 TOPIC = parse_topic_name("topic://public/default/t")
 LIMITS = Limits(cursor_flush_ms=1)
 
 
-class Mortal(MetadataStore):
+class Mortal(ProcessMetadata):
     """The metadata store as one process sees it."""
 
     def __init__(self, process: Process, store: MemoryMetadataStore) -> None:
-        self.process = process
+        super().__init__(process, store)
         self.writes: list[str] = []
         self.dies_at: int | None = None
         self.faults: dict[str, bool] = {}
         """Part of a key to whether the put that fails there was applied; each fails once."""
-        self._store = store
 
     async def _written(self, what: str) -> None:
         self.writes.append(what)
@@ -82,7 +84,7 @@ class Mortal(MetadataStore):
         applied = self.faults.pop(fault) if fault is not None else True
         if not applied:
             raise MetadataError("the test says no: try again.")
-        result = await self._store.put(
+        result = await super().put(
             key,
             value,
             partition=partition,
@@ -99,60 +101,9 @@ class Mortal(MetadataStore):
     async def delete(
         self, key: str, *, partition: str | None = None, expect: Version | None = None
     ) -> bool:
-        await self.process.alive()
-        deleted = await self._store.delete(key, partition=partition, expect=expect)
+        deleted = await super().delete(key, partition=partition, expect=expect)
         await self._written(f"delete {key}")
         return deleted
-
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        await self.process.alive()
-        return await self._store.get(key, partition=partition)
-
-    async def get_many(
-        self, keys: Sequence[str], *, partition: str | None = None
-    ) -> list[Record | None]:
-        await self.process.alive()
-        return await self._store.get_many(keys, partition=partition)
-
-    async def children(self, key: str) -> list[str]:
-        await self.process.alive()
-        return await self._store.children(key)
-
-    async def scan(
-        self, lo: str, hi: str, *, partition: str | None = None, fresh: bool = False
-    ) -> list[Record]:
-        await self.process.alive()
-        return await self._store.scan(lo, hi, partition=partition, fresh=fresh)
-
-    async def scan_index(
-        self,
-        index: str,
-        lo: str,
-        hi: str,
-        *,
-        partition: str | None = None,
-        fresh: bool = False,
-        limit: int | None = None,
-    ) -> list[IndexHit]:
-        await self.process.alive()
-        return await self._store.scan_index(
-            index, lo, hi, partition=partition, fresh=fresh, limit=limit
-        )
-
-    def watch_key(self, key: str, *, partition: str | None = None) -> Watch:
-        return self._store.watch_key(key, partition=partition)
-
-    def watch_children(self, key: str) -> Watch:
-        return self._store.watch_children(key)
-
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        return self._store.watch_index(index, lo, hi)
-
-    def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
-        return self._store.watch_sequence(prefix, partition=partition)
-
-    async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
-        return await self._store.open_session(timeout_ms=timeout_ms, identity=identity)
 
     async def close(self) -> None:
         """The store outlives the process."""
@@ -334,7 +285,7 @@ class Node:
         given = {"scalable_consumer_grace_period_s": 0, "unsubscribed_retention_minutes": 0}
         self.settings = Settings(**(given | settings))  # type: ignore[arg-type]
         self.random = random.Random(1)
-        self.placement = Placement("127.0.0.1")
+        self.placement = OneBroker("127.0.0.1")
         self.placement.listening(port=6650, http_port=8080)
         self.publish_limits = PublishLimits(connection_bytes=2**20, total_bytes=2**22)
         self.managed_ledgers = ManagedLedgerFactory(

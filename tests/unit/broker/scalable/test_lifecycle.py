@@ -1,6 +1,7 @@
 """Creation, deletion, listing; crashes in a deletion; names used again."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -198,10 +199,12 @@ async def test_what_cannot_be_removed_is_removed_later(node: Node) -> None:
     delete = node.managed_ledgers.delete
     failures = [LedgerError("the disk is slow: try again.")]
 
-    async def failing(name: str) -> None:
+    async def failing(
+        name: str, *, require_unused: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         if failures:
             raise failures.pop()
-        await delete(name)
+        await delete(name, require_unused=require_unused)
 
     node.managed_ledgers.delete = failing  # type: ignore[method-assign]
     with pytest.raises(DeletionUnfinished):

@@ -152,3 +152,18 @@ def test_hashes(names: list[str], expected: str) -> None:
 
 def test_the_hash_does_not_depend_on_the_order() -> None:
     assert topics_hash([A, B]) == topics_hash([B, A]) != topics_hash([A])
+
+
+async def test_a_watch_that_breaks_closes_the_connection(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = node.peer()
+    watch(peer)
+    await update(peer)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(namespace_watch._Watch, "apply", fails)
+    await create(node, A)
+    await until(lambda: peer.closing)

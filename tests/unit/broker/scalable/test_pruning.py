@@ -5,8 +5,11 @@ import asyncio
 import pytest
 
 from broker.namespaces import Namespaces
+from broker.scalable.steps import Step, StepKind
 from broker.topic import TopicNotFound
 from protocol.ids import EARLIEST
+from protocol.names import SegmentName, parse_topic_name
+from storage.metadata.store import MetadataError
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, World
 
@@ -135,6 +138,35 @@ async def test_nothing_goes_while_it_is_being_sealed(node: Node) -> None:
     await producer.close()
 
 
+def split_of_the_first() -> Step:
+    """As an earlier leader noted it, and did not end."""
+    children = SegmentName(TOPIC, 0, 0x7FFF, 1), SegmentName(TOPIC, 0x8000, 0xFFFF, 2)
+    return Step(TOPIC, StepKind.SPLIT, 1, (SegmentName(TOPIC, 0, 0xFFFF, 0),), children)
+
+
+async def test_nothing_goes_whose_reshape_is_noted_and_not_ended(topic: Node) -> None:
+    """Whoever leads the topic since may not have taken it up yet."""
+    await topic.drain(0)
+    step = split_of_the_first()
+    await topic.scalable._store.begin(step)
+    await topic.scalable.prune_all()
+    assert 0 in await topic.states()
+    await topic.scalable._store.end(step)
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+
+
+async def test_a_reshape_whose_parent_has_gone_is_ended(topic: Node) -> None:
+    await topic.drain(0)
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+    await topic.scalable._store.begin(split_of_the_first())
+    node = await topic.kill()
+    assert await node.world.steps() == []
+    assert set(await node.states()) == {1, 2}
+    await node.stop()
+
+
 async def test_topics_that_nobody_has_looked_at_are_pruned_too(topic: Node) -> None:
     await topic.drain(0)
     await (await topic.segment(0)).subscriptions["s"].cursor.persist()
@@ -184,3 +216,34 @@ async def test_housekeeping_runs_by_itself(world: World) -> None:
     live = await node.scalable._topics.get(TOPIC)
     await until(lambda: 0 not in live.layout.segments)
     await node.stop()
+
+
+async def test_a_defect_at_one_step_makes_no_other_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [
+        Step(parse_topic_name(f"topic://public/default/{name}"), StepKind.DELETE, 0)
+        for name in ("a", "b", "c")
+    ]
+    for step in steps:
+        await node.scalable._store.begin(step)
+    house = node.scalable._housekeeping
+    failures = [RuntimeError("a defect"), MetadataError("the test says no: try again.")]
+    recovered: list[Step] = []
+
+    async def recover(step: Step) -> None:
+        if step == steps[1] and failures:
+            raise failures.pop(0)
+        recovered.append(step)
+
+    monkeypatch.setattr(house, "_recover", recover)
+    house._unrecovered = {step.key for step in steps}
+    with pytest.raises(RuntimeError, match="a defect"):
+        await house.prune_all()
+    assert recovered == steps[:1]
+    await house.prune_all()
+    assert recovered == [steps[0], steps[2]], "those that have no outcome yet"
+    await house.prune_all()
+    assert recovered == [steps[0], steps[2], steps[1]]
+    await house.prune_all()
+    assert len(recovered) == 3

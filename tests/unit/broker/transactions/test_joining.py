@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.placement import BrokerAddress
 from broker.service import Broker
 from protocol.ids import EARLIEST, Position
 from tests.support.waiting import until
@@ -113,7 +114,8 @@ async def test_a_request_of_another_broker_is_answered_by_the_owner(
     ended, still_open = txns
     await txn_client.end(ended)
     nudges = [records.nudge_key(segment) for segment in (TOPIC, gone)]
-    monkeypatch.setattr(broker.placement, "owns", lambda _: False)
+    elsewhere = BrokerAddress("pulsar://elsewhere:6650", broker_id="elsewhere:8080")
+    monkeypatch.setattr(broker.placement, "owner_of", lambda _: elsewhere)
     await store.nudge(TOPIC, 1)
     await store.nudge(gone, 1)
     await broker.transactions.nudges._answer_all()

@@ -40,7 +40,7 @@ def exported(broker: Broker) -> set[str]:
         family.name if family.type == "histogram" else sample.name
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name.startswith("pulsar_txn")
+        if sample.name.startswith(("pulsar_txn", "magnetar_txn"))
     }
 
 
@@ -50,7 +50,7 @@ def samples(broker: Broker) -> dict[tuple[str, str], float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.startswith("pulsar_txn"):
+            if sample.name.startswith(("pulsar_txn", "magnetar_txn")):
                 labels = {k: v for k, v in sample.labels.items() if k != "cluster"}
                 found[sample.name, ",".join(labels.values())] = sample.value
     return found

@@ -18,6 +18,7 @@ from protocol.ids import Position
 from protocol.names import parse_topic_name
 from storage.metadata.store import Version
 from tests.support.raw_client import RawClient
+from tests.support.waiting import until
 from tests.unit.broker.admin.test_rest import Rest
 from tests.unit.broker.transactions.conftest import TransactionClient, running
 from txn.records import AckedPosition, AckRecord, Claim, Header, TxnState
@@ -256,6 +257,8 @@ async def test_lists_of_ten_thousand_are_short_and_read_nothing(
 ) -> None:
     """The oldest of them, with how many there are."""
     oldest = adopt(site, 10_000)
+    led = site.broker.transactions.coordinators.led()
+    await until(lambda: all(one.keys.tally is not None for one in led))  # the first round
     read = Counted(site.broker, monkeypatch)
     answer = await site.rest.get(f"{BASE}/open?coordinatorId=0")
     assert isinstance(answer, dict)

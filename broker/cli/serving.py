@@ -1,4 +1,4 @@
-"""`magnetar standalone`: the embedded broker as one process.
+"""One broker as one process: what `magnetar standalone` and `magnetar broker` run.
 
 Rules: the process is ready when the banner says so; the first SIGTERM or SIGINT drains (no new
 connections, everything acknowledged durable) and exits 0, a second one exits at once; what stops
@@ -13,12 +13,14 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
 from broker.service import Broker
+from config.bounds import BROKER_STOP_S
 from config.settings import Settings
 from protocol.server_error import MagnetarError
 from storage.clock import SystemClock
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+ADMIN_MODULE = "broker.admin.app"
+
 GC_THRESHOLD = 50_000
 """Young allocations between garbage collections: messages in flight are no garbage, and the
 default of 700 makes the collector look at them over and over."""
 
 
-def run_standalone(settings: Settings) -> int:
+def serve(settings: Settings) -> int:
     """Serve until told to stop.  Returns the exit status."""
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
@@ -58,6 +62,9 @@ async def _serve(settings: Settings) -> int:
     broker = Broker(settings, clock=SystemClock(), rng=random.Random())
     admin: AdminServer | None = None
     try:
+        if settings.in_cluster:
+            # Other brokers call this one from the moment it is registered.
+            await asyncio.to_thread(importlib.import_module, ADMIN_MODULE)
         await broker.start()
         admin = await _admin_server(broker)
         await admin.start()
@@ -73,14 +80,23 @@ async def _serve(settings: Settings) -> int:
     finally:
         if admin is not None:
             await admin.stop()
-        await broker.stop()
+        await stop_in_time(broker.stop())
     log.info("stopped")
     return 0
 
 
+async def stop_in_time(stopping: Awaitable[None]) -> None:
+    """Wait for it, but not for stores that do not answer: sessions left open there expire."""
+    try:
+        async with asyncio.timeout(BROKER_STOP_S):
+            await stopping
+    except TimeoutError:
+        log.warning("stop_timed_out", timeout_s=BROKER_STOP_S)
+
+
 async def _admin_server(broker: Broker) -> "AdminServer":
     """Clients are served while the REST server, a third of what is to be imported, is loaded."""
-    module = await asyncio.to_thread(importlib.import_module, "broker.admin.app")
+    module = await asyncio.to_thread(importlib.import_module, ADMIN_MODULE)
     server: AdminServer = module.AdminServer(broker)
     return server
 
@@ -106,7 +122,7 @@ def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
             "",
             f"  Magnetar is ready ({took_s * 1000:.0f} ms)",
             "",
-            f"  data      {settings.data_dir.resolve()}",
+            *_stores(settings),
             f"  clients   pulsar://{host}:{port}",
             f"  REST      http://{host}:{http_port}/admin/v2   metrics at /metrics",
             "",
@@ -118,3 +134,12 @@ def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
             "",
         ]
     )
+
+
+def _stores(settings: Settings) -> list[str]:
+    if not settings.in_cluster:
+        return [f"  data      {settings.data_dir.resolve()}"]
+    return [
+        f"  metadata  {settings.metadata_store_url}",
+        f"  ledgers   {settings.bookkeeper_metadata_service_uri}",
+    ]

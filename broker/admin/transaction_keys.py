@@ -1,0 +1,62 @@
+"""`/admin/v2/transactions/transaction-keys`: which there are, one of them, and to delete it.
+
+A request about one key is sent on to the broker that leads its coordinator (307).  `owner` is the
+role that the key belongs to, empty for an anonymous one.  While transactions are off, all is 503.
+"""
+
+from aiohttp import web
+
+from broker.admin.keys import BROKER
+from broker.admin.rest import no_content, number, refused
+from broker.admin.transactions import DEFAULT_LIMIT, enabled, require_led
+from broker.transaction_key_inspection import TransactionKeyInspection
+from config.bounds import TXN_KEYS_LISTED
+from txn.transaction_key import KeyName
+from txn.transaction_keys import TransactionKeys
+from txn.txn_id import CoordinatorId
+
+BASE = "/admin/v2/transactions/transaction-keys"
+
+
+def routes() -> list[web.RouteDef]:
+    """The resource's routes."""
+    return [
+        web.get(BASE, list_keys),
+        web.get(BASE + "/{key:.+}", show),
+        web.delete(BASE + "/{key:.+}", delete),
+    ]
+
+
+def _named(request: web.Request) -> tuple[TransactionKeys, KeyName, CoordinatorId]:
+    """The key asked about, whose coordinator must be led here."""
+    coordinators = enabled(request).coordinators
+    key, owner = request.match_info["key"], request.query.get("owner", "")
+    coordinator = coordinators.coordinator_of(key)
+    require_led(request, coordinator)
+    keys, name = coordinators.keys_of(coordinator, owner, key)
+    return keys, name, coordinator
+
+
+async def list_keys(request: web.Request) -> web.Response:
+    """GET `?limit=&after=`: keys by coordinator and name; `next` is where the next page begins."""
+    limit = number(request, "limit", DEFAULT_LIMIT)
+    if not 0 < limit <= TXN_KEYS_LISTED:
+        raise refused(f"limit = {limit} is out of bounds: give 1 to {TXN_KEYS_LISTED}.")
+    enabled(request)
+    inspection = TransactionKeyInspection(request.app[BROKER])
+    return web.json_response(await inspection.keys(request.query.get("after", ""), limit))
+
+
+async def show(request: web.Request) -> web.Response:
+    """GET `?owner=`: one key."""
+    keys, name, coordinator = _named(request)
+    stored = await keys.get(name)
+    inspection = TransactionKeyInspection(request.app[BROKER])
+    return web.json_response(await inspection.row(coordinator, stored))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """DELETE `?owner=`: abort what it has open, close who holds it, and forget it."""
+    keys, name, _ = _named(request)
+    await keys.delete(name)
+    return no_content()

@@ -1,0 +1,87 @@
+"""`magnetar txn keys`: which transaction keys there are, one of them, and to delete it."""
+
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+import typer
+
+from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
+from config.bounds import TXN_KEYS_LISTED
+
+BASE = "/admin/v2/transactions/transaction-keys"
+KeyArgument = Annotated[str, typer.Argument(help="Name of the key")]
+OwnerOption = Annotated[str, typer.Option(help="Role that it belongs to; anonymous if not given")]
+_COLUMNS = (
+    f"{'key':<24}  {'owner':<12}  {'epoch':>6}  {'transaction':<16}  {'state':<9}  "
+    f"{'age':>8}  {'idle':>8}  connections"
+)
+
+
+def _seconds(ms: object) -> str:
+    return f"{ms // 1000}s" if isinstance(ms, int) else "-"
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _line(row: Mapping[str, object]) -> str:
+    return (
+        f"{_or_dash(row.get('key')):<24}  {_or_dash(row.get('owner')):<12}  "
+        f"{_or_dash(row.get('epoch')):>6}  {_or_dash(row.get('transactionId')):<16}  "
+        f"{_or_dash(row.get('transactionState')):<9}  {_seconds(row.get('ageMs')):>8}  "
+        f"{_seconds(row.get('idleMs')):>8}  {_or_dash(row.get('connections'))}"
+    )
+
+
+def _mapping(answer: object) -> Mapping[str, object]:
+    return answer if isinstance(answer, dict) else {}
+
+
+def _path(key: str, owner: str) -> str:
+    query = f"?{urlencode({'owner': owner})}" if owner else ""
+    return f"{BASE}/{quote(key, safe='')}{query}"
+
+
+def list_keys(
+    limit: Annotated[
+        int, typer.Option(min=1, max=TXN_KEYS_LISTED, help="Show at most this many")
+    ] = 100,
+    after: Annotated[str, typer.Option(help="Go on where a list before this one ended")] = "",
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """List transaction keys, with the last transaction of each."""
+    query = urlencode({"limit": limit, "after": after})
+    answer = _mapping(ask(admin_url, "GET", f"{BASE}?{query}"))
+    rows = answer.get("keys")
+    rows = rows if isinstance(rows, list) else []
+    if rows:
+        typer.echo(_COLUMNS)
+    for row in rows:
+        typer.echo(_line(row))
+    more = answer.get("next")
+    typer.echo(f"{len(rows)} shown{f'; more with --after {more!r}' if more else ''}.")
+
+
+def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Show one key: its epoch, its last transaction, and how many connections hold it."""
+    typer.echo(_COLUMNS)
+    typer.echo(_line(_mapping(ask(admin_url, "GET", _path(key, owner)))))
+
+
+def delete(
+    key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL
+) -> None:
+    """Abort what the key has open, close who holds it, and forget it."""
+    ask(admin_url, "DELETE", _path(key, owner))
+    typer.echo(f"Transaction key {key} is deleted.")
+
+
+def register_keys(group: typer.Typer) -> None:
+    """Add `keys` to the `txn` group."""
+    keys = typer.Typer(help="Transaction keys: who fences whom.", no_args_is_help=True)
+    keys.command("list")(list_keys)
+    keys.command("get")(get)
+    keys.command("delete")(delete)
+    group.add_typer(keys, name="keys")

@@ -1,0 +1,128 @@
+"""The broker that looks after balance: it holds the ephemeral record `/loadbalance/leader`.
+
+Rules:
+
+- The record is Pulsar's, JSON.  Every broker stands for it, when it starts with its session and
+  whenever the record goes; one of its own id by an earlier process is taken over.
+- The watch is taken before the record is read, also when a watch broke.
+- Two who think that they lead move some topics twice, and nothing worse.
+"""
+
+import asyncio
+import json
+
+import structlog
+
+from broker.placement.placement import BrokerAddress
+from config.bounds import PLACEMENT_RETRY_MAX_S
+from protocol.server_error import MagnetarError
+from storage.metadata.following import Following
+from storage.metadata.store import ABSENT, Event, MetadataStore, Record, Session, VersionConflict
+from storage.supervised import Supervised
+
+log = structlog.get_logger(__name__)
+
+LEADER = "/loadbalance/leader"
+
+
+class Leader:
+    """See the module's rules."""
+
+    def __init__(self, metadata: MetadataStore, me: BrokerAddress) -> None:
+        self._metadata = metadata
+        self._me = me
+        self._session: Session | None = None
+        self._following = Following(lambda: metadata.watch_key(LEADER), self._look, self._take)
+        self._tasks = Supervised()
+        self.known: BrokerAddress | None = None
+        """Who leads, as far as it is known here."""
+
+    @property
+    def is_me(self) -> bool:
+        """Whether this broker leads, and its session lives."""
+        session = self._session
+        return session is not None and not session.lost and self.known == self._me
+
+    def start(self) -> None:
+        """Stand, and go on doing so whenever there is no leader."""
+        self._tasks.keep("leader", self._following.run)
+
+    async def stop(self) -> None:
+        """Stand no more.  What is held goes with its session."""
+        await self._tasks.stop()
+        self._following.close()
+
+    def left(self) -> None:
+        """The session was lost."""
+        self._session = None
+        if self.known == self._me:
+            self.known = None
+
+    def stand(self, session: Session) -> None:
+        """Lead under this session if nobody does.  What fails is tried again."""
+        self._session = session
+        self._tasks.see_through("leadership", self._stand_surely)
+
+    async def _look(self) -> None:
+        await self._heard_of(await self._metadata.get(LEADER))
+
+    async def _take(self, event: Event) -> None:
+        await self._heard_of(event.record)
+
+    async def _heard_of(self, record: Record | None) -> None:
+        self.known = None if record is None else _decode(record)
+        if self.known is None or self.known.broker_id == self._me.broker_id:
+            await self._stand_surely()
+
+    async def _stand_surely(self) -> None:
+        while (session := self._session) is not None and not session.lost:
+            try:
+                await self._stand(session)
+            except MagnetarError as error:
+                log.warning("leader_not_elected", error=str(error))
+                await asyncio.sleep(PLACEMENT_RETRY_MAX_S)
+            else:
+                return
+
+    async def _stand(self, session: Session) -> None:
+        expect, value = ABSENT, _encode(self._me)
+        record = await self._metadata.get(LEADER)
+        if record is not None:
+            leader = _decode(record)
+            if leader is not None and (leader.broker_id != self._me.broker_id or self.is_me):
+                self.known = leader
+                return
+            expect = record.version
+        try:
+            await self._metadata.put(LEADER, value, expect=expect, session=session)
+        except VersionConflict:
+            return  # the watch tells who was first
+        if session is self._session:
+            self.known = self._me
+            log.info("broker_leads")
+
+
+def _encode(address: BrokerAddress) -> bytes:
+    value = {
+        "serviceUrl": address.web_url,
+        "brokerId": address.broker_id,
+        "pulsarServiceUrl": address.url,
+        "pulsarServiceUrlTls": address.url_tls,
+    }
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _decode(record: Record) -> BrokerAddress | None:
+    """None if it cannot be read, which is logged; then anybody takes its place."""
+    try:
+        value = json.loads(record.value)
+        tls = value.get("pulsarServiceUrlTls")
+        return BrokerAddress(
+            str(value.get("pulsarServiceUrl", "")),
+            tls if isinstance(tls, str) else None,
+            str(value["serviceUrl"]),
+            str(value["brokerId"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("leader_record_unreadable", error=repr(error))
+        return None

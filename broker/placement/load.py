@@ -1,0 +1,54 @@
+"""How busy this broker is, from counters that are looked at from time to time.  Pure.
+
+Rules: rates are those between two looks, smoothed, so that a moment decides nothing; a counter that
+fell (its topic was unloaded) counts as one that stood still.
+"""
+
+from dataclasses import dataclass
+
+from broker.placement.members import Load
+
+SMOOTHING = 0.5
+"""What the newest look counts for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters of one process at one moment.  `cpu_s` is the time that it used of a core."""
+
+    cpu_s: float = 0.0
+    messages_in: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+    topics: int = 0
+
+
+class LoadMeter:
+    """See the module's rules.  Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Totals, float] | None = None
+        self._load = Load()
+
+    def look(self, totals: Totals, now_s: float) -> Load:
+        """The load by now."""
+        before, self._before = self._before, (totals, now_s)
+        if before is None or now_s <= before[1]:
+            self._load = Load(topics=totals.topics)
+            return self._load
+        then, seconds = before[0], now_s - before[1]
+
+        def rate(now: float, past: float, known: float) -> float:
+            return known + SMOOTHING * (max(0.0, now - past) / seconds - known)
+
+        known = self._load
+        self._load = Load(
+            cpu=rate(totals.cpu_s, then.cpu_s, known.cpu),
+            messages_in=rate(totals.messages_in, then.messages_in, known.messages_in),
+            bytes_in=rate(totals.bytes_in, then.bytes_in, known.bytes_in),
+            messages_out=rate(totals.messages_out, then.messages_out, known.messages_out),
+            bytes_out=rate(totals.bytes_out, then.bytes_out, known.bytes_out),
+            topics=totals.topics,
+        )
+        return self._load

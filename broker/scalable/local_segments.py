@@ -1,0 +1,232 @@
+"""Segments that run in this process, for those who name them.
+
+Rules:
+
+- What is running is asked of the topic registry, which loads it if need be; segments that no layout
+  names any longer are touched as bare ledgers.
+- A segment that its topic's record names is not deleted: another broker may have made it what it
+  is, also where this one knows of no other.  Who deletes looks at the record himself: before
+  anybody is sent away, and once more when the ledger is his; whoever opens it then keeps it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar
+
+import structlog
+
+from broker.dispatch.start_position import first_published_since
+from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
+from broker.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
+from protocol.ids import Position
+from protocol.names import SegmentName
+from protocol.server_error import InternalError, PeerError, ServerError
+from storage.managed_ledger_types import ManagedLedgerNotFound
+
+if TYPE_CHECKING:
+    from broker.consumer import Consumer
+    from broker.service import Broker
+    from broker.subscription import Subscription
+
+log = structlog.get_logger(__name__)
+
+
+class SealInterrupted(InternalError):
+    """A segment was closed before it was sealed."""
+
+
+class SegmentNamed(PeerError):
+    """A segment that is part of a topic cannot be deleted by itself."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class LocalSegments:
+    """See the module's rules.  `is_named` looks at the record."""
+
+    def __init__(
+        self, broker: "Broker", is_named: Callable[[SegmentName], Awaitable[bool]]
+    ) -> None:
+        self._broker = broker
+        self._is_named = is_named
+
+    async def open(self, segment: SegmentName) -> Topic:
+        """The segment's topic, loaded if need be.  Raises `TopicNotFound`."""
+        return await self._broker.topics.get(segment.topic_name, create=True)
+
+    def running(self, segment: SegmentName) -> Topic | None:
+        """The segment's topic, if it is loaded."""
+        return self._broker.topics.loaded().get(str(segment))
+
+    async def view(self, segment: SegmentName) -> SegmentView:
+        """What is so now, told to followers too.  Raises `TopicNotFound`."""
+        topic = await self.open(segment)
+        self._broker.scalable.feeds.seen(segment, topic)
+        return view_of(topic)
+
+    async def view_of_running(self, segment: SegmentName) -> SegmentView | None:
+        """The same; None if it is not loaded."""
+        topic = self.running(segment)
+        return None if topic is None else view_of(topic)
+
+    async def create_subscription(
+        self, segment: SegmentName, name: str, start: Position, properties: Mapping[str, str]
+    ) -> None:
+        """A durable subscription, made at `start` unless it exists."""
+        topic = await self.open(segment)
+        await topic.create_subscription(name, start, properties=properties)
+
+    async def delete_subscription(self, segment: SegmentName, name: str, *, force: bool) -> None:
+        """Raises `SubscriptionNotFound`, `ConsumerBusy`."""
+        await (await self.open(segment)).unsubscribe(name, force=force)
+
+    async def seek(self, segment: SegmentName, name: str, position: Position) -> None:
+        """Go on at EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
+        await _subscription(await self.open(segment), name).seek(position)
+
+    async def seek_to_time(self, segment: SegmentName, name: str, timestamp_ms: int) -> None:
+        """Go on with the first message published at or after a time."""
+        topic = await self.open(segment)
+        position = await first_published_since(topic.ledger, timestamp_ms)
+        await _subscription(topic, name).seek(position)
+
+    async def seal(self, segment: SegmentName) -> None:
+        """Take no new producers, let attached ones finish, terminate."""
+        topic = await self.open(segment)
+        if topic.sealed:
+            return
+        begin_seal(topic)
+        try:
+            await topic.seal()
+            self._broker.scalable.feeds.sealed(segment, topic)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not we were cancelled: the topic was unloaded while it waited for its producers.
+            raise SealInterrupted(
+                f"{segment} was unloaded while it was being sealed: seal it again."
+            ) from None
+
+    async def delete(self, segment: SegmentName) -> None:
+        """Remove a segment that no layout names (any longer): everybody is sent away.
+
+        Raises `SegmentNamed`.
+        """
+
+        async def require_unnamed() -> None:
+            if await self._is_named(segment):
+                raise SegmentNamed(
+                    f"{segment} is a segment of {segment.parent}: delete the topic, or let it be "
+                    "pruned."
+                )
+
+        await require_unnamed()
+        try:
+            await self._broker.topics.delete(
+                segment.topic_name, force=True, require_unused=require_unnamed
+            )
+        except (TopicNotFound, ManagedLedgerNotFound):
+            log.debug("segment_gone_already", segment=str(segment))
+
+    async def stats(self, segment: SegmentName) -> Members:
+        """What is counted there."""
+        return stats_of(await self.open(segment))
+
+
+def view_of(topic: Topic) -> SegmentView:
+    """What is told of a running segment."""
+    return SegmentView(
+        sealed=topic.sealed,
+        entries=topic.ledger.entry_count,
+        producers=sum(producer.attached for producer in topic.producers.values()),
+        subscriptions={
+            name: SubscriptionView(
+                durable=each.durable,
+                backlog=each.backlog,
+                at_end=each.at_end,
+                consumers=len(each.consumers),
+                properties=each.cursor.properties,
+            )
+            for name, each in topic.subscriptions.items()
+        },
+    )
+
+
+def stats_of(topic: Topic) -> Members:
+    """What is counted at a running segment, as REST shows it."""
+    return {
+        "storageSize": topic.ledger.total_size_bytes,
+        "producers": [
+            {
+                "producerName": producer.name,
+                "address": producer.connection.remote,
+                "connectedSince": instant(producer.connection.connected_ms),
+                "clientVersion": producer.connection.client_version,
+            }
+            for producer in topic.producers.values()
+            if producer.attached
+        ],
+        "subscriptions": {
+            name: {
+                "msgBacklog": subscription.backlog,
+                "unackedMessages": subscription.unacked,
+                "consumers": [_consumer_stats(consumer) for consumer in subscription.consumers],
+            }
+            for name, subscription in topic.subscriptions.items()
+            if subscription.durable
+        },
+    }
+
+
+def consumers_of(topic: Topic) -> "list[tuple[str, Consumer]]":
+    """Everybody who is attached, with the name of the subscription."""
+    return [
+        (name, consumer)
+        for name, subscription in topic.subscriptions.items()
+        for consumer in subscription.consumers
+    ]
+
+
+def drained(topic: Topic, subscription: str) -> bool:
+    """Whether a subscription has nothing more to get from a topic, now and for ever."""
+    found = topic.subscriptions.get(subscription)
+    return is_drained(
+        sealed=topic.sealed,
+        empty=topic.ledger.entry_count == 0,
+        at_end=None if found is None else topic.sealed and found.at_end,
+    )
+
+
+def begin_seal(topic: Topic) -> None:
+    """Refuse new producers, unless it does so already or is on its way out."""
+    if topic.state is TopicState.OPEN:
+        topic.begin_seal()
+
+
+def instant(time_ms: int) -> str:
+    """A time as REST shows it."""
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _subscription(topic: Topic, name: str) -> "Subscription":
+    found = topic.subscriptions.get(name)
+    if found is None:
+        raise SubscriptionNotFound(
+            f"{topic.name} has no subscription {name!r}: see its list over REST."
+        )
+    return found
+
+
+def _consumer_stats(consumer: "Consumer") -> Members:
+    return {
+        "consumerName": consumer.name,
+        "connected": True,
+        "unackedMessages": consumer.unacked,
+        "availablePermits": consumer.permits,
+        "address": consumer.connection.remote,
+        "connectedSince": instant(consumer.connected_ms),
+        "clientVersion": consumer.connection.client_version,
+    }

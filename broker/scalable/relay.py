@@ -1,0 +1,398 @@
+"""Ordered consumers that asked a broker which does not lead their topic, served by who does.
+
+A client finds the controller in the layout; one behind a proxy, or whose layout was of a moment
+ago, asks another broker.  A refusal would end its `subscribe` for good, so that broker asks the
+leader in its place and stands between them from then on.
+
+Rules:
+
+- Each relayed consumer has a connection of its own to the leader, so ids cannot clash, and the end
+  of one side is the end of the other: a client that is gone is missed by the leader at once.
+- Until the first assignment nothing is lost: whatever happens, the registration may be tried again.
+  Afterwards the client's connection is closed when the leader's ends, or when the placement says
+  that it leads no more; that is what makes a client look for its controller again.
+- A topic that is led by nobody any more may be deleted: then nothing is closed, as nothing is where
+  the leader is asked directly.  A client that is sent away would make the topic again.
+- Who leads is heard of once for all relays, and looked at for those of the topic alone: thousands
+  of topics may change hands in one turn.
+- RELAYED_CONSUMERS bounds them, as each has a socket here and one at the leader.
+- Nothing is relayed for a broker that relays, and nothing to a broker that is not live.
+- A leader that stands still is given up after RELAY_ANSWER_S, and one that serves when it does not
+  answer a PING after KEEP_ALIVE_S of silence: when only the way to it is gone its session lives, so
+  its owner record tells nothing of that.
+- Assignments are few and small, so the client's own limits bound what waits for it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from urllib.parse import urlsplit
+
+import structlog
+
+from broker.scalable.relay_exchange import (
+    RELAY_CLIENT,
+    Broken,
+    Effect,
+    ExchangeState,
+    Left,
+    NotReady,
+    PassOn,
+    Refused,
+    RelayExchange,
+    Say,
+)
+from config.bounds import (
+    KEEP_ALIVE_S,
+    MAX_FRAME_SIZE,
+    RELAY_ANSWER_S,
+    RELAY_CONNECT_S,
+    RELAY_LEAVE_S,
+    RELAYED_CONSUMERS,
+)
+from protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
+from protocol.names import TopicName
+from protocol.pulsar_pb2 import BaseCommand, CommandScalableTopicSubscribe
+from protocol.server_error import MagnetarError, PeerError, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.connection import Connection
+    from broker.placement import BrokerAddress, Placement
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class LeaderNotReady(PeerError):
+    """Who was taken for the topic's leader does not serve it now."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class RefusedByLeader(PeerError):
+    """The leader refuses the consumer; `answer` is what it says, for the client."""
+
+    def __init__(self, answer: BaseCommand) -> None:
+        super().__init__(answer.scalable_topic_subscribe_response.message)
+        self.answer = answer
+
+
+class TooManyRelays(PeerError):
+    """This broker relays as many ordered consumers as it may."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+IsThere = Callable[[TopicName], Awaitable[bool]]
+"""Whether a scalable topic is stored.  Raises `MetadataError`."""
+
+
+class Relays:
+    """The relayed consumers of this broker."""
+
+    def __init__(self, placement: "Placement", is_there: IsThere) -> None:
+        self._placement = placement
+        self._is_there = is_there
+        self._open: set[Relay] = set()
+        self._of_topic: dict[TopicName, dict[Relay, None]] = {}
+        self._waiting: dict[TopicName, dict[asyncio.Event, None]] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+        self._forget = (
+            placement.on_change(self._owner_changed),
+            placement.on_brokers(self._brokers_changed),
+        )
+
+    @property
+    def open(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
+    @property
+    def shared(self) -> bool:
+        """Whether there may be other brokers to ask."""
+        return self._placement.shared
+
+    def may_relay(self, connection: "Connection") -> bool:
+        """Whether another broker may be asked for this client: there are some, and it is none."""
+        return self._placement.shared and not connection.client_version.startswith(RELAY_CLIENT)
+
+    def begin(
+        self, connection: "Connection", request: CommandScalableTopicSubscribe, name: TopicName
+    ) -> "Relay | None":
+        """A relay to who leads the topic, or would; None if that is this broker.
+
+        Raises `TooManyRelays`.
+        """
+        leader = self._placement.controller_of(name)
+        if not self.may_relay(connection) or leader.broker_id == self._placement.broker_id:
+            return None
+        if len(self._open) >= RELAYED_CONSUMERS:
+            raise TooManyRelays(
+                f"This broker relays {len(self._open)} ordered consumers already: look the topic's "
+                "layout up and ask the controller named there."
+            )
+        relay = Relay(self._placement, connection, request, name, leader)
+        self._open.add(relay)
+        self._of_topic.setdefault(name, {})[relay] = None
+        relay.ended.add_done_callback(lambda _: self._ended(name, relay))
+        return relay
+
+    def _ended(self, name: TopicName, relay: "Relay") -> None:
+        self._open.discard(relay)
+        _discard(self._of_topic, name, relay)
+
+    def is_led(self, name: TopicName) -> bool:
+        """Whether it is known who leads the topic."""
+        return self._placement.known_owner(name) is not None
+
+    async def wait_for_change(self, name: TopicName, at_most_s: float) -> None:
+        """Return when the topic's owner or the brokers have changed, or after that time."""
+        changed = asyncio.Event()
+        self._waiting.setdefault(name, {})[changed] = None
+        try:
+            async with asyncio.timeout(at_most_s):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            _discard(self._waiting, name, changed)
+
+    def stop(self) -> None:
+        """End them all; who is connected here is sent away by others."""
+        for forget in self._forget:
+            forget()
+        for relay in list(self._open):
+            relay.close()
+        for look in self._looks:
+            look.cancel()
+
+    def _owner_changed(self, name: TopicName) -> None:
+        for changed in self._waiting.get(name, ()):
+            changed.set()
+        leaderless = [one for one in self._of_topic.get(name, ()) if one.has_lost_its_leader()]
+        if leaderless:
+            look = asyncio.create_task(self._look_whether_it_is_there(name, leaderless))
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+
+    def _brokers_changed(self) -> None:
+        for name in dict.fromkeys((*self._waiting, *self._of_topic)):
+            self._owner_changed(name)
+
+    async def _look_whether_it_is_there(self, name: TopicName, relays: "Sequence[Relay]") -> None:
+        """The topic has no leader: end its relays."""
+        is_there = True
+        try:
+            is_there = await self._is_there(name)
+        except MagnetarError as error:
+            log.debug("relayed_topic_not_read", topic=str(name), error=str(error))
+        finally:
+            for relay in relays:
+                relay.end_led(is_there=is_there)
+
+
+def _discard(of_topic: dict[TopicName, dict[T, None]], name: TopicName, one: T) -> None:
+    """Take it from the others of its topic; of a topic without any nothing is kept."""
+    others = of_topic.get(name, {})
+    others.pop(one, None)
+    if not others:
+        of_topic.pop(name, None)
+
+
+class Relay(asyncio.Protocol):
+    """One ordered consumer, and the connection to the broker that leads its topic."""
+
+    def __init__(
+        self,
+        placement: "Placement",
+        near: "Connection",
+        request: CommandScalableTopicSubscribe,
+        name: TopicName,
+        leader: "BrokerAddress",
+    ) -> None:
+        self._placement = placement
+        self._near = near
+        self._name = name
+        self._leader = leader
+        self._exchange = RelayExchange(
+            request, near.client_version, near.protocol_version, near.features
+        )
+        self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._transport: asyncio.Transport | None = None
+        owner = placement.known_owner(name)
+        self._seen_leading = owner is not None and owner.broker_id == leader.broker_id
+        self._leaderless = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when both sides are let go of."""
+        self._forget = near.on_close(self.close)
+
+    # What is done with it
+
+    async def register(self) -> None:
+        """Return when the client has its first assignment.
+
+        Raises `LeaderNotReady` when it may be tried again, and `RefusedByLeader`.
+        """
+        connecting = asyncio.create_task(self._connect())
+        connecting.add_done_callback(self._connecting_ended)
+        try:
+            async with asyncio.timeout(RELAY_ANSWER_S):
+                await self._answered
+        except TimeoutError as error:
+            # An answer may come in the same turn as the end of its time: then it was passed on.
+            if self._exchange.state is not ExchangeState.SERVING:
+                raise self._not_ready(f"no answer within {RELAY_ANSWER_S:g} s") from error
+        finally:
+            connecting.cancel()
+            # What is left in the turn of its first assignment is ended by `leave`.
+            if self._exchange.state not in (ExchangeState.SERVING, ExchangeState.LEAVING):
+                self.close()
+
+    async def leave(self) -> None:
+        """SCALABLE_TOPIC_UNSUBSCRIBE: have the leader forget the consumer, and end."""
+        last = self._exchange.leave()
+        if last is not None:
+            self._effect(last)
+            await asyncio.wait((self.ended,), timeout=RELAY_LEAVE_S)
+        self.close()
+
+    def close(self) -> None:
+        """End, and leave the client's connection alone."""
+        self._end(self._not_ready("it is not waited for any more"), tell=False)
+
+    # The connection to the leader
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self._exchange.state is ExchangeState.ENDED:
+            self._transport.abort()
+        else:
+            self._effect(self._exchange.begin())
+
+    def data_received(self, data: bytes) -> None:
+        """Look at what the leader says."""
+        try:
+            frames: Sequence[Received] = self._decoder.feed(data)
+            error: FrameError | None = None
+        except FrameError as broken:
+            frames, error = broken.frames_before, broken
+        for frame in frames:
+            if not isinstance(frame, Frame):
+                error = FrameError("A broker sent SEND: look at its log.")
+                break
+            effect = self._exchange.received(frame.command)
+            if effect is not None:
+                self._effect(effect)
+            if self._exchange.state is ExchangeState.ENDED:
+                return
+        if error is not None:
+            self._effect(Broken(str(error)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The leader has closed it, or is gone."""
+        self._end(self._not_ready(f"it has closed the connection ({exc or 'without a word'})"))
+
+    async def _connect(self) -> None:
+        """Raises `OSError`, also when it takes too long, and `ValueError` for no address."""
+        address = urlsplit(self._leader.url)
+        async with asyncio.timeout(RELAY_CONNECT_S):
+            await self._loop.create_connection(
+                lambda: self, address.hostname or "", address.port or 0
+            )
+
+    def _connecting_ended(self, connecting: asyncio.Task[None]) -> None:
+        if not connecting.cancelled() and (error := connecting.exception()) is not None:
+            why = str(error) or f"not within {RELAY_CONNECT_S:g} s"
+            self._end(self._not_ready(f"it cannot be reached from here ({why})"))
+
+    def _effect(self, effect: Effect) -> None:
+        if isinstance(effect, Say):
+            if self._transport is not None:
+                self._transport.write(encode_command(effect.command))
+        elif isinstance(effect, PassOn):
+            self._near.send(effect.command)
+            if effect.first:
+                self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+                if not self._answered.done():
+                    self._answered.set_result(None)
+        elif isinstance(effect, Refused):
+            self._end(RefusedByLeader(effect.answer))
+        elif isinstance(effect, NotReady):
+            self._end(LeaderNotReady(effect.why))
+        elif isinstance(effect, Left):
+            self.close()
+        else:
+            log.warning("relay_broken", leader=self._leader.broker_id, why=effect.why)
+            self._end(self._not_ready("it sent what it must not"))
+
+    def _keep_alive(self) -> None:
+        """Every KEEP_ALIVE_S while it serves: see whether the leader is still there."""
+        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        effect = self._exchange.keep_alive()
+        if isinstance(effect, Say):
+            self._effect(effect)
+        elif effect is not None:
+            self._end(self._not_ready(effect.why))
+
+    # Who leads
+
+    def has_lost_its_leader(self) -> bool:
+        """End if somebody else leads.
+
+        True, once, if nobody does any more and the client is served: `end_led` is up to the caller.
+        """
+        owner = self._placement.known_owner(self._name)
+        if owner is not None and owner.broker_id == self._leader.broker_id:
+            self._seen_leading = True
+        elif owner is not None:
+            self._end(self._not_led())
+        elif self._was_leading():
+            if self._exchange.state is not ExchangeState.SERVING:
+                self._end(self._not_led())
+            elif not self._leaderless:
+                self._leaderless = True
+                return True
+        return False
+
+    def end_led(self, *, is_there: bool) -> None:
+        """Nobody leads the topic, which is there or has been deleted."""
+        self._end(self._not_led(), tell=is_there)
+
+    def _was_leading(self) -> bool:
+        """Where nobody leads: if not, it is to take the lead, or has and this is to be heard of."""
+        return self._seen_leading or self._leader.broker_id not in self._placement.brokers
+
+    # The end
+
+    def _end(self, why: MagnetarError, *, tell: bool = True) -> None:
+        """Let go of both sides; a client that is served already looks for its controller then."""
+        state = self._exchange.state
+        if state is ExchangeState.ENDED:
+            return
+        self._exchange.end()
+        self._forget()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        if not self._answered.done():
+            self._answered.set_exception(why)
+        self.ended.set_result(None)
+        if tell and state is ExchangeState.SERVING:
+            log.debug("relay_ended", topic=str(self._name), why=str(why))
+            self._near.close(str(why))
+
+    def _not_led(self) -> LeaderNotReady:
+        return self._not_ready("it does not lead the topic any more")
+
+    def _not_ready(self, why: str) -> LeaderNotReady:
+        return LeaderNotReady(
+            f"{self._name} is led by {self._leader.broker_id} as far as is known, and {why}: look "
+            "its layout up again and ask the controller named there."
+        )

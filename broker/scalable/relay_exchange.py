@@ -1,0 +1,235 @@
+"""Pure: what a relaying broker says to the leader of a topic, and what it makes of the answers.
+
+One exchange is one ordered consumer on a connection of its own:
+
+    CONNECT -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
+    SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscription was asked for.
+
+Rules:
+
+- The client's own request goes to the leader, and the leader's answers to the client, as they are.
+- CONNECT says that this connection relays, so that its receiver never relays what comes over it:
+  brokers that each take the other for the leader refuse, and nothing goes round.
+- That the leader is not ready, or its metadata store, is no answer for the client: it may be so for
+  a moment only.
+- Whoever says nothing for a while is asked for a sign of life once, and then taken for gone.
+- Once the consumer has been taken back, nothing of the leader reaches the client any more.
+- Anything that does not belong here is a defect of the other broker.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandConnect,
+    CommandPing,
+    CommandPong,
+    CommandScalableTopicSubscribe,
+    CommandScalableTopicSubscribeResponse,
+    CommandScalableTopicUnsubscribe,
+    FeatureFlags,
+    MetadataError,
+    ServerError,
+    ServiceNotReady,
+)
+
+RELAY_CLIENT = "Magnetar relay of "
+"""How `client_version` begins in the CONNECT of a relaying broker; its client's follows."""
+
+
+class ExchangeState(enum.Enum):
+    """How far the exchange has come."""
+
+    GREETING = "greeting"
+    REGISTERING = "registering"
+    SERVING = "serving"
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+_AWAITED: Mapping[ExchangeState, frozenset[int]] = {
+    ExchangeState.GREETING: frozenset({BaseCommand.CONNECTED, BaseCommand.ERROR}),
+    ExchangeState.REGISTERING: frozenset(
+        {BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE, BaseCommand.ERROR}
+    ),
+    ExchangeState.SERVING: frozenset({BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE}),
+    ExchangeState.LEAVING: frozenset(
+        {
+            BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE,
+            BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE,
+            BaseCommand.SUCCESS,
+            BaseCommand.ERROR,
+        }
+    ),
+    ExchangeState.ENDED: frozenset(),
+}
+"""What the leader may send in each state, beside PING and PONG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send it to the leader."""
+
+    command: BaseCommand
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """Send it to the client; `first` is the answer to its request."""
+
+    command: BaseCommand
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The leader refuses for good: `answer` is for the client."""
+
+    answer: BaseCommand
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """Who was asked does not lead the topic, or not yet."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The consumer was taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The other broker sent what it must not."""
+
+    why: str
+
+
+Effect = Say | PassOn | Refused | NotReady | Left | Broken
+
+
+class RelayExchange:
+    """See the module's rules."""
+
+    def __init__(
+        self,
+        request: CommandScalableTopicSubscribe,
+        client_version: str,
+        protocol_version: int,
+        features: FeatureFlags,
+    ) -> None:
+        """The client's request, and what the client said of itself."""
+        self.state = ExchangeState.GREETING
+        self._heard = False
+        self._asked = False
+        self._request = request
+        self._connect = CommandConnect(
+            client_version=RELAY_CLIENT + client_version,
+            protocol_version=protocol_version,
+            feature_flags=features,
+        )
+
+    def begin(self) -> Say:
+        """What is said first."""
+        return Say(BaseCommand(type=BaseCommand.CONNECT, connect=self._connect))
+
+    def leave(self) -> Say | None:
+        """Take the consumer back; None if the leader has not heard of it."""
+        if self.state not in (ExchangeState.REGISTERING, ExchangeState.SERVING):
+            return None
+        self.state = ExchangeState.LEAVING
+        leaving = CommandScalableTopicUnsubscribe(
+            # Any other than the subscription's own will do.
+            request_id=self._request.request_id ^ 1,
+            consumer_id=self._request.consumer_id,
+        )
+        return Say(
+            BaseCommand(
+                type=BaseCommand.SCALABLE_TOPIC_UNSUBSCRIBE, scalable_topic_unsubscribe=leaving
+            )
+        )
+
+    def keep_alive(self) -> Say | NotReady | None:
+        """Called every so often: what comes of what was heard since the last time."""
+        heard, self._heard = self._heard, False
+        if heard:
+            self._asked = False
+            return None
+        if self._asked:
+            return NotReady("it says nothing any more")
+        self._asked = True
+        return Say(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
+
+    def end(self) -> None:
+        """Nothing is said or heard any more."""
+        self.state = ExchangeState.ENDED
+
+    def received(self, command: BaseCommand) -> Effect | None:
+        """What comes of a command of the leader."""
+        kind, state = command.type, self.state
+        self._heard = True
+        if kind in (BaseCommand.PING, BaseCommand.PONG):
+            pong = BaseCommand(type=BaseCommand.PONG, pong=CommandPong())
+            return Say(pong) if kind == BaseCommand.PING else None
+        if kind not in _AWAITED[state] or not self._is_ours(command):
+            return Broken(
+                f"{BaseCommand.Type.Name(kind)} came while {state.value} an ordered consumer: "
+                "look at the log of the broker that sent it."
+            )
+        if state is ExchangeState.GREETING:
+            return self._greeted(command)
+        if state is ExchangeState.REGISTERING:
+            return self._answered(command)
+        if state is ExchangeState.SERVING:
+            return PassOn(command)
+        return Left() if kind in (BaseCommand.SUCCESS, BaseCommand.ERROR) else None
+
+    def _is_ours(self, command: BaseCommand) -> bool:
+        """Whether it names this consumer, or its request, where it has to."""
+        if command.type == BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE:
+            response = command.scalable_topic_subscribe_response
+            return response.request_id == self._request.request_id
+        if command.type == BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE:
+            update = command.scalable_topic_assignment_update
+            return update.consumer_id == self._request.consumer_id
+        return True
+
+    def _greeted(self, command: BaseCommand) -> Effect:
+        if command.type == BaseCommand.ERROR:
+            return NotReady(command.error.message)
+        self.state = ExchangeState.REGISTERING
+        return Say(
+            BaseCommand(
+                type=BaseCommand.SCALABLE_TOPIC_SUBSCRIBE, scalable_topic_subscribe=self._request
+            )
+        )
+
+    def _answered(self, command: BaseCommand) -> Effect:
+        if command.type == BaseCommand.ERROR:
+            return self._refused(command.error.error, command.error.message, None)
+        response = command.scalable_topic_subscribe_response
+        if response.HasField("error"):
+            return self._refused(response.error, response.message, command)
+        self.state = ExchangeState.SERVING
+        return PassOn(command, first=True)
+
+    def _refused(self, code: ServerError, message: str, answer: BaseCommand | None) -> Effect:
+        if code in (ServiceNotReady, MetadataError):
+            return NotReady(message)
+        return Refused(answer or self._error_answer(code, message))
+
+    def _error_answer(self, code: ServerError, message: str) -> BaseCommand:
+        """An ERROR as the client expects it: in the answer to its request."""
+        response = CommandScalableTopicSubscribeResponse(
+            request_id=self._request.request_id,
+            error=code,
+            message=message,
+        )
+        return BaseCommand(
+            type=BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE,
+            scalable_topic_subscribe_response=response,
+        )

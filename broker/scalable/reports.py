@@ -1,0 +1,96 @@
+"""What happens at segments, and who hears of it: the topic's controller here, followers elsewhere.
+
+Rule: a controller gets the same calls whether a segment runs here or at another broker.
+"""
+
+from typing import TYPE_CHECKING
+
+from broker.events import SegmentEvents
+from broker.scalable.controllers import Controllers
+from broker.scalable.feed import SegmentFeeds
+from broker.scalable.mirror import RemoteConsumer
+from protocol.names import SegmentName, TopicDomain, TopicName, segment_name
+
+if TYPE_CHECKING:
+    from broker.consumer import Consumer
+    from broker.topic import Topic
+
+
+class SegmentReports(SegmentEvents):
+    """See the module's rule.  Implements `SegmentEvents` and `FeedListener`."""
+
+    controllers: Controllers
+    feeds: SegmentFeeds
+
+    # Here
+
+    def consumer_attached(self, topic: "Topic", subscription: str, consumer: "Consumer") -> None:
+        """See `SegmentEvents`."""
+        segment = segment_of_topic(topic)
+        if segment is None:
+            return
+        self.feeds.attached(segment, topic, subscription, consumer)
+        controller = self.controllers.of(segment.parent)
+        if controller is not None:
+            controller.attached(segment.segment_id, subscription, consumer)
+
+    def consumer_closed(
+        self, topic: "Topic", subscription: str, consumer: "Consumer", *, by_command: bool
+    ) -> None:
+        """See `SegmentEvents`."""
+        segment = segment_of_topic(topic)
+        if segment is None:
+            return
+        self.feeds.detached(segment, consumer, by_command=by_command)
+        controller = self.controllers.of(segment.parent)
+        if controller is not None:
+            controller.detached(consumer, by_command=by_command)
+
+    def subscription_drained(self, topic: "Topic", subscription: str) -> None:
+        """See `SegmentEvents`."""
+        self._backlog_changed(topic, subscription)
+
+    def subscription_rewound(self, topic: "Topic", subscription: str) -> None:
+        """See `SegmentEvents`."""
+        self._backlog_changed(topic, subscription)
+
+    def producers_gone(self, topic: "Topic") -> None:
+        """Nothing to do: a topic that is being sealed waits for its producers itself."""
+
+    def _backlog_changed(self, topic: "Topic", subscription: str) -> None:
+        segment = segment_of_topic(topic)
+        if segment is None:
+            return
+        self.feeds.at_end(segment, topic, subscription)
+        controller = self.controllers.of(segment.parent)
+        if controller is not None:
+            controller.backlog_changed(segment.segment_id, subscription)
+
+    # Elsewhere
+
+    def remote_attached(
+        self, topic: TopicName, segment_id: int, subscription: str, consumer: RemoteConsumer
+    ) -> None:
+        """See `FeedListener`."""
+        controller = self.controllers.of(topic)
+        if controller is not None:
+            controller.attached(segment_id, subscription, consumer)
+
+    def remote_detached(
+        self, topic: TopicName, consumer: RemoteConsumer, *, by_command: bool, seen: bool
+    ) -> None:
+        """See `FeedListener`."""
+        controller = self.controllers.of(topic)
+        if controller is not None:
+            controller.detached(consumer, by_command=by_command, seen=seen)
+
+    def remote_changed(self, topic: TopicName, segment_id: int) -> None:
+        """See `FeedListener`."""
+        controller = self.controllers.of(topic)
+        if controller is not None:
+            controller.backlog_changed(segment_id)
+
+
+def segment_of_topic(topic: "Topic") -> SegmentName | None:
+    """The segment that a topic is; None for a regular one."""
+    return segment_name(topic.name) if topic.name.domain is TopicDomain.SEGMENT else None

@@ -1,0 +1,88 @@
+"""What operators ask about transaction keys: which there are, one of them, and to delete it.
+
+Rules:
+
+- Keys are read from the store, so every broker lists those of all coordinators; at most
+  TXN_KEYS_LISTED at once, by coordinator and name, and `next` tells where to go on.
+- How many connections hold a key is known where its coordinator is led, and null elsewhere.
+"""
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from config.bounds import TXN_KEYS_LISTED
+from txn.errors import InvalidTransactionKey
+from txn.key_store import StoredKey, TransactionKeyStore
+from txn.records import TxnState
+from txn.transaction_key import KeyRecord
+from txn.txn_id import CoordinatorId
+
+if TYPE_CHECKING:
+    from broker.service import Broker
+
+Json = dict[str, object]
+_PLACE = re.compile(r"([0-9]{1,6}):(.*)")
+
+
+class TransactionKeyInspection:
+    """See the module's rules."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._transactions = broker.transactions
+
+    async def keys(self, after: str, limit: int) -> Json:
+        """Keys behind that place.  Raises `InvalidTransactionKey` if it is none."""
+        first, name = 0, ""
+        if after:
+            found = _PLACE.fullmatch(after)
+            if found is None:
+                raise InvalidTransactionKey(
+                    f"after = {after!r} is no place in the list: give what `next` said."
+                )
+            first, name = int(found.group(1)), found.group(2)
+        rows: list[tuple[CoordinatorId, StoredKey]] = []
+        next_place: str | None = None
+        for number in range(first, self._transactions.coordinators.parallelism):
+            coordinator = CoordinatorId(number)
+            store = TransactionKeyStore(self._transactions.store.metadata, coordinator)
+            room = min(limit, TXN_KEYS_LISTED) - len(rows)
+            page, name = await store.page(name, room)
+            rows += [(coordinator, each) for each in page]
+            if name:
+                next_place = f"{number}:{name}"
+                break
+        shown = await asyncio.gather(*(self.row(*each) for each in rows))
+        return {"keys": shown, "next": next_place}
+
+    async def row(self, coordinator: CoordinatorId, stored: StoredKey) -> Json:
+        """One key."""
+        record, now_ms = stored.record, self._broker.clock.now_ms()
+        state = await self._state(record)
+        return {
+            "owner": stored.name.owner,
+            "key": stored.name.key,
+            "coordinatorId": coordinator,
+            "epoch": record.epoch,
+            "transactionId": None if record.last is None else str(record.last.txn),
+            "transactionState": None if state is None else state.value,
+            "createdMs": record.created_ms,
+            "ageMs": max(0, now_ms - record.created_ms),
+            "lastUsedMs": record.last_used_ms,
+            "idleMs": max(0, now_ms - record.last_used_ms),
+            "connections": self._connections(coordinator, stored),
+        }
+
+    async def _state(self, record: KeyRecord) -> TxnState | None:
+        last = record.last
+        if last is None or last.ended is not None:
+            return None if last is None else last.ended
+        header = await self._transactions.store.read_header(last.txn)
+        return None if header is None else header.header.state
+
+    def _connections(self, coordinator: CoordinatorId, stored: StoredKey) -> int | None:
+        for one in self._transactions.coordinators.led():
+            if one.coordinator_id == coordinator:
+                return one.keys.holders.count_of(stored.name)
+        return None

@@ -1,0 +1,126 @@
+"""The command line's requests go where brokers send them on to, as those of pulsar-admin do."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+import pytest
+
+from broker.cli.rest_client import REDIRECTS_MAX, RestFailure, call
+
+METHODS: Final = ("PUT", "POST", "DELETE", "GET")
+HOST: Final = "127.0.0.1"
+
+
+class Server(ThreadingHTTPServer):
+    """A broker's REST port.  `/away/CODE/URL` sends on; anything else is answered with itself."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__((HOST, 0), Handler)
+        self.url = f"http://{HOST}:{self.server_port}"
+        self.paths: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.paths.append(self.path)
+        _, kind, code, *rest = self.path.split("/", 3)
+        if kind == "away":
+            self.send_response(int(code))
+            self.send_header("Location", rest[0])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        held = json.loads(body) if body else None
+        said = {
+            "method": self.command,
+            "path": self.path,
+            "body": held,
+            "type": self.headers["Content-Type"],
+        }
+        text = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
+
+
+def started() -> Server:
+    server = Server()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
+
+
+def stopped(server: Server) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def asked() -> Iterator[Server]:
+    server = started()
+    yield server
+    stopped(server)
+
+
+@pytest.fixture
+def owner() -> Iterator[Server]:
+    server = started()
+    yield server
+    stopped(server)
+
+
+@pytest.mark.parametrize("code", [307, 308])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_sent_on_with_its_body(
+    asked: Server, owner: Server, method: str, code: int
+) -> None:
+    body = None if method == "GET" else {"segments": 4}
+    answer = call(asked.url, method, f"/away/{code}/{owner.url}/there/t?a=b", body)
+    assert answer == {
+        "method": method,
+        "path": "/there/t?a=b",
+        "body": body,
+        "type": "application/json",
+    }
+    assert len(asked.paths) == len(owner.paths) == 1
+
+
+def test_several_hops_are_followed(asked: Server, owner: Server) -> None:
+    path = f"/there/{owner.url}"
+    for _ in range(REDIRECTS_MAX):
+        path = f"/away/307/{asked.url}{path}"
+    answer = call(asked.url, "PUT", path, [1])
+    assert isinstance(answer, dict)
+    assert (answer["method"], answer["body"]) == ("PUT", [1])
+
+
+@pytest.mark.parametrize("code", [307, 308])
+def test_too_many_hops_are_not(asked: Server, owner: Server, code: int) -> None:
+    path = f"/there/{owner.url}"
+    for _ in range(REDIRECTS_MAX + 1):
+        path = f"/away/{code}/{asked.url}{path}"
+    with pytest.raises(RestFailure, match=f"more than {REDIRECTS_MAX} times"):
+        call(asked.url, "PUT", path, [1])
+    assert len(asked.paths) == REDIRECTS_MAX + 1
+
+
+def test_who_does_not_answer_after_all_is_named(asked: Server) -> None:
+    with socket.socket() as nobody:
+        nobody.bind((HOST, 0))
+        gone = f"http://{HOST}:{nobody.getsockname()[1]}"
+        with pytest.raises(RestFailure, match=f"No broker answers at {gone} "):
+            call(asked.url, "DELETE", f"/away/307/{gone}/t")

@@ -1,0 +1,72 @@
+"""The leader: who it is, and what it moves."""
+
+from broker.placement.leader import LEADER
+from tests.unit.broker.placement.cluster import Cluster, Node, until
+
+TOPICS = [f"persistent://public/default/t{number}" for number in range(18)]
+
+
+async def knows_all(node: Node, count: int) -> None:
+    await until(lambda: len(node.placement.owners()) == count)
+
+
+async def rounds(leader: Node) -> int:
+    """As many as move something; how much they moved."""
+    moved = 0
+    while done := await leader.placement.shedding.round():
+        moved += done
+    return moved
+
+
+async def test_the_leader_gives_a_new_broker_its_share(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    for number, topic in enumerate(TOPICS):
+        await (await (first, second)[number % 2].client()).create_producer(topic)
+    await knows_all(first, 18)
+    assert await rounds(first) == 0, "even is even"
+    third = await cluster.add()
+    await knows_all(third, 18)
+    assert await third.placement.shedding.round() == 0, "it does not lead"
+    moved = await rounds(first)
+    assert moved == first.placement.counters.moves == len(third.placement.owned)
+    assert [len(node.placement.owned) for node in cluster.nodes] == [6, 6, 6]
+    assert {*third.placement.owned} == {*third.broker.topics.loaded()}, "loaded, not only named"
+    await knows_all(first, 18)
+    assert await rounds(first) == 0
+
+
+async def test_a_draining_broker_is_given_nothing_and_a_lone_one_keeps_all(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await second.placement.begin_drain()
+    await until(lambda: first.placement.candidates == (first.id,))
+    for topic in TOPICS:
+        await (await first.client()).create_producer(topic)
+    assert await rounds(first) == 0
+
+
+async def test_when_the_leader_goes_another_one_leads(cluster: Cluster) -> None:
+    first, second, third = [await cluster.add() for _ in range(3)]
+    assert first.placement.is_leader
+    await first.kill()
+    await until(lambda: second.placement.is_leader or third.placement.is_leader)
+    leader = second if second.placement.is_leader else third
+    for node in (second, third):
+        await until(lambda node=node: node.placement.leader == leader.placement.me)
+    await leader.view.expire()
+    await until(lambda: second.placement.is_leader or third.placement.is_leader)
+    record = await cluster.metadata.get(LEADER)
+    assert record is not None
+    assert record.ephemeral
+
+
+async def test_what_the_owner_does_not_let_go_of_stays(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    for topic in TOPICS:
+        await (await second.client()).create_producer(topic)
+    await knows_all(first, 18)
+    await second.admin.stop()
+    assert await first.placement.shedding.round() == 0
+    assert len(second.placement.owned) == 18
+    assert first.placement.counters.moves == 0

@@ -1,0 +1,163 @@
+"""Transaction coordinators on several brokers: shared evenly, and followed by who watches."""
+
+from protocol import pulsar_pb2 as pb
+from tests.support.raw_client import BrokerError, RawClient, Session
+from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.unit.broker.transactions.conftest import TransactionClient
+from txn.records import TxnState
+
+COORDINATORS = 4
+
+
+def led(node: Node) -> set[int]:
+    return {
+        coordinator.coordinator_id for coordinator in node.broker.transactions.coordinators.led()
+    }
+
+
+async def shared_by(*nodes: Node) -> None:
+    """Return when these lead everything, as evenly as can be, and all of them know."""
+    most = -(-COORDINATORS // len(nodes))
+
+    def even() -> bool:
+        shares = [led(node) for node in nodes]
+        known = [node.broker.transactions.coordinators.assignments() for node in nodes]
+        return (
+            set().union(*shares) == set(range(COORDINATORS))
+            and sum(map(len, shares)) == COORDINATORS
+            and max(map(len, shares)) <= most
+            and all(
+                one[number].broker_id == node.id
+                for one in known
+                for node in nodes
+                for number in led(node)
+                if number in one
+            )
+            and all(len(one) == COORDINATORS for one in known)
+        )
+
+    await until(even)
+
+
+async def assignments(session: Session) -> dict[int, str]:
+    snapshot = (await session.next()).watch_tc_assignments_update.snapshot
+    return {one.tc_id: one.broker_service_url for one in snapshot.assignments}
+
+
+async def watched(client: RawClient) -> Session:
+    return TransactionClient(client).watch(1)
+
+
+async def test_brokers_share_them_and_few_move(cluster: Cluster) -> None:
+    first = await cluster.add()
+    await shared_by(first)
+    second = await cluster.add()
+    await shared_by(first, second)
+    before = led(first), led(second)
+    third = await cluster.add()
+    nodes = (first, second, third)
+    await until(lambda: sum(len(led(node)) for node in nodes) == COORDINATORS)
+    await shared_by(*nodes)
+    assert (led(first), led(second)) == before, "two each are no more than a third, rounded up"
+
+
+async def test_after_a_crash_others_lead_and_watchers_hear_of_it(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    client = TransactionClient(await second.client())
+    session = client.watch(1)
+    urls = set((await assignments(session)).values())
+    assert urls == {first.placement.broker_url, second.placement.broker_url}
+    theirs = min(led(first))
+    begun = TransactionClient(await first.client())
+    txn = await begun.begin(theirs)
+    await first.kill()
+    await shared_by(second)
+    while set((await assignments(session)).values()) != {second.placement.broker_url}:
+        pass
+    await client.attach(theirs)
+    await client.end(txn)
+    number = (await client.begin(theirs))[1]
+    assert number > txn[1], "a number is never given twice"
+
+
+async def test_only_the_leader_is_connected_to(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    refused = []
+    for node in (first, second):
+        client = TransactionClient(await node.client())
+        for number in range(COORDINATORS):
+            try:
+                await client.attach(number)
+            except BrokerError as error:
+                refused.append((node.id, number, error.code))
+    assert {(one, number) for one, number, _ in refused} == {
+        *((first.id, number) for number in led(second)),
+        *((second.id, number) for number in led(first)),
+    }
+    assert {code for *_, code in refused} == {pb.TransactionCoordinatorNotFound}
+
+
+async def test_a_drained_broker_leads_nothing_and_its_transactions_go_on(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    theirs = min(led(first))
+    txn = await TransactionClient(await first.client()).begin(theirs)
+    await first.broker.drain()
+    await first.stop()
+    await shared_by(second)
+    await TransactionClient(await second.client()).end(txn)
+
+
+async def test_a_transaction_spans_topics_of_several_brokers(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    topics = [f"persistent://public/default/{number}" for number in range(2)]
+    producers = [
+        await (await node.client()).create_producer(topic)
+        for node, topic in zip((first, second), topics, strict=True)
+    ]
+    number = min(led(first))
+    client = TransactionClient(await first.client())
+    txn = await client.begin(number)
+    await client.add_partitions(txn, *topics)
+    for producer in producers:
+        metadata = pb.MessageMetadata(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+        send = pb.CommandSend(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+        await producer.send(b"m", metadata=metadata, send=send)
+    await client.end(txn)
+    earliest = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
+    for producer, topic in zip(producers, topics, strict=True):
+        consumer = await producer.client.subscribe(topic, "s", earliest, permits=1)
+        assert (await consumer.receive()).payload == b"m"
+
+
+async def test_another_broker_cleans_up_where_nobody_owns_the_topic_any_more(
+    cluster: Cluster,
+) -> None:
+    """W11: what a crash left of an ended transaction is looked at by whoever would be chosen."""
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    topic = "persistent://public/default/t"
+    producer = await (await first.client()).create_producer(topic)
+    client = TransactionClient(await second.client())
+    txn = await client.begin(min(led(second)))
+    metadata = pb.MessageMetadata(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+    send = pb.CommandSend(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+    await producer.send(b"m", metadata=metadata, send=send)
+    await first.kill()
+    await cluster.all_know(second)
+    await shared_by(second)
+    await client.end(txn)
+    transactions = second.broker.transactions
+    assert topic not in second.broker.topics.loaded()
+    transactions.collector._retention_ms = -1000
+    await transactions.collector.collect()
+    assert topic in second.broker.topics.loaded()
+    left = 1
+    while left:
+        await transactions.collector.collect()
+        left = len(
+            [page async for page in transactions.store.ended_headers(TxnState.COMMITTED, 2**60)]
+        )

@@ -1,0 +1,359 @@
+"""What leaders know of segments elsewhere: messages in, calls out; and what owners say."""
+
+import json
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.scalable.feed import SegmentFeeds
+from broker.scalable.mirror import MalformedFeed, Mirrors, RemoteConsumer
+from protocol.ids import EARLIEST
+from protocol.names import SegmentName, TopicName, parse_topic_name
+from tests.unit.broker.scalable.node import TOPIC, Node
+
+T = str(TOPIC)
+WHOLE = SegmentName(TOPIC, 0, 0xFFFF, 0)
+
+
+class Heard:
+    """A listener that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[object, ...]] = []
+
+    def remote_attached(
+        self, topic: TopicName, segment_id: int, subscription: str, consumer: RemoteConsumer
+    ) -> None:
+        self.said.append(("attached", segment_id, subscription, consumer.name))
+
+    def remote_detached(
+        self, topic: TopicName, consumer: RemoteConsumer, *, by_command: bool, seen: bool
+    ) -> None:
+        self.said.append(("detached", consumer.segment_id, consumer.name, by_command, seen))
+
+    def remote_changed(self, topic: TopicName, segment_id: int) -> None:
+        self.said.append(("changed", segment_id))
+
+    def taken(self) -> list[tuple[object, ...]]:
+        said, self.said = self.said, []
+        return said
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def mirrors(heard: Heard) -> Mirrors:
+    made = Mirrors(heard)
+    made.follow(TOPIC)
+    return made
+
+
+def everything(*consumers: str, sealed: bool = False, **at_end: bool) -> dict[str, object]:
+    """Segment 0; a consumer named `a` has the id `a`, one named `a/2` the id `a/2`."""
+    return {
+        "segment": 0,
+        "sealed": sealed,
+        "empty": False,
+        "atEnd": at_end,
+        "consumers": [
+            {"id": each, "subscription": "s", "name": each.partition("/")[0]} for each in consumers
+        ],
+    }
+
+
+def snapshot(*segments: dict[str, object]) -> dict[str, object]:
+    return {"topic": T, "kind": "snapshot", "segments": list(segments)}
+
+
+def said(kind: str, **members: object) -> dict[str, object]:
+    return {"topic": T, "kind": kind, "segment": 0, **members}
+
+
+def attached(consumer_id: str, name: str) -> dict[str, object]:
+    return said("attached", id=consumer_id, subscription="s", name=name)
+
+
+def test_events_are_told_as_they_come(mirrors: Mirrors, heard: Heard) -> None:
+    mirrors.apply("b", snapshot())
+    assert mirrors.has_heard("b", TOPIC)
+    assert mirrors.state(WHOLE) is None
+    mirrors.apply("b", attached("1", "a"))
+    mirrors.apply("b", said("detached", id="1", byCommand=True))
+    mirrors.apply("b", said("detached", id="1", byCommand=True))
+    assert heard.taken() == [("attached", 0, "s", "a"), ("detached", 0, "a", True, True)]
+
+
+def test_who_is_missing_in_a_new_snapshot_was_lost_from_sight(
+    mirrors: Mirrors, heard: Heard
+) -> None:
+    mirrors.apply("b", snapshot(everything("a", "b")))
+    heard.taken()
+    mirrors.apply("b", snapshot(everything("b", "a/2")))
+    assert heard.taken() == [
+        ("attached", 0, "s", "a"),
+        ("detached", 0, "a", False, False),
+        ("changed", 0),
+    ], "who came back is told before who is gone, and who stayed is not told"
+    mirrors.apply("b", snapshot())
+    assert [what for what, *_ in heard.taken()] == ["detached", "detached"]
+
+
+def test_a_consumer_keeps_its_identity_over_snapshots(mirrors: Mirrors) -> None:
+    mirrors.apply("b", snapshot(everything("a")))
+    before = mirrors.state(WHOLE)
+    assert before is not None
+    mirrors.apply("b", snapshot(everything("a")))
+    after = mirrors.state(WHOLE)
+    assert after is not None
+    assert after.consumers()[0][1] is before.consumers()[0][1]
+
+
+def test_drained_needs_a_sealed_segment_and_every_owner_that_tells(mirrors: Mirrors) -> None:
+    def drained(subscription: str = "s") -> bool:
+        state = mirrors.state(WHOLE)
+        return state is not None and state.drained(subscription)
+
+    mirrors.apply("b", snapshot(everything(s=True)))
+    assert not drained()
+    mirrors.apply("b", said("segment", **everything(sealed=True, s=False)))
+    assert not drained()
+    mirrors.apply("b", said("atEnd", subscription="s", **{"is": True}))
+    assert drained()
+    assert not drained("unknown"), "it holds entries"
+    mirrors.apply("c", snapshot(everything(sealed=True, s=False)))
+    assert not drained()
+    mirrors.apply("c", snapshot())
+    assert drained()
+
+
+def test_what_is_told_of_a_broker_that_is_gone_is_lost(mirrors: Mirrors, heard: Heard) -> None:
+    mirrors.apply("b", snapshot(everything("a")))
+    mirrors.apply("c", snapshot(everything("c")))
+    heard.taken()
+    mirrors.owner_gone("b")
+    assert heard.taken() == [("detached", 0, "a", False, False)]
+    assert not mirrors.has_heard("b", TOPIC)
+    assert mirrors.has_heard("c", TOPIC)
+
+
+def test_a_segment_that_moved_is_told_of_by_both_until_the_former_owner_is_heard(
+    mirrors: Mirrors, heard: Heard
+) -> None:
+    mirrors.apply("b", snapshot(everything("a")))
+    mirrors.apply("c", snapshot(everything("a/2")))
+    heard.taken()
+    assert mirrors.told_by(WHOLE) == ["b", "c"]
+    mirrors.apply("b", snapshot())
+    assert heard.taken() == [("detached", 0, "a", False, False)]
+    assert mirrors.told_by(WHOLE) == ["c"]
+
+
+def test_topics_that_are_not_followed_are_nobodys_business(mirrors: Mirrors, heard: Heard) -> None:
+    mirrors.unfollow(TOPIC)
+    mirrors.apply("b", snapshot(everything("a")))
+    mirrors.follow(TOPIC)
+    mirrors.apply("b", attached("1", "a"))
+    assert heard.taken() == [], "events without a snapshot before them mean nothing"
+    assert not mirrors.has_heard("b", TOPIC)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [],
+        {"topic": T},
+        {"topic": T, "kind": "nonsense"},
+        {"topic": "nonsense://", "kind": "snapshot", "segments": []},
+        {"topic": T, "kind": "snapshot", "segments": [{}]},
+        {"topic": T, "kind": "attached", "segment": "0"},
+        {"topic": T, "kind": "segment", "segment": 0, "atEnd": 1},
+    ],
+)
+def test_nonsense_is_refused(mirrors: Mirrors, message: object) -> None:
+    mirrors.apply("b", snapshot())
+    with pytest.raises(MalformedFeed):
+        mirrors.apply("b", message)
+
+
+# Both ends
+
+
+class Wire:
+    """A follower of a node's feeds, and what it understood."""
+
+    def __init__(self, feeds: SegmentFeeds) -> None:
+        self.heard = Heard()
+        self.mirrors = Mirrors(self.heard)
+        self.follower = feeds.connect()
+        self._feeds = feeds
+
+    def say(self, text: str) -> None:
+        self._feeds.hear(self.follower, text)
+
+    async def listen(self) -> list[tuple[object, ...]]:
+        batch = await self.follower.next_batch()
+        for message in json.loads(batch or "[]"):
+            self.mirrors.apply("b", message)
+        return self.heard.taken()
+
+
+async def test_a_follower_knows_what_a_controller_here_knows(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    peer, wire = node.peer(), Wire(node.scalable.feeds)
+    await node.fill(0, 1)
+    first = await peer.attach(0, "a", start=EARLIEST)
+    wire.mirrors.follow(TOPIC)
+    wire.say(json.dumps({"follow": T}))
+    assert await wire.listen() == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
+    second = await peer.attach(0, "b", "other")
+    first.close()
+    assert await wire.listen() == [
+        ("attached", 0, "other", "b-seg-0"),
+        ("detached", 0, "a-seg-0", True, True),
+    ]
+    await node.scalable.local_segments.seal(WHOLE)
+    await wire.listen()
+    state = wire.mirrors.state(WHOLE)
+    assert state is not None
+    assert not state.drained("s")
+    assert state.drained("other")
+    await node.drain(0)
+    assert await wire.listen() == [("changed", 0)]
+    assert state.drained("s")
+    peer.close()
+    assert second.closed
+    assert await wire.listen() == [("detached", 0, "b-seg-0", False, True)]
+    wire.say(json.dumps({"unfollow": T}))
+    await node.peer().attach(0, "c")
+    assert not wire.follower._waiting
+
+
+async def test_a_segment_loaded_later_is_told_as_a_whole(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    wire = Wire(node.scalable.feeds)
+    wire.mirrors.follow(TOPIC)
+    wire.say(json.dumps({"follow": T}))
+    assert await wire.listen() == []
+    await node.peer().attach(0, "a")
+    assert await wire.listen() == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
+    await node.topics.unload(WHOLE.topic_name)
+    await node.peer().attach(0, "a")
+    told = await wire.listen()
+    assert told[-2:] == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
+    assert ("detached", 0, "a-seg-0", False, True) in told
+
+
+async def test_a_slow_follower_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.scalable.feed.FEED_MESSAGES_WAITING", 2)
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    wire = Wire(node.scalable.feeds)
+    for _ in range(3):
+        wire.say(json.dumps({"follow": T}))
+    assert await wire.follower.next_batch() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"follow": "nonsense://"}'])
+async def test_a_follower_that_says_nonsense_is_cut_off(node: Node, text: str) -> None:
+    wire = Wire(node.scalable.feeds)
+    wire.say(text)
+    assert wire.follower.cut_off
+
+
+# Defects here
+
+
+class Fails(Heard):
+    """A listener with a defect, which shows once."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def _said(self, what: str) -> None:
+        if what == self._at:
+            self._at = ""
+            raise KeyError("a defect")
+
+    def remote_attached(
+        self, topic: TopicName, segment_id: int, subscription: str, consumer: RemoteConsumer
+    ) -> None:
+        self._said("attached")
+        super().remote_attached(topic, segment_id, subscription, consumer)
+
+    def remote_detached(
+        self, topic: TopicName, consumer: RemoteConsumer, *, by_command: bool, seen: bool
+    ) -> None:
+        self._said("detached")
+        super().remote_detached(topic, consumer, by_command=by_command, seen=seen)
+
+    def remote_changed(self, topic: TopicName, segment_id: int) -> None:
+        self._said("changed")
+        super().remote_changed(topic, segment_id)
+
+
+@pytest.mark.parametrize("at", ["attached", "changed"])
+@pytest.mark.parametrize(
+    "message", [snapshot(everything("a", "b")), said("segment", **everything("a", "b"))]
+)
+def test_a_defect_here_is_none_of_the_owners_and_hides_nobody(
+    at: str, message: dict[str, object]
+) -> None:
+    heard = Fails(at)
+    mirrors = Mirrors(heard)
+    mirrors.follow(TOPIC)
+    mirrors._followed[TOPIC]["b"] = {}
+    with pytest.raises(KeyError, match="a defect"):
+        mirrors.apply("b", message)
+    heard.taken()
+    mirrors.apply("b", snapshot(everything("a", "b")))
+    assert heard.taken() == [
+        ("attached", 0, "s", "a"),
+        ("attached", 0, "s", "b"),
+        ("changed", 0),
+    ], "told again, as nobody knows what was heard"
+    mirrors.apply("b", snapshot(everything("a", "b")))
+    assert heard.taken() == [("changed", 0)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        snapshot(everything("b")),
+        snapshot(),
+        said("segment", **everything("b")),
+        said("detached", id="a", byCommand=False),
+    ],
+)
+def test_who_went_while_that_went_wrong_is_told_as_gone_later(message: dict[str, object]) -> None:
+    heard = Fails("detached")
+    mirrors = Mirrors(heard)
+    mirrors.follow(TOPIC)
+    mirrors.apply("b", snapshot(everything("a")))
+    with pytest.raises(KeyError, match="a defect"):
+        mirrors.apply("b", message)
+    heard.taken()
+    mirrors.apply("b", snapshot(everything("b")))
+    told = heard.taken()
+    assert ("detached", 0, "a", False, False) in told
+    assert ("attached", 0, "s", "b") in told
+    mirrors.apply("b", snapshot(everything("b")))
+    assert heard.taken() == [("changed", 0)]
+
+
+def test_a_defect_hides_nobody_else_who_went_with_a_broker() -> None:
+    other = parse_topic_name("topic://public/default/other")
+    heard = Fails("detached")
+    mirrors = Mirrors(heard)
+    mirrors.follow(TOPIC)
+    mirrors.follow(other)
+    mirrors.apply("b", snapshot(everything("a", "b")))
+    mirrors.apply("b", snapshot(everything("c")) | {"topic": str(other)})
+    heard.taken()
+    with capture_logs() as logs:
+        mirrors.owner_gone("b")
+    assert heard.taken() == [("detached", 0, "b", False, False), ("detached", 0, "c", False, False)]
+    assert not mirrors.has_heard("b", other)
+    assert [(one["event"], one["consumer"]) for one in logs] == [("segment_listener_failed", "a")]

@@ -1,1 +1,68 @@
-"""The Python client for Pulsar v5 brokers."""
+"""The Python client for Pulsar v5 brokers.
+
+    async with magnetar.connect("pulsar://localhost:6650") as client:
+        async with client.producer("topic://public/default/orders", schema=str) as producer:
+            await producer.send("first", key="customer-1")
+
+Rules: what the client makes is awaited, or entered by `async with`; times are given in the unit
+that ends their name; every error is a `MagnetarError` (`magnetar.errors` has them all).  Schemas of
+other types are in `magnetar.schema`, the same client for threads in `magnetar.sync`.
+"""
+
+from magnetar.checkpoint import Checkpoint
+from magnetar.client import Client, connect
+from magnetar.compression import CompressionType
+from magnetar.consume.checkpoint_consumer import CheckpointConsumer
+from magnetar.consume.consumer_settings import (
+    DeadLetterPolicy,
+    InitialPosition,
+    NackDelay,
+    QueueSettings,
+)
+from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, NamespaceStreamConsumer
+from magnetar.consume.ordered_settings import CheckpointSettings, StreamSettings
+from magnetar.consume.queue_consumer import QueueConsumer
+from magnetar.consume.stream_consumer import StreamConsumer
+from magnetar.errors import MagnetarError
+from magnetar.message import Message
+from magnetar.message_id import MessageId
+from magnetar.produce.producer import Producer
+from magnetar.produce.producer_settings import AccessMode, ProducerSettings
+from magnetar.schema import AUTO, BYTES, STRING, Schema, avro_of, json_of, protobuf_of
+from magnetar.settings import ClientSettings
+from magnetar.transactions.keys import TransactionKey
+from magnetar.transactions.transaction import Transaction
+
+__all__ = [
+    "AUTO",
+    "BYTES",
+    "STRING",
+    "AccessMode",
+    "Checkpoint",
+    "CheckpointConsumer",
+    "CheckpointSettings",
+    "Client",
+    "ClientSettings",
+    "CompressionType",
+    "DeadLetterPolicy",
+    "InitialPosition",
+    "MagnetarError",
+    "Message",
+    "MessageId",
+    "NackDelay",
+    "NamespaceQueueConsumer",
+    "NamespaceStreamConsumer",
+    "Producer",
+    "ProducerSettings",
+    "QueueConsumer",
+    "QueueSettings",
+    "Schema",
+    "StreamConsumer",
+    "StreamSettings",
+    "Transaction",
+    "TransactionKey",
+    "avro_of",
+    "connect",
+    "json_of",
+    "protobuf_of",
+]

@@ -1,0 +1,1 @@
+"""The `magnetar` command's sub-commands for users of topics."""

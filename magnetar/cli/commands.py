@@ -1,0 +1,258 @@
+"""The client's sub-commands of `magnetar`: what can be given to them.
+
+Rule: nothing heavy is imported until its command runs; what commands do is in the modules that
+they import.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from magnetar.cli.common import (
+    DEFAULT_URL,
+    INTERRUPTED,
+    Compression,
+    Kind,
+    Start,
+    TokenOption,
+    TopicArgument,
+    TrustFile,
+    Url,
+    Where,
+    ending_well,
+    properties_of,
+    topic_named,
+)
+
+Subscription = Annotated[str, typer.Option("--subscription", "-s", help="Made if it is missing")]
+KindOption = Annotated[
+    Kind, typer.Option("--type", help="queue: shared work, in any order; stream: in order")
+]
+StartOption = Annotated[Start, typer.Option("--from", help="Where a new subscription begins")]
+Count = Annotated[int | None, typer.Option("-n", "--count", min=1, help="End after so many")]
+Idle = Annotated[
+    float | None, typer.Option("--idle-s", min=0.001, help="End when nothing came for so long")
+]
+InJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, with everything")]
+SummaryInJson = Annotated[bool, typer.Option("--json", help="The summary as one JSON object")]
+Seconds = Annotated[
+    float | None, typer.Option(min=0.01, help="End after that time [10, unless -n is given]")
+]
+
+
+def produce(
+    topic: TopicArgument,
+    message: Annotated[
+        list[str] | None, typer.Option("--message", "-m", help="A message; may be repeated")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", exists=True, dir_okay=False, help="A message of each line"),
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key of the messages")] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated"),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Send all so often")] = 1,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = None,
+    tls_trust_file: TrustFile = None,
+) -> None:
+    """Send messages: those given with -m, else each line of a file or of standard input."""
+    if message and file:
+        raise typer.BadParameter("give messages with -m or a file, not both.")
+    topic, named = topic_named(topic), properties_of(properties or [])
+    with ending_well():
+        from magnetar.cli.messages import send_all, values_of
+
+        sent = send_all(
+            Where(url, token, tls_trust_file),
+            topic,
+            values_of(message or [], file, count),
+            {"key": key, "properties": named},
+        )
+        typer.echo(f"Sent {sent:,} message(s) to {topic}.")
+
+
+def consume(
+    topic: TopicArgument,
+    subscription: Subscription,
+    count: Count = None,
+    kind: KindOption = Kind.QUEUE,
+    start: StartOption = Start.EARLIEST,
+    idle_s: Idle = None,
+    in_json: InJson = False,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = None,
+    tls_trust_file: TrustFile = None,
+) -> None:
+    """Print the messages of a subscription and acknowledge them; Ctrl-C ends."""
+    topic = topic_named(topic)
+    with ending_well(interrupted=_interrupted(count)):
+        from magnetar.cli.messages import Printing, print_subscription
+        from magnetar.cli.rendering import as_json, as_value
+
+        print_subscription(
+            Where(url, token, tls_trust_file),
+            topic,
+            subscription,
+            kind,
+            start,
+            Printing(as_json if in_json else as_value, count, idle_s),
+        )
+
+
+def peek(
+    topic: TopicArgument,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many")] = 10,
+    idle_s: Idle = 1.0,
+    in_json: InJson = False,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = None,
+    tls_trust_file: TrustFile = None,
+) -> None:
+    """Show the first messages of a topic without a subscription: nothing is acknowledged."""
+    _read(Where(url, token, tls_trust_file), topic, Start.EARLIEST, count, idle_s, in_json)
+
+
+def tail(
+    topic: TopicArgument,
+    count: Count = None,
+    idle_s: Idle = None,
+    in_json: InJson = False,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = None,
+    tls_trust_file: TrustFile = None,
+) -> None:
+    """Show messages as they come, from now on, without a subscription; Ctrl-C ends."""
+    _read(Where(url, token, tls_trust_file), topic, Start.LATEST, count, idle_s, in_json)
+
+
+def _read(
+    where: Where,
+    topic: str,
+    start: Start,
+    count: int | None,
+    idle_s: float | None,
+    in_json: bool,
+) -> None:
+    topic = topic_named(topic)
+    with ending_well(interrupted=_interrupted(count)):
+        from magnetar.cli.messages import Printing, print_topic
+        from magnetar.cli.rendering import as_json, as_line
+
+        print_topic(where, topic, start, Printing(as_json if in_json else as_line, count, idle_s))
+
+
+def _interrupted(count: int | None) -> int:
+    """The status after Ctrl-C: it is how a command that has no end is ended."""
+    return 0 if count is None else INTERRUPTED
+
+
+def perf_produce(
+    topic: TopicArgument,
+    count: Count = None,
+    seconds: Seconds = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Messages a second [as fast as possible]")
+    ] = None,
+    size: Annotated[int, typer.Option(min=0, help="Bytes of a message")] = 1024,
+    keys: Annotated[int, typer.Option(min=0, help="Different keys; 0: no key")] = 0,
+    batching: Annotated[bool, typer.Option(help="Send messages together")] = True,
+    compression: Annotated[Compression, typer.Option(help="Of batches")] = Compression.NONE,
+    in_flight: Annotated[int, typer.Option(min=1, help="Messages without receipt")] = 10_000,
+    in_json: SummaryInJson = False,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = None,
+    tls_trust_file: TrustFile = None,
+) -> None:
+    """Send messages and measure the time to their receipts."""
+    topic = topic_named(topic)
+    with ending_well():
+        from magnetar.cli.perf import Limits, Load, measure_producing, measured
+
+        limits = Limits.of(count, seconds)
+        load = Load(size, rate, keys, batching, compression, in_flight)
+        where = Where(url, token, tls_trust_file)
+        well = measured(
+            lambda tally, stop: measure_producing(where, topic, load, limits, tally, stop),
+            "Sent",
+            limits,
+            in_json,
+        )
+    if not well:
+        raise typer.Exit(1)
+
+
+def perf_consume(
+    topic: TopicArgument,
+    subscription: Subscription = "perf",
+    count: Count = None,
+    seconds: Seconds = None,
+    kind: KindOption = Kind.QUEUE,
+    start: StartOption = Start.LATEST,
+    in_json: SummaryInJson = False,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = None,
+    tls_trust_file: TrustFile = None,
+) -> None:
+    """Receive and acknowledge messages, and measure the time since they were sent."""
+    topic = topic_named(topic)
+    with ending_well():
+        from magnetar.cli.perf import Limits, measure_consuming, measured
+
+        limits = Limits.of(count, seconds)
+        where = Where(url, token, tls_trust_file)
+        measured(
+            lambda tally, stop: measure_consuming(
+                where, topic, subscription, kind, start, limits, tally, stop
+            ),
+            "Received",
+            limits,
+            in_json,
+        )
+
+
+def demo(
+    orders: Annotated[int, typer.Option(min=300, help="How many orders are billed")] = 1000,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep data and logs")] = False,
+) -> None:
+    """See a pipeline survive: crashes in the middle of transactions, nothing lost or doubled."""
+    with ending_well():
+        from magnetar.cli.demo.stage import perform
+
+        whole = perform(orders, keep)
+    if not whole:
+        raise typer.Exit(1)
+
+
+def demo_worker(
+    orders: str,
+    bills: str,
+    url: Annotated[str, typer.Option()],
+    batch: Annotated[int, typer.Option()],
+    hold_at: Annotated[str, typer.Option()] = "",
+) -> None:
+    """The worker of the demo."""
+    with ending_well():
+        from magnetar.cli.demo.worker import Work, run_worker
+
+        holds = [int(each) for each in hold_at.split(",") if each]
+        status = run_worker(Work(url, orders, bills, batch, holds))
+    raise typer.Exit(status)
+
+
+def register(app: typer.Typer) -> None:
+    """Entry point of the group `magnetar.commands`."""
+    app.command("produce")(produce)
+    app.command("consume")(consume)
+    app.command("peek")(peek)
+    app.command("tail")(tail)
+    app.command("demo")(demo)
+    app.command("demo-worker", hidden=True)(demo_worker)
+    perf = typer.Typer(help="Measure throughput and latency of a topic.", no_args_is_help=True)
+    perf.command("produce")(perf_produce)
+    perf.command("consume")(perf_consume)
+    app.add_typer(perf, name="perf")

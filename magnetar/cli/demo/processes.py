@@ -1,0 +1,204 @@
+"""The processes of the demo: a broker, and workers.
+
+Rules: each leads a process group of its own, which `kill` ends by SIGKILL; a broker comes back on
+its ports and data; a worker ends by itself when the demo is gone, as its input ends then.  What
+they say is in files beside the data.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import urllib.request
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+from magnetar.bounds import DEMO_POLL_S, DEMO_STEP_S
+from magnetar.errors import ClientError
+
+HOST: Final = "127.0.0.1"
+_PORTS: Final = range(20_000, 32_000)
+"""Below the ports of outgoing connections: a client that tries again and again while the broker is
+down must not be given the broker's port, and so reach itself."""
+
+
+class DemoFailed(ClientError):
+    """Something did not happen as it must."""
+
+
+def magnetar_command() -> list[str]:
+    """How the `magnetar` command is run by this Python."""
+    for script in entry_points(group="console_scripts", name="magnetar"):
+        return [sys.executable, "-m", script.module]
+    raise DemoFailed("The `magnetar` command is not installed: install the project with pip.")
+
+
+def free_port(rng: random.Random) -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    while True:
+        port = rng.choice(_PORTS)
+        with socket.socket() as listener:
+            try:
+                listener.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+
+
+class _Process:
+    """One process at a time, started anew after it was killed."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.log_path = directory / f"{name}.log"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def _spawn(self, arguments: list[str], *, talks: bool) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MAGNETAR_")}
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *magnetar_command(),
+                *arguments,
+                stdin=pipe if talks else asyncio.subprocess.DEVNULL,
+                stdout=pipe if talks else log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        return self._running.pid
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise DemoFailed(f"No {self.name} runs.")
+        return self._process
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it to the whole group; nothing happens if that is gone."""
+        if self._process is not None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                return
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait for the end.  Nothing happens if no process runs."""
+        if self._process is not None:
+            self.signal(signal.SIGKILL)
+            await self._process.wait()
+            self._process = None
+
+    async def ended(self) -> int:
+        """Wait for the end; the exit status."""
+        async with asyncio.timeout(DEMO_STEP_S):
+            return await self._running.wait()
+
+    def failure(self, what: str) -> DemoFailed:
+        """An error that shows the end of the log."""
+        tail = self.log_path.read_text("utf-8", "replace")[-2000:].strip()
+        return DemoFailed(f"{what} Its log ends so:\n{tail or '(empty)'}")
+
+
+class DemoBroker(_Process):
+    """`magnetar standalone` on one data directory."""
+
+    def __init__(self, directory: Path, rng: random.Random) -> None:
+        super().__init__("broker", directory)
+        self._data = directory / "data"
+        self._port = free_port(rng)
+        self._http_port = free_port(rng)
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"pulsar://{HOST}:{self._port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where REST is."""
+        return f"http://{HOST}:{self._http_port}"
+
+    async def start(self) -> None:
+        """Start it and wait until it serves."""
+        process = await self._spawn(
+            [
+                *("standalone", "--data-dir", str(self._data), "--bind-host", HOST),
+                *("--port", str(self._port), "--http-port", str(self._http_port)),
+            ],
+            talks=False,
+        )
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + DEMO_STEP_S
+        while not await self._is_well():
+            if process.returncode is not None or loop.time() > deadline_s:
+                raise self.failure("The broker does not serve.")
+            await asyncio.sleep(DEMO_POLL_S)
+
+    async def rest(self, method: str, path: str) -> None:
+        """One request below /admin/v2/scalable/public/default.  Raises DemoFailed."""
+        url = f"{self.admin_url}/admin/v2/scalable/public/default/{path}"
+        try:
+            await asyncio.to_thread(_request, method, url)
+        except (OSError, ValueError) as error:
+            raise DemoFailed(f"The broker refused {method} {path}: {error}.") from error
+
+    async def _is_well(self) -> bool:
+        try:
+            await asyncio.to_thread(_request, "GET", f"{self.admin_url}/admin/v2/brokers/health")
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+class DemoWorker(_Process):
+    """The pipeline in a process, that says where it is and holds where it is told to."""
+
+    def __init__(self, name: str, directory: Path, arguments: list[str]) -> None:
+        super().__init__(name, directory)
+        self._arguments = arguments
+
+    async def start(self) -> None:
+        """Start it; it says `ready` when it works."""
+        await self._spawn(["demo-worker", *self._arguments], talks=True)
+
+    async def said(self, event: str) -> Mapping[str, object]:
+        """Read on until it says this."""
+        stdout = self._running.stdout
+        if stdout is None:
+            raise DemoFailed(f"{self.name} has no output.")
+        try:
+            async with asyncio.timeout(DEMO_STEP_S):
+                while line := await stdout.readline():
+                    with self.log_path.open("ab") as log:
+                        log.write(line)
+                    told: Mapping[str, object] = json.loads(line)
+                    if told["event"] == event:
+                        return told
+        except TimeoutError:
+            raise self.failure(f"{self.name} did not come to say {event!r} in time.") from None
+        raise self.failure(f"{self.name} ended before it said {event!r}.")
+
+    def tell(self, command: str) -> None:
+        """`hold`: before the next commit; `go`: on where it holds."""
+        stdin = self._running.stdin
+        if stdin is not None:
+            stdin.write(f"{command}\n".encode())
+
+
+def _request(method: str, url: str) -> None:
+    """Raises OSError, also for an answer that is not well."""
+    request = urllib.request.Request(url, method=method, data=b"" if method != "GET" else None)
+    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with straight.open(request, timeout=DEMO_STEP_S) as answer:
+        answer.read()

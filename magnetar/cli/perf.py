@@ -1,0 +1,223 @@
+"""`magnetar perf produce` and `perf consume`: how fast, and how long each message takes.
+
+Rules: what is counted is `tally.py`'s.  With a rate, a message's time runs from when it was due, so
+that what waits behind a slow answer counts as waiting; without, from when it was given to the
+producer.  Consumers measure from the producer's clock (milliseconds) to their own.  Ctrl-C ends the
+run as its end would: with the summary and status 0.
+"""
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+import magnetar
+from magnetar.bounds import CLI_BATCH, PERF_SHOWN_EVERY_S, PERF_TURN
+from magnetar.cli.common import Compression, Kind, Start, Where
+from magnetar.cli.tally import Tally
+from magnetar.compression import CompressionType
+from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.errors import MagnetarError, ProducerQueueFull
+from magnetar.message import Message
+from magnetar.message_id import MessageId
+from magnetar.produce.producer import Producer
+
+DEFAULT_SECONDS: Final = 10.0
+Receive = Callable[[int, float], Awaitable[list[Message[bytes]]]]
+Acknowledge = Callable[[list[Message[bytes]]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a run ends: after so many messages, after so many seconds; at least one is given."""
+
+    messages: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, messages: int | None, seconds: float | None) -> "Limits":
+        """Some seconds, if nothing is given."""
+        return cls(messages, DEFAULT_SECONDS if messages is None and seconds is None else seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent, and how.  Without `rate`: as fast as possible."""
+
+    size: int
+    rate: float | None
+    keys: int
+    batching: bool
+    compression: Compression
+    in_flight: int
+
+
+async def produce_load(
+    producer: Producer[bytes],
+    load: Load,
+    limits: Limits,
+    tally: Tally,
+    stop: asyncio.Event,
+) -> None:
+    """Send until a limit is reached or `stop` is set, then wait for the receipts."""
+    now = time.perf_counter
+    payload = random.Random(1).randbytes(load.size)
+    keys = [f"key-{number}" for number in range(load.keys)]
+    began_s = now()
+    given = 0
+    while not stop.is_set() and given != limits.messages:
+        passed_s = now() - began_s
+        if limits.seconds is not None and passed_s >= limits.seconds:
+            break
+        turn = PERF_TURN if load.rate is None else int(passed_s * load.rate) + 1 - given
+        if limits.messages is not None:
+            turn = min(turn, limits.messages - given)
+        for _ in range(min(turn, PERF_TURN)):
+            key = keys[given % load.keys] if keys else None
+            try:
+                sending = producer.send_nowait(payload, key=key)
+            except ProducerQueueFull:
+                await producer.room()
+                break
+            due_s = now() if load.rate is None else began_s + given / load.rate
+            sending.add_done_callback(partial(_sent, tally, load.size, due_s))
+            given += 1
+        ahead_s = 0.0 if load.rate is None else began_s + given / load.rate - now()
+        await asyncio.sleep(max(ahead_s, 0.0))
+    try:
+        await producer.flush()
+    except MagnetarError:
+        pass  # Counted by its message.
+
+
+def _sent(tally: Tally, size: int, due_s: float, sending: "asyncio.Future[MessageId]") -> None:
+    if sending.cancelled() or sending.exception() is not None:
+        tally.failed += 1
+        return
+    now_s = time.perf_counter()
+    tally.done(size, int((now_s - due_s) * 1_000_000), now_s)
+
+
+async def consume_load(
+    receive: Receive, acknowledge: Acknowledge, limits: Limits, tally: Tally, stop: asyncio.Event
+) -> None:
+    """Receive and acknowledge until a limit is reached or `stop` is set.
+
+    Time runs from the first message on.
+    """
+    deadline_s: float | None = None
+    while not stop.is_set() and tally.messages != limits.messages:
+        most = CLI_BATCH
+        if limits.messages is not None:
+            most = min(most, limits.messages - tally.messages)
+        came = await receive(most, PERF_SHOWN_EVERY_S)
+        now_s, now_ms = time.perf_counter(), time.time() * 1000
+        if came and deadline_s is None:
+            tally.started_s = now_s
+            deadline_s = now_s + (limits.seconds or float("inf"))
+        for message in came:
+            tally.done(len(message.data), int((now_ms - message.publish_time_ms) * 1000), now_s)
+        if came:
+            await acknowledge(came)
+        if deadline_s is not None and now_s > deadline_s:
+            return
+
+
+async def measure_producing(
+    where: Where, topic: str, load: Load, limits: Limits, tally: Tally, stop: asyncio.Event
+) -> None:
+    """Connect and send a load."""
+    async with (
+        magnetar.connect(
+            where.url, token=where.token, tls_trust_file=where.tls_trust_file
+        ) as client,
+        client.producer(
+            topic,
+            batching=load.batching,
+            compression=CompressionType[load.compression.name],
+            max_pending_messages=load.in_flight,
+        ) as producer,
+    ):
+        tally.started_s = time.perf_counter()
+        await produce_load(producer, load, limits, tally, stop)
+
+
+async def measure_consuming(
+    where: Where,
+    topic: str,
+    subscription: str,
+    kind: Kind,
+    start: Start,
+    limits: Limits,
+    tally: Tally,
+    stop: asyncio.Event,
+) -> None:
+    """Connect and read."""
+    begin = InitialPosition[start.name]
+    async with magnetar.connect(
+        where.url, token=where.token, tls_trust_file=where.tls_trust_file
+    ) as client:
+        if kind is Kind.STREAM:
+            async with client.stream_consumer(
+                topic, subscription, initial_position=begin
+            ) as stream:
+                await consume_load(
+                    stream.receive_batch,
+                    lambda came: stream.ack(came[-1]),
+                    limits,
+                    tally,
+                    stop,
+                )
+            return
+        async with client.queue_consumer(topic, subscription, initial_position=begin) as queue:
+            await consume_load(queue.receive_batch, queue.ack, limits, tally, stop)
+
+
+Run = Callable[[Tally, asyncio.Event], Awaitable[None]]
+
+
+def measured(run: Run, verb: str, limits: Limits, as_json: bool) -> bool:
+    """Do a run, show how it goes, say what came of it; whether all messages went through."""
+    tally = Tally(time.perf_counter())
+    uvloop.run(_shown(run, tally, limits))
+    if as_json:
+        typer.echo(json.dumps(tally.as_mapping()))
+    else:
+        for line in tally.summary(verb):
+            typer.echo(line)
+    return not tally.failed
+
+
+async def _shown(run: Run, tally: Tally, limits: Limits) -> None:
+    """Draws on standard error, and only if that is a terminal."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    running = asyncio.ensure_future(run(tally, stop))
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        refresh_per_second=4,
+    ) as progress:
+        shown = progress.add_task("", total=limits.messages or limits.seconds)
+        while not running.done():
+            await asyncio.wait((running,), timeout=PERF_SHOWN_EVERY_S)
+            now_s = time.perf_counter()
+            done = tally.messages if limits.messages is not None else now_s - tally.started_s
+            progress.update(shown, completed=done, description=tally.line(now_s))
+    await running

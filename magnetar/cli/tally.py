@@ -1,0 +1,90 @@
+"""What `magnetar perf` counts, and how it says it.  Pure: moments are handed in."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from magnetar.cli.histogram import Histogram
+
+PERCENTILES: Final = (50.0, 95.0, 99.0, 99.9)
+MB: Final = 1_000_000
+
+
+class Tally:
+    """Messages, their bytes and how long each took, since `started_s`."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.ended_s = started_s
+        self.messages = 0
+        self.failed = 0
+        self.payload_bytes = 0
+        self.latencies = Histogram()
+        self._shown_s = started_s
+        self._shown_messages = 0
+
+    def done(self, size: int, latency_us: int, now_s: float) -> None:
+        """One message went through."""
+        self.messages += 1
+        self.payload_bytes += size
+        self.ended_s = now_s
+        self.latencies.record(latency_us)
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the start to the last message."""
+        return self.ended_s - self.started_s
+
+    def lately(self, now_s: float) -> float:
+        """Messages a second since this was asked last."""
+        passed_s, self._shown_s = now_s - self._shown_s, now_s
+        more, self._shown_messages = self.messages - self._shown_messages, self.messages
+        return more / passed_s if passed_s > 0 else 0.0
+
+    def line(self, now_s: float) -> str:
+        """The state in one line, while it goes on."""
+        p50, p99 = (self.latencies.percentile_us(percent) / 1000 for percent in (50.0, 99.0))
+        failed = f"  {self.failed:,} failed" if self.failed else ""
+        return (
+            f"{self.messages:,} messages  {self.lately(now_s):,.0f}/s  "
+            f"p50 {p50:.1f} ms  p99 {p99:.1f} ms{failed}"
+        )
+
+    def summary(self, verb: str) -> list[str]:
+        """What is said at the end."""
+        per_s, mb_per_s = self._rates()
+        latencies = "  ".join(
+            f"{name} {value_ms:,.2f} ms" for name, value_ms in self._latencies_ms().items()
+        )
+        lines = [
+            f"{verb} {self.messages:,} messages in {self.elapsed_s:.2f} s: "
+            f"{per_s:,.0f} messages/s, {mb_per_s:,.2f} MB/s",
+            f"latency  {latencies}",
+        ]
+        if self.failed:
+            lines.append(f"{self.failed:,} messages failed.")
+        return lines
+
+    def as_mapping(self) -> Mapping[str, object]:
+        """The same for programs."""
+        per_s, mb_per_s = self._rates()
+        return {
+            "messages": self.messages,
+            "failed": self.failed,
+            "bytes": self.payload_bytes,
+            "seconds": round(self.elapsed_s, 3),
+            "messages_per_s": round(per_s, 1),
+            "mb_per_s": round(mb_per_s, 3),
+            "latency_ms": self._latencies_ms(),
+        }
+
+    def _rates(self) -> tuple[float, float]:
+        """Messages and MB a second."""
+        if self.elapsed_s <= 0:
+            return 0.0, 0.0
+        return self.messages / self.elapsed_s, self.payload_bytes / MB / self.elapsed_s
+
+    def _latencies_ms(self) -> dict[str, float]:
+        found = {
+            f"p{percent:g}": self.latencies.percentile_us(percent) / 1000 for percent in PERCENTILES
+        }
+        return found | {"max": self.latencies.max_us / 1000}

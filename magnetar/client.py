@@ -1,0 +1,406 @@
+"""The client: what producers, consumers and transactions are made by.
+
+Rules:
+
+- `connect` reaches one host of the service URL before it returns, and fails at once if none is
+  there.
+- `close` ends whatever the client has opened and still lives, in this order: transactions abort,
+  producers send what they have, consumers acknowledge what they were told, transaction keys and
+  coordinators are left, then the connections go; each step has `close_timeout_s` at most.  A
+  closed client opens nothing more.
+"""
+
+import asyncio
+import enum
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar, Unpack, overload
+from weakref import WeakSet
+
+from magnetar.bounds import CLOSE_FLUSH_S
+from magnetar.checkpoint import Checkpoint
+from magnetar.consume.checkpoint_consumer import CheckpointConsumer
+from magnetar.consume.consumer_settings import QueueOptions, QueueSettings
+from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, NamespaceStreamConsumer
+from magnetar.consume.ordered_settings import (
+    CheckpointOptions,
+    CheckpointSettings,
+    StreamOptions,
+    StreamSettings,
+)
+from magnetar.consume.queue_consumer import QueueConsumer
+from magnetar.consume.stream_consumer import StreamConsumer
+from magnetar.context import ClientContext
+from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
+from magnetar.identity import Identities
+from magnetar.opening import ClosedAfterwards, Openable, Opening, completed, finished
+from magnetar.options import ProducerOptions
+from magnetar.produce.producer import Producer
+from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.schema.choose import schema_for
+from magnetar.schema.plain import BYTES
+from magnetar.schema.schema import Schema
+from magnetar.settings import ClientOptions, ClientSettings
+from magnetar.transactions.coordinators import Coordinators
+from magnetar.transactions.keys import TransactionKey
+from magnetar.transactions.transaction import Transaction
+from magnetar.wire.pool import ConnectionPool
+
+__all__ = ["Client", "connect"]
+
+T = TypeVar("T")
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+O = TypeVar("O", bound=Openable)  # noqa: E741 - what is opened
+
+
+class _Topic(NamedTuple):
+    """Whose messages are consumed."""
+
+    topic: str
+    subscription: str
+
+
+class _Namespace(NamedTuple):
+    """Whose topics' messages are consumed."""
+
+    namespace: str
+    subscription: str
+
+
+def _source(
+    topic: str | None,
+    namespace: str | None,
+    subscription: str | None,
+    properties: Mapping[str, str],
+) -> _Topic | _Namespace:
+    """What a consumer is of.  Raises `InvalidArgument`."""
+    if not subscription:
+        raise InvalidArgument("The subscription has no name; give one.")
+    if (topic is None) == (namespace is None):
+        raise InvalidArgument("A consumer is of a topic or of a namespace; give one of them.")
+    if namespace is not None:
+        return _Namespace(namespace, subscription)
+    if properties:
+        raise InvalidArgument("Properties choose topics of a namespace; give a namespace.")
+    return _Topic(topic or "", subscription)
+
+
+class _Step(enum.IntEnum):
+    """What is closed together; in this order."""
+
+    TRANSACTIONS = 0
+    PRODUCERS = 1
+    CONSUMERS = 2
+    KEYS = 3
+
+
+def connect(url: str, **settings: Unpack[ClientOptions]) -> Opening["Client"]:
+    """A client of the brokers at `url`: `pulsar://host:6650,host:6650` or `pulsar+ssl://...`.
+
+    To be awaited, or entered by `async with`.  Settings are those of `ClientSettings`.  Raises
+    `InvalidArgument` at once, and when it is awaited `ConnectionLost`, `AuthenticationFailed`.
+    """
+    client = Client(url, ClientSettings(**settings))
+    return Opening(lambda: client)
+
+
+class Client(ClosedAfterwards):
+    """See the module's rules.  Made by `connect`; belongs to the loop that it is opened on."""
+
+    def __init__(
+        self, url: str, settings: ClientSettings, *, rng: random.Random | None = None
+    ) -> None:
+        ids = Identities()
+        luck = rng or random.Random()
+        pool = ConnectionPool(url, settings, ids, luck)
+        self.context = ClientContext(pool, settings, ids, luck)
+        self._opened: dict[_Step, WeakSet[Openable]] = {step: WeakSet() for step in _Step}
+        self._coordinators: Coordinators | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Reach a broker.  Raises why none can be."""
+        self._check_open()
+        await self.context.pool.any()
+
+    async def close(self) -> None:
+        """See the module's rules.  Cancelling it does not stop it."""
+        if self._closing is None:
+            self._closing = self.context.loop.create_task(self._close())
+        await completed(finished(self._closing))
+
+    # What it makes
+
+    @overload
+    def producer(
+        self, topic: str, **settings: Unpack[ProducerOptions]
+    ) -> Opening[Producer[bytes]]: ...
+    @overload
+    def producer(
+        self, topic: str, *, schema: Schema[T] | type[T], **settings: Unpack[ProducerOptions]
+    ) -> Opening[Producer[T]]: ...
+    def producer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[Any] | type[Any] = BYTES,
+        **settings: Unpack[ProducerOptions],
+    ) -> Opening[Producer[Any]]:
+        """Writes to a topic.  Settings are those of `ProducerSettings`.
+
+        `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it; what is
+        missing is made if the broker may.  `schema` is one, or a type that chooses it: `bytes`,
+        `str`, a dataclass, a pydantic model, a protobuf message.
+        """
+        how = ProducerSettings(**settings)
+        what = schema_for(schema)
+        return self._opening(_Step.PRODUCERS, lambda: Producer(self.context, topic, what, how))
+
+    @overload
+    def queue_consumer(
+        self, topic: str, subscription: str, **settings: Unpack[QueueOptions]
+    ) -> Opening[QueueConsumer[bytes]]: ...
+    @overload
+    def queue_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        schema: Schema[T] | type[T],
+        **settings: Unpack[QueueOptions],
+    ) -> Opening[QueueConsumer[T]]: ...
+    @overload
+    def queue_consumer(
+        self,
+        *,
+        namespace: str,
+        subscription: str,
+        properties: Mapping[str, str] = ...,
+        **settings: Unpack[QueueOptions],
+    ) -> Opening[NamespaceQueueConsumer[bytes]]: ...
+    @overload
+    def queue_consumer(
+        self,
+        *,
+        namespace: str,
+        subscription: str,
+        schema: Schema[T] | type[T],
+        properties: Mapping[str, str] = ...,
+        **settings: Unpack[QueueOptions],
+    ) -> Opening[NamespaceQueueConsumer[T]]: ...
+    def queue_consumer(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        *,
+        namespace: str | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        schema: Schema[Any] | type[Any] = BYTES,
+        **settings: Unpack[QueueOptions],
+    ) -> Opening[Any]:
+        """Shares the messages of a topic with others of its subscription, in no order.
+
+        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
+        have these `properties`, also of those that are made later.  Settings are those of
+        `QueueSettings`; `schema` is as for `producer`.
+        """
+        how = QueueSettings(**settings)
+        what = schema_for(schema)
+        who = _source(topic, namespace, subscription, properties)
+        if isinstance(who, _Topic):
+            return self._opening(
+                _Step.CONSUMERS, lambda: QueueConsumer(self.context, *who, what, how)
+            )
+        return self._opening(
+            _Step.CONSUMERS,
+            lambda: NamespaceQueueConsumer(
+                self.context, who.namespace, who.subscription, what, how, properties
+            ),
+        )
+
+    @overload
+    def stream_consumer(
+        self, topic: str, subscription: str, **settings: Unpack[StreamOptions]
+    ) -> Opening[StreamConsumer[bytes]]: ...
+    @overload
+    def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        schema: Schema[T] | type[T],
+        **settings: Unpack[StreamOptions],
+    ) -> Opening[StreamConsumer[T]]: ...
+    @overload
+    def stream_consumer(
+        self,
+        *,
+        namespace: str,
+        subscription: str,
+        properties: Mapping[str, str] = ...,
+        **settings: Unpack[StreamOptions],
+    ) -> Opening[NamespaceStreamConsumer[bytes]]: ...
+    @overload
+    def stream_consumer(
+        self,
+        *,
+        namespace: str,
+        subscription: str,
+        schema: Schema[T] | type[T],
+        properties: Mapping[str, str] = ...,
+        **settings: Unpack[StreamOptions],
+    ) -> Opening[NamespaceStreamConsumer[T]]: ...
+    def stream_consumer(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        *,
+        namespace: str | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        schema: Schema[Any] | type[Any] = BYTES,
+        **settings: Unpack[StreamOptions],
+    ) -> Opening[Any]:
+        """Reads its share of a topic's segments, the messages of each key in order.
+
+        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
+        have these `properties`, also of those that are made later.  Settings are those of
+        `StreamSettings`; `schema` is as for `producer`.
+        """
+        how = StreamSettings(**settings)
+        what = schema_for(schema)
+        who = _source(topic, namespace, subscription, properties)
+        if isinstance(who, _Topic):
+            return self._opening(
+                _Step.CONSUMERS, lambda: StreamConsumer(self.context, *who, what, how)
+            )
+        return self._opening(
+            _Step.CONSUMERS,
+            lambda: NamespaceStreamConsumer(
+                self.context, who.namespace, who.subscription, what, how, properties
+            ),
+        )
+
+    @overload
+    def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        start: Checkpoint = Checkpoint.EARLIEST,
+        group: str | None = None,
+        **settings: Unpack[CheckpointOptions],
+    ) -> Opening[CheckpointConsumer[bytes]]: ...
+    @overload
+    def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[T] | type[T],
+        start: Checkpoint = Checkpoint.EARLIEST,
+        group: str | None = None,
+        **settings: Unpack[CheckpointOptions],
+    ) -> Opening[CheckpointConsumer[T]]: ...
+    def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[Any] | type[Any] = BYTES,
+        start: Checkpoint = Checkpoint.EARLIEST,
+        group: str | None = None,
+        **settings: Unpack[CheckpointOptions],
+    ) -> Opening[CheckpointConsumer[Any]]:
+        """Reads a topic from a checkpoint on; where it is, the application keeps.
+
+        With a `group` it reads its share of the segments, else all of them.  Settings are those of
+        `CheckpointSettings`; `schema` is as for `producer`.
+        """
+        how = CheckpointSettings(**settings)
+        what = schema_for(schema)
+        return self._opening(
+            _Step.CONSUMERS,
+            lambda: CheckpointConsumer(self.context, topic, what, how, start, group),
+        )
+
+    def transaction(
+        self, *, timeout_s: float = 60.0, key: TransactionKey | None = None
+    ) -> Opening[Transaction]:
+        """What is sent and acknowledged in it happens as one, or not at all.
+
+        `async with` commits it, or aborts it on an error.  The broker aborts it by itself after
+        `timeout_s`.  `key`: under which nobody with an older epoch can have one any more.
+        """
+        return self._opening(
+            _Step.TRANSACTIONS,
+            lambda: Transaction(self.context, self._transactions(), timeout_s, key),
+        )
+
+    def transaction_key(self, name: str, *, epoch: int = -1) -> Opening[TransactionKey]:
+        """Open a transaction key (Magnetar's own): whoever had it before is fenced.
+
+        `epoch` is the last one known, -1: none.  Raises `NotSupported` where there are no keys.
+        """
+        return self._opening(
+            _Step.KEYS,
+            lambda: TransactionKey(self.context, self._transactions(), name, epoch),
+        )
+
+    def attach_transaction_key(self, name: str, epoch: int) -> Opening[TransactionKey]:
+        """Use a transaction key that another process of the same program has opened."""
+        return self._opening(
+            _Step.KEYS,
+            lambda: TransactionKey(self.context, self._transactions(), name, epoch, attach=True),
+        )
+
+    # How it is done
+
+    def _transactions(self) -> Coordinators:
+        """The coordinators, of which nothing is asked before the first transaction."""
+        if self._coordinators is None:
+            self._coordinators = Coordinators(self.context)
+        return self._coordinators
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise AlreadyClosed("The client is closed; connect anew with magnetar.connect.")
+
+    def _opening(self, step: _Step, make: Callable[[], O]) -> Opening[O]:
+        """What `make` makes, opened, and closed with this client."""
+        self._check_open()
+
+        def made() -> O:
+            self._check_open()
+            opened = make()
+            self._opened[step].add(opened)
+            return opened
+
+        return Opening(made)
+
+    async def _close(self) -> None:
+        late: set[asyncio.Task[None]] = set()
+        for step in _Step:
+            live = list(self._opened[step])
+            if live:
+                late |= await self._close_all([each.close() for each in live])
+        if self._coordinators is not None:
+            late |= await self._close_all([self._coordinators.close()])
+        await self.context.pool.close()
+        if late:  # has no connection any more to wait for
+            await asyncio.wait(late, timeout=CLOSE_FLUSH_S)
+
+    async def _close_all(
+        self, closings: Sequence[Coroutine[Any, Any, None]]
+    ) -> set[asyncio.Task[None]]:
+        """Close what goes together; returns what takes too long, and is cancelled."""
+        tasks = [self.context.loop.create_task(_quietly(each)) for each in closings]
+        _, late = await asyncio.wait(tasks, timeout=self.context.settings.close_timeout_s)
+        for task in late:
+            task.cancel()
+        return late
+
+
+async def _quietly(closing: Coroutine[Any, Any, None]) -> None:
+    """What cannot be said to the broker any more is no matter for who closes."""
+    try:
+        await closing
+    except MagnetarError:
+        pass

@@ -1,0 +1,1 @@
+"""Consuming: segments, and the consumers of topics and namespaces that stand on them."""

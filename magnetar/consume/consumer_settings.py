@@ -1,0 +1,174 @@
+"""What can be set of consumers, checked when it is given.
+
+Rules: as in `magnetar.settings`: frozen, units last in the names, `InvalidArgument` for what cannot
+be.  `SubscribeSettings` is what one SUBSCRIBE needs; consumers make it of what users set.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from magnetar.errors import InvalidArgument
+from magnetar.message_id import EntryId
+from magnetar.settings import check_positive, member_of
+from protocol import pulsar_pb2 as pb
+
+__all__ = [
+    "DeadLetterPolicy",
+    "InitialPosition",
+    "InitialPositionName",
+    "NackDelay",
+    "QueueOptions",
+    "QueueSettings",
+    "SubscribeSettings",
+    "SubscriptionKind",
+]
+
+
+class SubscriptionKind(enum.Enum):
+    """How consumers of a subscription share a segment."""
+
+    EXCLUSIVE = pb.CommandSubscribe.Exclusive
+    SHARED = pb.CommandSubscribe.Shared
+    KEY_SHARED = pb.CommandSubscribe.Key_Shared
+
+
+class InitialPosition(enum.Enum):
+    """Where a subscription begins that is new."""
+
+    LATEST = pb.CommandSubscribe.Latest
+    EARLIEST = pb.CommandSubscribe.Earliest
+
+
+InitialPositionName = Literal["latest", "earliest"]
+
+
+@dataclass(frozen=True, slots=True)
+class NackDelay:
+    """How long a message waits that was not processed: longer each time, up to a limit."""
+
+    min_ms: int = 1000
+    max_ms: int = 60_000
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_ms <= self.max_ms or not self.multiplier >= 1:
+            raise InvalidArgument(
+                f"Delays from {self.min_ms} to {self.max_ms} ms, growing {self.multiplier} times, "
+                "are none; give 0 <= min_ms <= max_ms and a multiplier of 1 or more."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    """What becomes of messages that are delivered again and again."""
+
+    max_redelivery_count: int
+    """A message that comes after so many redeliveries is a dead letter."""
+    topic: str | None = None
+    """Where dead letters go; `<topic>-DLQ` beside the topic unless given."""
+
+    def __post_init__(self) -> None:
+        check_positive("max_redelivery_count", self.max_redelivery_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeSettings:
+    """Of one segment consumer."""
+
+    subscription: str
+    kind: SubscriptionKind
+    durable: bool = True
+    """Whether the broker keeps the subscription; else nothing is acknowledged or comes again."""
+    initial_position: InitialPosition = InitialPosition.LATEST
+    start_after: EntryId | None = None
+    """For what is not durable: reading begins behind it."""
+    consumer_name: str = ""
+    """Empty: the broker makes one."""
+    priority_level: int = 0
+    schema: pb.Schema | None = None
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    key_shared: pb.KeySharedMeta | None = None
+    receiver_queue_size: int = 1000
+    ack_grouping_ms: int = 100
+    nack_delay: NackDelay = NackDelay()
+    max_pending_chunked_messages: int = 10
+    expire_chunked_after_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        if not self.subscription.strip():
+            raise InvalidArgument("The subscription has no name; give it one.")
+        check_positive("receiver_queue_size", self.receiver_queue_size)
+        check_positive("max_pending_chunked_messages", self.max_pending_chunked_messages)
+        for name in ("ack_grouping_ms", "expire_chunked_after_ms", "priority_level"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}; give it 0 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """Of `Client.queue_consumer`."""
+
+    initial_position: InitialPosition | InitialPositionName = InitialPosition.LATEST
+    """Where the subscription begins if it is new."""
+    consumer_name: str | None = None
+    """In statistics of the broker; on each segment `<name>-seg-<id>`."""
+    receiver_queue_size: int = 1000
+    """Messages of each segment that are fetched ahead."""
+    receiver_queue_bytes: int = 64 * 1024 * 1024
+    """Bytes of all segments above which nothing more is asked for."""
+    ack_grouping_ms: int = 100
+    """How long an acknowledgement may wait for others; 0: not at all."""
+    nack_delay: NackDelay = NackDelay()
+    dead_letters: DeadLetterPolicy | None = None
+    priority_level: int = 0
+    """Consumers of a lower level get messages first."""
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    """Kept with the subscription if it is new."""
+    max_pending_chunked_messages: int = 10
+    """Messages in pieces of which some are missing, on each segment."""
+    expire_chunked_after_ms: int = 60_000
+    """After that a message in pieces of which some are missing is given up; 0: never."""
+
+    def __post_init__(self) -> None:
+        check_positive("receiver_queue_bytes", self.receiver_queue_bytes)
+        if self.consumer_name is not None and not self.consumer_name.strip():
+            raise InvalidArgument("consumer_name is empty; give it a name, or leave it out.")
+        self.of_segment("-", 0, None)
+
+    def of_segment(
+        self, subscription: str, segment_id: int, schema: pb.Schema | None
+    ) -> SubscribeSettings:
+        """What to subscribe to a segment with.  Raises `InvalidArgument`."""
+        name = self.consumer_name
+        return SubscribeSettings(
+            subscription=subscription,
+            kind=SubscriptionKind.SHARED,
+            initial_position=member_of(InitialPosition, self.initial_position),
+            consumer_name="" if name is None else f"{name}-seg-{segment_id}",
+            priority_level=self.priority_level,
+            schema=schema,
+            subscription_properties=self.subscription_properties,
+            receiver_queue_size=self.receiver_queue_size,
+            ack_grouping_ms=self.ack_grouping_ms,
+            nack_delay=self.nack_delay,
+            max_pending_chunked_messages=self.max_pending_chunked_messages,
+            expire_chunked_after_ms=self.expire_chunked_after_ms,
+        )
+
+
+class QueueOptions(TypedDict, total=False):
+    """The fields of `QueueSettings`, to be given by name."""
+
+    initial_position: InitialPosition | InitialPositionName
+    consumer_name: str | None
+    receiver_queue_size: int
+    receiver_queue_bytes: int
+    ack_grouping_ms: int
+    nack_delay: NackDelay
+    dead_letters: DeadLetterPolicy | None
+    priority_level: int
+    subscription_properties: Mapping[str, str]
+    max_pending_chunked_messages: int
+    expire_chunked_after_ms: int

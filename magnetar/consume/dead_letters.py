@@ -1,0 +1,167 @@
+"""Messages that were delivered too often go to a topic of their own.
+
+Rules:
+
+- A dead letter is sent with its bytes (or none), key and event time as they are, in pieces if it is
+  large, and says where it comes from in its properties (`REAL_TOPIC`, `REAL_SUBSCRIPTION`,
+  `ORIGIN_MESSAGE_ID`), as the Java client's.
+- It is acknowledged only when the broker has stored it there.  What cannot be sent is asked for
+  again later, and so is what is too much at a time.
+- The producer is opened for the first of them, and again if that did not succeed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, cast
+
+from magnetar.bounds import DEAD_LETTERS_IN_FLIGHT
+from magnetar.consume.consumer_settings import DeadLetterPolicy
+from magnetar.consume.received import Received
+from magnetar.consume.segment_consumer import SegmentConsumer
+from magnetar.context import ClientContext
+from magnetar.errors import MagnetarError
+from magnetar.message_id import MessageId
+from magnetar.produce.producer import Producer
+from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.schema.plain import BYTES
+from protocol.names import parse_topic_name
+
+__all__ = ["DeadLetters", "dead_letter_topic"]
+
+_log = logging.getLogger(__name__)
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+
+
+class LetterProducer(Protocol):
+    """What dead letters are sent by."""
+
+    async def open(self) -> None:
+        """Make it usable."""
+
+    async def send(
+        self,
+        value: bytes | None,
+        *,
+        key: str | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time_ms: int | None = None,
+    ) -> MessageId:
+        """Send, until it is stored; None for no value at all."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+
+
+def dead_letter_topic(topic: str, policy: DeadLetterPolicy) -> str:
+    """Where dead letters of `topic` (a `topic://` name) go."""
+    if policy.topic is not None:
+        return policy.topic
+    name = parse_topic_name(topic)
+    return f"topic://{name.namespace_name}/{name.local_name}-DLQ"
+
+
+class DeadLetters:
+    """Of one queue consumer."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        topic: str,
+        subscription: str,
+        policy: DeadLetterPolicy,
+        new_producer: Callable[[str], LetterProducer] | None = None,
+    ) -> None:
+        """`topic` as the broker names it.  Tests give a `new_producer` of their own."""
+        self.topic: Final = dead_letter_topic(topic, policy)
+        self._context = context
+        self._from = topic
+        self._subscription = subscription
+        self._max_redelivery_count = policy.max_redelivery_count
+        self._new_producer = new_producer or self._producer_of
+        self._producer: asyncio.Task[LetterProducer] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def are(self, messages: Sequence[Received[SegmentConsumer]]) -> bool:
+        """Whether the messages of an entry were delivered too often."""
+        return messages[0].entry.redelivery_count > self._max_redelivery_count
+
+    def take(self, messages: Sequence[Received[SegmentConsumer]]) -> None:
+        """Send these in place of handing them out."""
+        for message in messages:
+            message.segment.taken(message)
+            if len(self._sending) >= DEAD_LETTERS_IN_FLIGHT:
+                self._later(message)
+                continue
+            task = self._context.loop.create_task(self._send(message))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def close(self) -> None:
+        """Give up what is being sent: it comes again."""
+        tasks: list[asyncio.Task[None]] = list(self._sending)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        opened, self._producer = self._producer, None
+        if opened is None:
+            return
+        if not opened.done():
+            opened.cancel()
+        await asyncio.wait((opened,))
+        if not opened.cancelled() and opened.exception() is None:
+            await opened.result().close()
+
+    async def _send(self, message: Received[SegmentConsumer]) -> None:
+        own = message.own_metadata
+        properties = {each.key: each.value for each in own.properties}
+        properties[REAL_TOPIC] = self._from
+        properties[REAL_SUBSCRIPTION] = self._subscription
+        properties[ORIGIN_MESSAGE_ID] = str(message.entry_id)
+        try:
+            producer = await self._opened()
+            await producer.send(
+                None if own.null_value else message.payload,
+                key=own.partition_key if own.HasField("partition_key") else None,
+                ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
+                properties=properties,
+                event_time_ms=own.event_time or None,
+            )
+            message.segment.acknowledge(message.entry_id)
+        except MagnetarError as error:
+            _log.warning(
+                "dead_letter_not_sent topic=%s message=%s error=%s",
+                self.topic,
+                message.entry_id,
+                error,
+            )
+            self._later(message)
+
+    def _later(self, message: Received[SegmentConsumer]) -> None:
+        message.segment.nack(message.entry_id, message.entry.redelivery_count)
+
+    async def _opened(self) -> LetterProducer:
+        """The producer, which is opened once for all that wait."""
+        if self._producer is None or (
+            self._producer.done() and (self._producer.cancelled() or self._producer.exception())
+        ):
+            self._producer = self._context.loop.create_task(self._open())
+        return await asyncio.shield(self._producer)
+
+    async def _open(self) -> LetterProducer:
+        producer = self._new_producer(self.topic)
+        try:
+            await producer.open()
+        except BaseException:
+            await producer.close()
+            raise
+        return producer
+
+    def _producer_of(self, topic: str) -> LetterProducer:
+        producer = Producer(self._context, topic, BYTES, ProducerSettings(chunking=True))
+        return cast("LetterProducer", producer)

@@ -1,0 +1,454 @@
+"""Consumers of all topics of a namespace, or of those with certain properties.
+
+    NamespaceQueueConsumer(context, namespace, subscription, schema, settings: QueueSettings,
+                           properties={})
+    NamespaceStreamConsumer(context, namespace, subscription, schema, settings: StreamSettings,
+                            properties={})
+    await open(), await close(); receive, receive_batch, async for (`HandingOut`)
+    ack(message, transaction=None, wait=False); nack(message) for queues
+
+Rules:
+
+- Each topic is consumed on its own, as `<name>-<local name>`; topics that come later too, and those
+  that go are closed.  No topic is made by that, and none that was deleted comes back.
+- It opens only when all topics that are there then are subscribed to.  What fails later is tried
+  again for as long as the topic is there, with pauses that grow; the others go on.
+- The messages of a topic are handed out in its order; topics take turns.
+- In order, each message carries the position vectors of all topics: acknowledging it acknowledges
+  everything that was handed out before it, also in a transaction.
+- When a transaction that acknowledged does not commit, everything of all topics that is not
+  acknowledged is handed out once more (`stream_consumer.py`).
+"""
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final, Generic, Protocol, TypeVar
+
+from magnetar.bounds import (
+    NAMESPACE_BATCH,
+    NAMESPACE_OPENINGS,
+    NAMESPACE_READY,
+    NAMESPACE_RETRY_LIMIT_S,
+)
+from magnetar.consume.consumer_settings import QueueSettings
+from magnetar.consume.known_topics import Change
+from magnetar.consume.namespace_watch import NamespaceWatch
+from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.consume.queue_consumer import QueueConsumer
+from magnetar.consume.receiving import HandingOut
+from magnetar.consume.refusals import cannot_commit
+from magnetar.consume.segment_consumer import DONE, AckTransaction
+from magnetar.consume.stream_consumer import StreamConsumer, random_name
+from magnetar.context import ClientContext
+from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
+from magnetar.message import Message
+from magnetar.message_id import MessageId, Positions
+from magnetar.schema.schema import Schema
+from magnetar.wire.backoff import Backoff
+from protocol.names import parse_topic_name
+
+__all__ = ["NamespaceMessage", "NamespaceQueueConsumer", "NamespaceStreamConsumer"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+_Vectors = Mapping[str, Positions]
+_NO_VECTORS: Final[_Vectors] = MappingProxyType({})
+
+
+class OfTopic(Protocol):
+    """The consumer of one topic."""
+
+    async def open(self) -> None:
+        """Subscribe."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+C = TypeVar("C", bound=OfTopic)
+
+
+class _Ready(Generic[T, C]):
+    """The next messages of all topics, in the order in which they are handed out; bounded."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[str, C, int, Message[T]]] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._error: MagnetarError | None = None
+
+    async def put(
+        self, topic: str, consumer: C, times_back: int, messages: list[Message[T]]
+    ) -> None:
+        """Waits while there is no room."""
+        while len(self._messages) >= NAMESPACE_READY:
+            self._room.clear()
+            await self._room.wait()
+        self._messages.extend((topic, consumer, times_back, message) for message in messages)
+        self._news.set()
+
+    def take_nowait(self) -> tuple[str, C, int, Message[T]] | None:
+        """The next one, if there is one."""
+        if not self._messages:
+            return None
+        self._room.set()
+        return self._messages.popleft()
+
+    async def arrival(self) -> None:
+        """Until there may be one.  Raises what `fail` was told."""
+        if self._error is not None:
+            raise self._error
+        self._news.clear()
+        await self._news.wait()
+
+    def fail(self, error: MagnetarError) -> None:
+        """Nothing more will come."""
+        self._error = self._error or error
+        self._news.set()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._messages.clear()
+
+
+class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
+    """What both kinds do."""
+
+    def __init__(
+        self, context: ClientContext, namespace: str, name: str, properties: Mapping[str, str]
+    ) -> None:
+        """Raises `InvalidNamespaceName`."""
+        super().__init__()
+        self.name: Final = name
+        """The beginning of the names of the topics' consumers."""
+        self._context = context
+        self._watch = NamespaceWatch(
+            context, namespace, properties, changed=self._changed, ended=self._failed
+        )
+        self._ready: _Ready[T, C] = _Ready()
+        self._consumers: dict[str, C] = {}
+        """Of each topic that is subscribed to."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._firsts: list[asyncio.Future[None]] | None = []
+        """The outcomes of the topics that are there at the opening; None afterwards."""
+        self._openings = asyncio.Semaphore(NAMESPACE_OPENINGS)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that are consumed now."""
+        return frozenset(self._consumers)
+
+    async def open(self) -> None:
+        """Subscribe to all topics that are there.  Raises why that cannot be."""
+        await self._watch.open(self._context.settings.operation_timeout_s)
+        firsts, self._firsts = self._firsts or [], None
+        await asyncio.gather(*firsts)
+
+    async def close(self) -> None:
+        """End all.  Cancelling it does not stop it."""
+        if self._closing is None:
+            self._closing = self._context.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._ready.clear()
+        self._failed(AlreadyClosed(f"Consumer {self.name} is closed; open another one."))
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(self._watch.close(), *tasks, return_exceptions=True)
+
+    @abstractmethod
+    def _consumer_of(self, topic: str, local_name: str) -> C:
+        """A new consumer of a topic, not opened; it makes no topic."""
+
+    @abstractmethod
+    async def _next_of(self, consumer: C) -> list[Message[T]]:
+        """The next messages of a topic."""
+
+    @abstractmethod
+    def _hand_out(self, topic: str, message: Message[T]) -> Message[T]:
+        """The message for the user."""
+
+    def _times_back(self, consumer: C) -> int:
+        """How often everything of a topic has come again."""
+        return 0
+
+    def _forget(self, topic: str) -> None:
+        """The topic has gone."""
+
+    # HandingOut
+
+    def _take_at_hand(self) -> Message[T] | None:
+        while (found := self._ready.take_nowait()) is not None:
+            topic, consumer, times_back, message = found
+            if self._consumers.get(topic) is consumer and times_back == self._times_back(consumer):
+                return self._hand_out(topic, message)
+            # It comes again: its consumer is closed, or has gone back.
+        return None
+
+    async def _next(self) -> Message[T]:
+        while (message := self._take_at_hand()) is None:
+            await self._ready.arrival()
+        return message
+
+    # Topics
+
+    def _failed(self, error: MagnetarError) -> None:
+        self._ready.fail(error)
+
+    def _changed(self, change: Change) -> None:
+        if self._closing is not None:
+            return
+        for topic in change.removed:
+            task = self._tasks.pop(topic, None)
+            if task is not None:
+                task.cancel()
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+            self._forget(topic)
+        for topic in change.added:
+            first: asyncio.Future[None] | None = None
+            if self._firsts is not None:
+                first = self._context.loop.create_future()
+                self._firsts.append(first)
+            self._tasks[topic] = self._context.loop.create_task(self._consume(topic, first))
+
+    async def _consume(self, topic: str, first: asyncio.Future[None] | None) -> None:
+        """Consume a topic until it goes."""
+        backoff = Backoff(self._context.rng, limit_s=NAMESPACE_RETRY_LIMIT_S)
+        local_name = parse_topic_name(topic).local_name
+        while True:
+            consumer = self._consumer_of(topic, local_name)
+            try:
+                async with self._openings:
+                    await consumer.open()
+                _resolve(first, None)
+                self._consumers[topic] = consumer
+                backoff.reset()
+                while True:
+                    messages = await self._next_of(consumer)
+                    await self._ready.put(topic, consumer, self._times_back(consumer), messages)
+            except MagnetarError as error:
+                # What went between the listing and the subscription is no failure.
+                _resolve(first, None if isinstance(error, TopicNotFound) else error)
+                _log.warning("topic_not_consumed topic=%s error=%s", topic, error)
+            finally:
+                _resolve(first, None)
+                if self._consumers.get(topic) is consumer:
+                    del self._consumers[topic]
+                await consumer.close()
+            await asyncio.sleep(backoff.pause_s())
+
+
+class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
+    """Shares the messages of all topics with others.  See the module's rules."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        namespace: str,
+        subscription: str,
+        schema: Schema[T],
+        settings: QueueSettings,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+    ) -> None:
+        """Raises `InvalidNamespaceName`, `InvalidArgument`."""
+        name = settings.consumer_name or random_name(context, "queue-")
+        super().__init__(context, namespace, name, properties)
+        settings.of_segment(subscription, 0, None)
+        self._subscription = subscription
+        self._schema = schema
+        self._settings = settings
+
+    def _consumer_of(self, topic: str, local_name: str) -> QueueConsumer[T]:
+        how = replace(self._settings, consumer_name=f"{self.name}-{local_name}")
+        return QueueConsumer(
+            self._context, topic, self._subscription, self._schema, how, create_if_missing=False
+        )
+
+    async def _next_of(self, consumer: QueueConsumer[T]) -> list[Message[T]]:
+        return await consumer.receive_batch(NAMESPACE_BATCH)
+
+    def _hand_out(self, topic: str, message: Message[T]) -> Message[T]:
+        return NamespaceMessage(message, _NO_VECTORS)
+
+    def ack(
+        self,
+        message: Message[T],
+        *,
+        transaction: AckTransaction | None = None,
+        wait: bool = False,
+    ) -> Awaitable[None]:
+        """A message has been processed.  As `QueueConsumer.ack`."""
+        if self._closing is not None:
+            raise AlreadyClosed("The consumer is closed; its messages come again to others.")
+        consumer = self._consumers.get(message.topic)
+        if consumer is None:
+            try:
+                return _lost(message.topic, transaction)
+            except AlreadyClosed as error:
+                if transaction is not None:
+                    cannot_commit(self._context, transaction, error)
+                raise
+        return consumer.ack(message, transaction=transaction, wait=wait)
+
+    def nack(self, message: Message[T]) -> None:
+        """A message could not be processed: it comes again later."""
+        consumer = self._consumers.get(message.topic)
+        if consumer is not None:
+            consumer.nack(message)
+
+
+class NamespaceMessage(Message[T]):
+    """A message whose id names its topic, and the position vectors of all topics if there are."""
+
+    __slots__ = ("_positions_of_topics",)
+
+    def __init__(self, message: Message[T], positions_of_topics: _Vectors) -> None:
+        super().__init__(
+            message.received,
+            message._schema,
+            message.topic,
+            message.segment_id,
+            message._positions,
+        )
+        self._positions_of_topics = positions_of_topics
+
+    @property
+    def id(self) -> MessageId:
+        """Where it is, and how far the consumer had come on all topics."""
+        vectors = self._positions_of_topics
+        return replace(super().id, topic=self.topic, positions_of_topics=vectors)
+
+
+class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
+    """Reads its share of the segments of all topics, in order.  See the module's rules."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        namespace: str,
+        subscription: str,
+        schema: Schema[T],
+        settings: StreamSettings,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+    ) -> None:
+        """Raises `InvalidNamespaceName`, `InvalidArgument`."""
+        name = settings.consumer_name or random_name(context, "stream-")
+        super().__init__(context, namespace, name, properties)
+        settings.of_segment(subscription, "-", 0, None)
+        self._subscription = subscription
+        self._schema = schema
+        self._settings = settings
+        self._vectors: _Vectors = MappingProxyType({})
+        self._acknowledged: dict[str, Positions] = {}
+        """Of each topic the last vector that was acknowledged without a transaction."""
+
+    def _consumer_of(self, topic: str, local_name: str) -> StreamConsumer[T]:
+        how = replace(self._settings, consumer_name=f"{self.name}-{local_name}")
+        consumer = StreamConsumer(
+            self._context, topic, self._subscription, self._schema, how, create_if_missing=False
+        )
+        consumer.on_going_back = partial(self._went_back, consumer)
+        return consumer
+
+    def _times_back(self, consumer: StreamConsumer[T]) -> int:
+        return consumer.times_back
+
+    def _went_back(self, consumer: StreamConsumer[T]) -> None:
+        """The vectors of one topic are in the ids of the others."""
+        for each in self._consumers.values():
+            if each is not consumer:
+                each.redeliver_unacknowledged()
+        vectors = {topic: each.positions for topic, each in self._consumers.items()}
+        self._vectors = MappingProxyType(vectors)
+
+    async def _next_of(self, consumer: StreamConsumer[T]) -> list[Message[T]]:
+        return await consumer.receive_batch(NAMESPACE_BATCH)
+
+    def _hand_out(self, topic: str, message: Message[T]) -> Message[T]:
+        self._vectors = MappingProxyType({**self._vectors, topic: message.id.positions})
+        return NamespaceMessage(message, self._vectors)
+
+    def _forget(self, topic: str) -> None:
+        kept = {each: vector for each, vector in self._vectors.items() if each != topic}
+        self._vectors = MappingProxyType(kept)
+        self._acknowledged.pop(topic, None)
+
+    def ack(
+        self,
+        message: Message[T],
+        *,
+        transaction: AckTransaction | None = None,
+        wait: bool = False,
+    ) -> Awaitable[None]:
+        """This message and all that were handed out before it, of all topics.
+
+        As `StreamConsumer.ack`.
+        """
+        if self._closing is not None:
+            raise AlreadyClosed("The consumer is closed; its messages come again to others.")
+        try:
+            outcomes = self._ack_all(message.id.positions_of_topics, transaction, wait=wait)
+        except MagnetarError as error:
+            if transaction is not None:
+                for consumer in self._consumers.values():
+                    consumer.follow(transaction)
+                cannot_commit(self._context, transaction, error)
+            raise
+        return _all_of(outcomes) if outcomes else DONE
+
+    def _ack_all(
+        self, vectors: _Vectors, transaction: AckTransaction | None, *, wait: bool
+    ) -> list[Awaitable[None]]:
+        outcomes: list[Awaitable[None]] = []
+        for topic, positions in vectors.items():
+            if self._acknowledged.get(topic) is positions:
+                continue
+            consumer = self._consumers.get(topic)
+            outcome = (
+                _lost(topic, transaction)
+                if consumer is None
+                else consumer.ack_positions(positions, transaction=transaction, wait=wait)
+            )
+            if outcome is not DONE:
+                outcomes.append(outcome)
+            if transaction is None and consumer is not None:
+                self._acknowledged[topic] = positions
+        return outcomes
+
+
+def _lost(topic: str, transaction: AckTransaction | None) -> Awaitable[None]:
+    """Nobody consumes the topic now: its messages come again, if it is still there."""
+    if transaction is not None:
+        raise AlreadyClosed(
+            f"{topic} is not consumed any more; abort the transaction, and open it anew."
+        )
+    return DONE
+
+
+def _resolve(first: asyncio.Future[None] | None, error: MagnetarError | None) -> None:
+    """Say how the first attempt ended, if somebody waits for that."""
+    if first is None or first.done():
+        return
+    if error is None:
+        first.set_result(None)
+    else:
+        first.set_exception(error)
+
+
+async def _all_of(outcomes: list[Awaitable[None]]) -> None:
+    """Until all are over; raises the first error."""
+    for outcome in await asyncio.gather(*outcomes, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

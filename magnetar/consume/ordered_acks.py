@@ -1,0 +1,175 @@
+"""What of each segment an ordered consumer has acknowledged, and may acknowledge.
+
+Pure.  Rules:
+
+- Vectors repeat what earlier ones said of quiet segments.  A broker refuses an entry of a
+  transaction that does not go beyond the last one there, so what was said is not said again.
+- What was acknowledged in a transaction is done when that one has committed, not before; a segment
+  takes the acknowledgements of one transaction at a time, as a later one covers the earlier.
+- A transaction that does not commit makes everything come again that was handed out (`went_back`).
+  Until a message is handed out once more no vector that covers it is taken: it would acknowledge
+  what nobody processes now.
+- On one attachment what is done does not come again, or came before it was done: it is over.  What
+  was done on an earlier attachment and comes again is not done any more: the subscription was set
+  back, or the acknowledgement was lost.
+- Of segments that were left only what is done is known, of the last LEFT_SEGMENTS.
+"""
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol, runtime_checkable
+
+from magnetar.bounds import LEFT_SEGMENTS
+from magnetar.consume.segment_consumer import AckTransaction
+from magnetar.message_id import EntryId, place_of
+from magnetar.transactions.states import TransactionState
+
+__all__ = ["Followed", "OrderedAcks"]
+
+_NOT_TO_COMMIT: Final = frozenset(
+    {
+        TransactionState.ABORTING,
+        TransactionState.ABORTED,
+        TransactionState.TIMED_OUT,
+        TransactionState.FAILED,
+    }
+)
+_Id = tuple[int, int]
+
+
+@runtime_checkable
+class Followed(AckTransaction, Protocol):
+    """A transaction that tells its end.  Of others it is never known."""
+
+    @property
+    def state(self) -> TransactionState:
+        """Where it stands."""
+
+    def when_over(self, told: Callable[[bool], None]) -> None:
+        """`told(committed)` once, when it is over at the broker too."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction with acknowledgements, until it is over."""
+
+    transaction: Followed
+    entries: dict[int, EntryId] = field(default_factory=dict)
+
+
+class OrderedAcks:
+    """See the module's rules."""
+
+    __slots__ = ("_before", "_done", "_handed_out", "_open", "_went_back")
+
+    def __init__(self) -> None:
+        self._done: dict[int, EntryId] = {}
+        self._before: dict[int, EntryId] = {}
+        """What was done on earlier attachments."""
+        self._handed_out: dict[int, EntryId] = {}
+        """The last message since everything came again."""
+        self._went_back: dict[int, None] = {}
+        self._open: dict[_Id, _Open] = {}
+
+    # What is handed out
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a transaction does not commit, and is not over."""
+        return bool(self._open) and any(
+            each.transaction.state in _NOT_TO_COMMIT for each in self._open.values()
+        )
+
+    def is_over(self, segment_id: int, entry: EntryId) -> bool:
+        """Whether an entry that came on this attachment needs not be handed out."""
+        return _covers(self._done.get(segment_id), entry)
+
+    def handed_out(self, segment_id: int, entry: EntryId) -> None:
+        """A message is handed out."""
+        if _covers(self._before.get(segment_id), entry):
+            del self._before[segment_id]
+        if not _covers(self._handed_out.get(segment_id), entry):
+            self._handed_out[segment_id] = entry
+
+    def begins_anew(self, segment_id: int) -> None:
+        """A new attachment."""
+        if (entry := self._done.pop(segment_id, None)) is not None:
+            _raise(self._before, segment_id, entry)
+
+    def went_back(self) -> None:
+        """Everything that is not done comes again."""
+        self._went_back.update(dict.fromkeys(self._handed_out))
+        self._handed_out.clear()
+
+    def done(self, segment_id: int) -> EntryId | None:
+        """Up to where everything is acknowledged, as far as it is known."""
+        known = (self._done.get(segment_id), self._before.get(segment_id))
+        return max((each for each in known if each is not None), key=place_of, default=None)
+
+    # What is acknowledged
+
+    def is_done(self, segment_id: int, entry: EntryId, transaction: _Id | None) -> bool:
+        """Whether nothing has to be said of an entry (in a transaction)."""
+        if _covers(self.done(segment_id), entry):
+            return True
+        known = None if transaction is None else self._open.get(transaction)
+        return known is not None and _covers(known.entries.get(segment_id), entry)
+
+    def comes_again(self, segment_id: int, entry: EntryId) -> bool:
+        """Whether something up to this entry is still to be handed out once more."""
+        handed_out = self._handed_out.get(segment_id)
+        return segment_id in self._went_back and not _covers(handed_out, entry)
+
+    def holder(self, segment_id: int, transaction: _Id) -> _Id | None:
+        """The other transaction that acknowledges on a segment now."""
+        for key, known in self._open.items():
+            if key != transaction and segment_id in known.entries:
+                return key
+        return None
+
+    def acknowledged(self, segment_id: int, entry: EntryId, transaction: _Id | None) -> None:
+        """It was said that everything up to this entry is processed."""
+        if transaction is None:
+            _raise(self._done, segment_id, entry)
+        elif transaction in self._open:
+            self._open[transaction].entries[segment_id] = entry
+
+    # Transactions
+
+    def joins(self, transaction: Followed) -> bool:
+        """It is used here; whether for the first time."""
+        if transaction.id in self._open:
+            return False
+        self._open[transaction.id] = _Open(transaction)
+        return True
+
+    def over(self, transaction: _Id, *, committed: bool) -> Mapping[int, EntryId]:
+        """It is over; what it acknowledged of each segment."""
+        known = self._open.pop(transaction, None)
+        if known is None:
+            return {}
+        if committed:
+            for segment_id, entry in known.entries.items():
+                _raise(self._done, segment_id, entry)
+        return known.entries
+
+    def acknowledging_on(self, segment_id: int) -> list[Followed]:
+        """Transactions that are not over."""
+        return [each.transaction for each in self._open.values() if segment_id in each.entries]
+
+    # Segments
+
+    def left(self, held: Container[int]) -> None:
+        """A segment is not read any more."""
+        for known in (self._done, self._before, self._handed_out, self._went_back):
+            for each in [each for each in known if each not in held][:-LEFT_SEGMENTS]:
+                known.pop(each)
+
+
+def _raise(known: dict[int, EntryId], segment_id: int, entry: EntryId) -> None:
+    if not _covers(known.get(segment_id), entry):
+        known[segment_id] = entry
+
+
+def _covers(done: EntryId | None, entry: EntryId) -> bool:
+    return done is not None and place_of(entry) <= place_of(done)

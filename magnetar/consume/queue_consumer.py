@@ -1,0 +1,324 @@
+"""`QueueConsumer[T]`: one of those that share the messages of a topic.
+
+    QueueConsumer(context, topic, subscription, schema, settings, create_if_missing=True)
+    await open(), await close(); receive, receive_batch, async for (`Receiving`)
+    await ack(message or messages, transaction=None, wait=False); nack(message); await unsubscribe()
+
+Rules:
+
+- It subscribes to every segment of the layout, active and sealed; new ones when a layout tells of
+  them.  Those that the layout drops are closed, and those of which everything is acknowledged and
+  nothing more can come.
+- It opens only when it is subscribed to all segments.  Later a segment that cannot be subscribed to
+  is tried again for as long as it is in the layout; meanwhile the others go on.
+- `ack` acts when it is called: cancelled or not awaited, the message is acknowledged all the same.
+  A plain one is sent within `ack_grouping_ms`, and may be lost with the connection: then the
+  message comes again.  `wait=True` awaits the broker's word, as one in a transaction does always.
+- A message of a segment that is closed meanwhile needs no acknowledgement.  In a transaction that
+  is so only where everything is acknowledged, or the segment has gone: while it is opened anew it
+  raises, as the message comes again.
+- `close` sends the acknowledgements and gives back everything else, to other consumers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from magnetar.bounds import INBOX_SEGMENTS
+from magnetar.consume.consumer_settings import QueueSettings
+from magnetar.consume.dead_letters import DeadLetters
+from magnetar.consume.inbox import Inbox
+from magnetar.consume.received import Received
+from magnetar.consume.receiving import Receiving
+from magnetar.consume.refusals import cannot_commit
+from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
+from magnetar.context import ClientContext
+from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
+from magnetar.layout import Layout, Segment
+from magnetar.layout_watch import LayoutWatch
+from magnetar.message import Message
+from magnetar.schema.schema import Schema
+from magnetar.schema.schema_reader import SchemaReader
+from magnetar.wire.attachment import AttachmentState
+from magnetar.wire.backoff import Backoff
+
+__all__ = ["QueueConsumer"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class _QueueInbox(Inbox[SegmentConsumer]):
+    """Dead letters are not put there."""
+
+    dead_letters: DeadLetters | None = None
+
+    def put(self, segment: SegmentConsumer, messages: Sequence[Received[SegmentConsumer]]) -> None:
+        """What has come from a segment, all of one entry."""
+        if self.dead_letters is not None and self.dead_letters.are(messages):
+            self.dead_letters.take(messages)
+        else:
+            super().put(segment, messages)
+
+
+class QueueConsumer(Receiving[T, SegmentConsumer]):
+    """See the module's rules.  Made by `Client.queue_consumer`."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        topic: str,
+        subscription: str,
+        schema: Schema[T],
+        settings: QueueSettings,
+        create_if_missing: bool = True,
+    ) -> None:
+        """Raises `InvalidTopicName`, `InvalidArgument`."""
+        inbox = _QueueInbox(
+            settings.receiver_queue_size * INBOX_SEGMENTS, settings.receiver_queue_bytes
+        )
+        super().__init__(inbox)
+        settings.of_segment(subscription, 0, None)
+        self.subscription: Final = subscription
+        self.settings: Final = settings
+        self._queue_inbox = inbox
+        self._context = context
+        self._watch = LayoutWatch(context, topic, create_if_missing)
+        self._given_schema = schema
+        self._schema = schema
+        self._topic = topic
+        self._segments: dict[int, SegmentConsumer] = {}
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: set[int] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic, as the broker resolved its name."""
+        return self._topic
+
+    # Receiving
+
+    async def open(self) -> None:
+        """Subscribe to all segments.  Raises why that cannot be."""
+        timeout_s = self._context.settings.operation_timeout_s
+        await self._watch.open(timeout_s)
+        self._topic = topic = self._watch.topic
+        self._schema = self._given_schema.of_topic(SchemaReader(self._context, topic))
+        policy = self.settings.dead_letters
+        if policy is not None:
+            self._queue_inbox.dead_letters = DeadLetters(
+                self._context, topic, self.subscription, policy
+            )
+        self._watch.on_change(self._layout_changed)
+        self._watch.on_failure(self._inbox.fail)
+        firsts: list[asyncio.Future[None]] = []
+        self._apply(self._watch.layout, firsts)
+        await asyncio.gather(*firsts)
+
+    async def close(self) -> None:
+        """See the module's rules.  Cancelling it does not stop it."""
+        if self._closing is None:
+            self._closing = self._context.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    def _schema_of(self, received: Received[SegmentConsumer]) -> Schema[T]:
+        return self._schema
+
+    def _hand_out(self, received: Received[SegmentConsumer]) -> Message[T]:
+        segment_id = received.segment.segment.segment_id
+        return Message(received, self._schema, self._topic, segment_id)
+
+    # Acknowledging
+
+    def ack(
+        self,
+        message: Message[T] | Iterable[Message[T]],
+        *,
+        transaction: AckTransaction | None = None,
+        wait: bool = False,
+    ) -> Awaitable[None]:
+        """One message or several have been processed.  See the module's rules for what is awaited.
+
+        Raises `AlreadyClosed`.  With `wait` what the broker refuses it with, `ConnectionLost` and
+        `OperationTimedOut`; then it is not known whether it is acknowledged.  In a transaction
+        `TransactionConflict` if somebody else acknowledged it, and what the transaction raises.
+        """
+        if self._closing is not None:
+            raise AlreadyClosed("The consumer is closed; its messages come again to others.")
+        messages = (message,) if isinstance(message, Message) else tuple(message)
+        if transaction is not None:
+            return self._ack_in(transaction, messages)
+        for each in messages:
+            if (segment := self._segment_of(each)) is not None:
+                segment.acknowledge_received(each.received)
+        if not wait:
+            return DONE
+        segments = {segment for each in messages if (segment := self._segment_of(each))}
+        return _all_of([segment.confirmed() for segment in segments])
+
+    def _ack_in(
+        self, transaction: AckTransaction, messages: Sequence[Message[T]]
+    ) -> Awaitable[None]:
+        for each in messages:
+            if self._segment_of(each) is None and not self._has_gone(each.segment_id):
+                error = AlreadyClosed(
+                    f"Segment {each.segment_id} of {self._topic} is being opened anew; abort the "
+                    "transaction, as the message comes again."
+                )
+                cannot_commit(self._context, transaction, error)
+                raise error
+        outcomes: list[Awaitable[None]] = [
+            segment.acknowledge(each.received.entry_id, transaction)
+            for each in messages
+            if (segment := self._segment_of(each)) is not None
+        ]
+        return outcomes[0] if len(outcomes) == 1 else _all_of(outcomes)
+
+    def _has_gone(self, segment_id: int) -> bool:
+        """Whether nothing of a segment can come again."""
+        return segment_id in self._ended or segment_id not in self._watch.layout.segments
+
+    def nack(self, message: Message[T]) -> None:
+        """A message could not be processed: it comes again later, to this consumer or another."""
+        if self._closing is None and (segment := self._segment_of(message)) is not None:
+            segment.nack(message.received.entry_id, message.redelivery_count)
+
+    def _segment_of(self, message: Message[T]) -> SegmentConsumer | None:
+        """Who has the message's segment now; None if nobody needs to."""
+        segment = self._segments.get(message.segment_id)
+        if segment is None or segment.state is AttachmentState.CLOSED:
+            return None
+        return segment
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
+        """End the subscription on all segments, and close.
+
+        Raises what the broker refuses it with: `ConsumerBusy` if others share it, unless `force`.
+        """
+        if self._closing is not None:
+            raise AlreadyClosed("The consumer is closed; open another one to unsubscribe.")
+        try:
+            for segment in self._watch.layout.segments.values():
+                consumer = self._segments.get(segment.segment_id)
+                if consumer is None or consumer.state is AttachmentState.FAILED:
+                    consumer = await self._reopened(segment)
+                if consumer is not None:
+                    await consumer.unsubscribe(force=force)
+        finally:
+            await self.close()
+
+    async def _reopened(self, segment: Segment) -> SegmentConsumer | None:
+        """A consumer of a segment that had been closed; None if it is not there any more."""
+        consumer = self._new_consumer(segment)
+        try:
+            await consumer.open(self._context.settings.operation_timeout_s)
+        except TopicNotFound:
+            return None
+        return consumer
+
+    # Segments
+
+    def _layout_changed(self, layout: Layout) -> None:
+        self._apply(layout, None)
+
+    def _apply(self, layout: Layout, firsts: list[asyncio.Future[None]] | None) -> None:
+        """Keep what the layout has; `firsts` gets the outcomes of what is subscribed to."""
+        if self._closing is not None:
+            return
+        for segment_id in [each for each in self._keepers if each not in layout.segments]:
+            self._keepers.pop(segment_id).cancel()
+        self._ended.intersection_update(layout.segments)
+        for segment in layout.segments.values():
+            segment_id = segment.segment_id
+            if segment_id in self._keepers or segment_id in self._ended:
+                continue
+            first: asyncio.Future[None] | None = None
+            if firsts is not None:
+                first = self._context.loop.create_future()
+                firsts.append(first)
+            task = self._context.loop.create_task(self._keep(segment, first))
+            self._keepers[segment_id] = task
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, segment: Segment, first: asyncio.Future[None] | None) -> None:
+        """Have a consumer of a segment until nobody needs it."""
+        backoff = Backoff(self._context.rng)
+        while True:
+            if await self._consume(segment, first, backoff):
+                break
+            await asyncio.sleep(backoff.pause_s())
+        self._ended.add(segment.segment_id)
+        self._keepers.pop(segment.segment_id, None)
+
+    async def _consume(
+        self, segment: Segment, first: asyncio.Future[None] | None, backoff: Backoff
+    ) -> bool:
+        """Read a segment; whether everything of it is acknowledged."""
+        over = asyncio.Event()
+
+        def ended(_: SegmentConsumer) -> None:
+            over.set()
+
+        consumer = self._segments[segment.segment_id] = self._new_consumer(segment)
+        consumer.on_end = consumer.on_failure = ended
+        refusal: MagnetarError | None = None
+        try:
+            await consumer.open(self._context.settings.operation_timeout_s)
+            backoff.reset()
+            _resolve(first, None)
+            await over.wait()
+        except MagnetarError as error:
+            refusal = error
+        finally:
+            await consumer.close()
+            if self._segments.get(segment.segment_id) is consumer:
+                del self._segments[segment.segment_id]
+        if consumer.ended:
+            return True
+        if not (isinstance(refusal, TopicNotFound) and not segment.active):
+            _resolve(first, refusal)
+        # Else it was pruned meanwhile, as a next layout will tell.
+        _resolve(first, None)
+        why = refusal or consumer.error
+        _log.warning("segment_not_consumed topic=%s error=%s", segment.topic, why)
+        return False
+
+    def _new_consumer(self, segment: Segment) -> SegmentConsumer:
+        info = self._given_schema.info
+        how = self.settings.of_segment(self.subscription, segment.segment_id, info)
+        return SegmentConsumer(self._context, segment, how, self._inbox)
+
+    async def _close(self) -> None:
+        """Everything at once; bounded by the bounds of its parts."""
+        self._inbox.clear()
+        self._inbox.fail(AlreadyClosed("The consumer is closed; open another one."))
+        dead_letters = self._queue_inbox.dead_letters
+        if dead_letters is not None:
+            await dead_letters.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(
+            self._watch.close(),
+            *(each.close() for each in list(self._segments.values())),
+            *self._tasks,
+            return_exceptions=True,
+        )
+
+
+def _resolve(first: asyncio.Future[None] | None, error: MagnetarError | None) -> None:
+    """Say how the first attempt ended, if somebody waits for that."""
+    if first is None or first.done():
+        return
+    if error is None:
+        first.set_result(None)
+    else:
+        first.set_exception(error)
+
+
+async def _all_of(outcomes: Iterable[Awaitable[None]]) -> None:
+    """Until all are over; raises the first error."""
+    await asyncio.gather(*outcomes)

@@ -1,0 +1,45 @@
+"""What every part of a client is given.
+
+Rules: all parts of one client share one context; time and luck come from it, so that tests can
+steer both.  Timers are the running loop's (`context.loop.call_later`, `context.loop.time()`), the
+wall clock is `now_ms`.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from magnetar.identity import Identities
+from magnetar.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from magnetar.wire.pool import ConnectionPool
+
+__all__ = ["ClientContext"]
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """Of one client."""
+
+    pool: "ConnectionPool"
+    settings: ClientSettings = field(default_factory=ClientSettings)
+    ids: Identities = field(default_factory=Identities)
+    rng: random.Random = field(default_factory=random.Random)
+    wall_clock_ms: Callable[[], int] = _wall_clock_ms
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self.wall_clock_ms()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs."""
+        return asyncio.get_running_loop()

@@ -1,0 +1,206 @@
+"""What a client knows of a topic's DAG, and the segment that a key belongs to.
+
+Pure.  Rules:
+
+- A layout is what a broker tells at once: every segment not yet pruned, active and sealed.  It
+  never changes; a newer one has a higher epoch.
+- The ranges of the active segments cover the key space, each hash once, so that every key has a
+  segment.  A layout in which they do not is refused (`BrokerFailed`): the broker is asked again.
+- A layout of a lower epoch than the last is ignored (`may_follow`); epochs begin anew with a topic.
+- A topic that was deleted and made anew counts segments from 0 again: what a segment is says not
+  its id alone, but its name and when it was made, too (`Segment.identity`, `Layout.is_anew_after`).
+- A key belongs to the segment whose range holds the high half of its hash.  Where all active
+  segments are partitions of a regular topic (`legacy`), its hash modulo their number chooses, as it
+  always did for partitions.
+- The low half of the hash of a message's ordering key, else of its key, else 0, chooses the entry
+  bucket inside a segment.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from magnetar.errors import BrokerFailed
+from protocol import pulsar_pb2 as pb
+from protocol.key_hash import KEY_SPACE, key_hash
+from protocol.names import SegmentName, parse_topic_name
+
+LAST_HASH: Final = KEY_SPACE - 1
+_NON_NEGATIVE: Final = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment: the hashes `hash_start` to `hash_end`, both included.
+
+    `topic` is the name to attach to: the segment's own, or that of the regular topic or partition
+    which it stands for (`legacy`).  `bucket_splits` are the first hashes of its entry buckets but
+    the first; none: one bucket.
+    """
+
+    segment_id: int
+    hash_start: int
+    hash_end: int
+    active: bool
+    parent_ids: tuple[int, ...]
+    child_ids: tuple[int, ...]
+    topic: str
+    legacy: bool = False
+    bucket_splits: tuple[int, ...] = ()
+    created_at_ms: int = 0
+
+    @property
+    def identity(self) -> tuple[int, str, int]:
+        """What no other segment has; of a partition its name says all."""
+        return self.segment_id, self.topic, 0 if self.legacy else self.created_at_ms
+
+    def of_bucket(self, bucket_hash: int) -> int:
+        """The index of the entry bucket that holds a hash (see `bucket_hash_of`)."""
+        return bisect_right(self.bucket_splits, bucket_hash)
+
+    def bucket_range(self, index: int) -> tuple[int, int]:
+        """The first and last hash of an entry bucket."""
+        splits = self.bucket_splits
+        start = splits[index - 1] if index else 0
+        return start, splits[index] - 1 if index < len(splits) else LAST_HASH
+
+
+class Layout:
+    """A layout of one topic; never changes.
+
+    Raises `BrokerFailed` if a key would have no segment, or two.
+    """
+
+    __slots__ = ("_partitions", "_starts", "active", "epoch", "sealed", "segments")
+
+    def __init__(self, epoch: int, segments: Iterable[Segment]) -> None:
+        every = tuple(segments)
+        by_id = {segment.segment_id: segment for segment in every}
+        if len(by_id) != len(every):
+            raise _broken(epoch, "two segments with one id")
+        self.epoch: Final = epoch
+        self.segments: Final[Mapping[int, Segment]] = MappingProxyType(by_id)
+        """Every segment by its id."""
+        self.active: Final = tuple(
+            sorted((s for s in every if s.active), key=lambda segment: segment.hash_start)
+        )
+        """Those that take messages, in order of hashes."""
+        self.sealed: Final = tuple(by_id[i] for i in sorted(by_id) if not by_id[i].active)
+        """Those that are only read, in order of ids."""
+        self._starts = tuple(segment.hash_start for segment in self.active)
+        self._partitions: tuple[Segment, ...] = ()
+        if not self.active:
+            raise _broken(epoch, "no active segment")
+        if all(segment.legacy for segment in self.active):
+            by_partition = sorted(self.active, key=lambda segment: segment.segment_id)
+            self._partitions = tuple(by_partition)
+        else:
+            _check_cover(epoch, self.active)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self.epoch == other.epoch and self.segments == other.segments
+
+    def __hash__(self) -> int:
+        return hash((self.epoch, tuple(self.segments)))
+
+    def __repr__(self) -> str:
+        active = [segment.segment_id for segment in self.active]
+        return f"Layout(epoch={self.epoch}, active={active}, of={len(self.segments)})"
+
+    def may_follow(self, last: "Layout") -> bool:
+        """Whether it is told after `last`, not before.
+
+        A lower epoch is that of a broker which has yet to hear of the last change, unless every
+        segment is newer than all that were known: then the topic was deleted and made anew.  A
+        higher epoch is of before that, if every segment is older than all that are known.
+        """
+        if self.epoch >= last.epoch:
+            return not (last._is_newer(self) and min(last.segments) <= min(self.segments))
+        return self._is_newer(last)
+
+    def is_anew_after(self, last: "Layout") -> bool:
+        """Whether it is of a topic that was deleted and made anew after `last`."""
+        return self.epoch < last.epoch or any(
+            segment.identity != last.segments.get(segment_id, segment).identity
+            for segment_id, segment in self.segments.items()
+        )
+
+    def _is_newer(self, other: "Layout") -> bool:
+        """Whether each segment of it was made after all of the other."""
+        known = max(segment.created_at_ms for segment in other.segments.values())
+        return all(segment.created_at_ms > known for segment in self.segments.values())
+
+    def of_key(self, key: bytes) -> Segment:
+        """The active segment that messages with this key go to."""
+        active = self.active
+        if len(active) == 1:
+            return active[0]
+        if self._partitions:
+            return self._partitions[(key_hash(key) & _NON_NEGATIVE) % len(active)]
+        return active[bisect_right(self._starts, key_hash(key) >> 16) - 1]
+
+
+def bucket_hash_of(sticky_key: bytes | None) -> int:
+    """The hash that chooses an entry bucket, of an ordering key, else a key; 0 without both."""
+    return 0 if sticky_key is None else key_hash(sticky_key) & LAST_HASH
+
+
+def layout_of(dag: pb.ScalableTopicDAG, topic: str) -> Layout:
+    """The layout that a broker told of the topic `topic` (a `topic://` name).
+
+    Raises `BrokerFailed` if it cannot be one, and `InvalidTopicName` for a name that is none.
+    """
+    parent = parse_topic_name(topic)
+    segments: list[Segment] = []
+    for told in dag.segments:
+        start, end = told.hash_start, told.hash_end
+        if not start <= end <= LAST_HASH:
+            raise _broken(dag.epoch, f"segment {told.segment_id} of hashes {start} to {end}")
+        legacy = told.legacy_topic_name
+        name = legacy or str(SegmentName(parent, start, end, told.segment_id))
+        segments.append(
+            Segment(
+                segment_id=told.segment_id,
+                hash_start=start,
+                hash_end=end,
+                active=told.state == pb.ACTIVE,
+                parent_ids=tuple(told.parent_ids),
+                child_ids=tuple(told.child_ids),
+                topic=name,
+                legacy=bool(legacy),
+                bucket_splits=_splits(dag.epoch, told),
+                created_at_ms=told.created_at_ms,
+            )
+        )
+    return Layout(dag.epoch, segments)
+
+
+def _splits(epoch: int, told: pb.SegmentInfoProto) -> tuple[int, ...]:
+    splits = tuple(told.entry_bucket_splits)
+    before = (0, *splits)
+    if any(not low < high <= LAST_HASH for low, high in zip(before, splits, strict=False)):
+        raise _broken(epoch, f"segment {told.segment_id} with entry buckets out of order")
+    return splits
+
+
+def _check_cover(epoch: int, active: tuple[Segment, ...]) -> None:
+    expected = 0
+    for segment in active:
+        if segment.hash_start != expected:
+            raise _broken(
+                epoch, f"a hole or an overlap at hash {min(expected, segment.hash_start)}"
+            )
+        expected = segment.hash_end + 1
+    if expected != KEY_SPACE:
+        raise _broken(epoch, f"a hole at hash {expected}")
+
+
+def _broken(epoch: int, what: str) -> BrokerFailed:
+    return BrokerFailed(
+        f"The broker told a layout of epoch {epoch} with {what}; it is asked again, "
+        "and if that goes on, look at the topic's record at the broker."
+    )

@@ -1,0 +1,208 @@
+"""Follows the layout of a topic, over reconnects, for as long as somebody needs it.
+
+Rules:
+
+- Any broker is asked who serves the topic (LOOKUP), and that one is asked for the layout
+  (SCALABLE_TOPIC_LOOKUP).  It answers, and tells every later one the same way, in one session.
+- The session keeps its number over reconnects; between them there are pauses, each longer.
+- A layout that may not follow the last one is ignored (`Layout.may_follow`).  Listeners are told of
+  what differs from what they know, in the turn in which it arrives.
+- An error, once there is a layout, is not the end: it is asked again after a pause.  What says that
+  there is nothing to ask for (the topic was deleted) ends the watch when it was said often enough
+  (`Refusals`), and whoever listens is told.
+- Only the first answer may create the topic; a reconnect never brings a deleted one back.
+- A broker without scalable topics raises `NotSupported`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from magnetar.context import ClientContext
+from magnetar.errors import (
+    AlreadyClosed,
+    BrokerError,
+    ConnectionLost,
+    MagnetarError,
+    NotSupported,
+    OperationTimedOut,
+)
+from magnetar.layout import Layout, layout_of
+from magnetar.refusals import Refusals
+from magnetar.wire.attachment import Attachment
+from magnetar.wire.connection import Connection, PeerKind
+from magnetar.wire.requests import error_in
+from protocol import pulsar_pb2 as pb
+from protocol.frames import Frame
+from protocol.names import TopicDomain, parse_topic_name
+
+__all__ = ["LayoutWatch"]
+
+LayoutListener = Callable[[Layout], None]
+FailureListener = Callable[[MagnetarError], None]
+
+
+class LayoutWatch(Attachment):
+    """See the module's rules."""
+
+    def __init__(self, context: ClientContext, topic: str, create_if_missing: bool = True) -> None:
+        """Of `topic`, as the user named it.  Raises `InvalidTopicName`."""
+        super().__init__(context)
+        parse_topic_name(topic)
+        self._asked: Final = topic
+        self._session_id: Final = context.ids.session_id()
+        self._create_if_missing = create_if_missing
+        self._first: asyncio.Future[None] | None = None
+        """Of what is being attached: resolved by the first answer."""
+        self._layout: Layout | None = None
+        self._topic = topic
+        self._controller_url: str | None = None
+        self._refusals = Refusals()
+        self._listeners: dict[object, LayoutListener] = {}
+        self._failure_listeners: dict[object, FailureListener] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """The newest layout.  Raises `AlreadyClosed` unless `open` has returned."""
+        if self._layout is None:
+            raise AlreadyClosed(f"The layout of {self._asked} is not known; await open() first.")
+        return self._layout
+
+    @property
+    def topic(self) -> str:
+        """The topic as the broker resolved its name: `topic://...`."""
+        return self._topic
+
+    @property
+    def controller_url(self) -> str | None:
+        """The broker that leads the topic's ordered consumers; None: any broker may be asked."""
+        return self._controller_url
+
+    def on_change(self, listener: LayoutListener) -> Callable[[], None]:
+        """Tell of every layout from now on; the call that ends it."""
+        return _listen(self._listeners, listener)
+
+    def on_failure(self, listener: FailureListener) -> Callable[[], None]:
+        """Tell why the watch has ended by itself, should it; the call that ends it."""
+        return _listen(self._failure_listeners, listener)
+
+    # Attachment
+
+    def describe(self) -> str:
+        """What it is."""
+        return f"The layout of {self._asked}"
+
+    async def find(self) -> Connection:
+        """The broker that serves the topic."""
+        try:
+            return await self.context.pool.of_topic(self._asked)
+        except BrokerError as error:
+            raise self._refusals.judge(error) from error
+
+    async def attach(self, connection: Connection) -> None:
+        """Open the session; until its first answer."""
+        if not connection.features.supports_scalable_topics:
+            raise NotSupported(
+                f"The broker at {connection.address} has no scalable topics; switch them on there "
+                "(Apache Pulsar: scalableTopicsEnabled), or use a broker of version 5."
+            )
+        timeout_s = self.context.settings.operation_timeout_s
+        self._first = first = self.context.loop.create_future()
+        try:
+            connection.attach(PeerKind.LAYOUT, self._session_id, self)
+            connection.send(self._lookup())
+            async with asyncio.timeout(timeout_s):
+                await first
+        except TimeoutError:
+            raise OperationTimedOut(
+                f"The broker has not told the layout of {self._asked} within {timeout_s:g} s; look "
+                "whether it is overloaded, or allow more by operation_timeout_s."
+            ) from None
+        except BrokerError as error:
+            raise self._refusals.judge(error) from error
+        finally:
+            self._first = None
+
+    async def leave(self, connection: Connection) -> None:
+        """End the session; the broker does not answer that."""
+        close = pb.CommandScalableTopicClose(session_id=self._session_id)
+        connection.send(
+            pb.BaseCommand(type=pb.BaseCommand.SCALABLE_TOPIC_CLOSE, scalable_topic_close=close)
+        )
+
+    def failed(self, error: MagnetarError) -> None:
+        """The watch has ended by itself."""
+        for listener in list(self._failure_listeners.values()):
+            listener(error)
+
+    # Handler
+
+    def received(self, frame: Frame) -> None:
+        """A layout, or why there is none."""
+        refusal = error_in(frame.command)
+        if refusal is None:
+            try:
+                self._take(frame.command.scalable_topic_update)
+            except BrokerError as broken:
+                refusal = broken
+        first = self._first
+        if first is None or first.done():
+            # `attach` may not have gone on yet since the first answer: this undoes it.
+            if refusal is not None:
+                self.again(self._refusals.judge(refusal))
+        elif refusal is not None:
+            first.set_exception(refusal)
+        else:
+            self._refusals.granted()
+            first.set_result(None)
+
+    def connection_lost(self, error: ConnectionLost) -> None:
+        """The session is gone with it."""
+        super().connection_lost(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    def _take(self, update: pb.CommandScalableTopicUpdate) -> None:
+        topic = update.resolved_topic_name or self._resolved_here()
+        layout = layout_of(update.dag, topic)
+        self._topic = topic
+        self._controller_url = self._url_of(update.dag)
+        last = self._layout
+        if last is not None and (layout == last or not layout.may_follow(last)):
+            return
+        self._layout = layout
+        for listener in list(self._listeners.values()):
+            listener(layout)
+
+    def _resolved_here(self) -> str:
+        return str(parse_topic_name(self._asked).in_domain(TopicDomain.TOPIC))
+
+    def _lookup(self) -> pb.BaseCommand:
+        return pb.BaseCommand(
+            type=pb.BaseCommand.SCALABLE_TOPIC_LOOKUP,
+            scalable_topic_lookup=pb.CommandScalableTopicLookup(
+                session_id=self._session_id,
+                topic=self._asked,
+                create_if_missing=self._create_if_missing and not self._refusals.granted_before,
+            ),
+        )
+
+    def _url_of(self, dag: pb.ScalableTopicDAG) -> str | None:
+        pool, url = self.context.pool, dag.controller_broker_url
+        if not pool.tls:
+            return url or None
+        # 5.0.0-M1 tells none by TLS: without one it is asked who serves the topic, mostly the same.
+        return dag.controller_broker_url_tls or pool.tls_url_of(url)
+
+
+Listener = TypeVar("Listener")
+
+
+def _listen(listeners: dict[object, Listener], listener: Listener) -> Callable[[], None]:
+    key = object()
+    listeners[key] = listener
+
+    def end() -> None:
+        listeners.pop(key, None)
+
+    return end

@@ -1,0 +1,132 @@
+"""`Opening[T]`: something that is being opened, to be awaited or entered.
+
+    client = await magnetar.connect(url)             # to be closed by `await client.close()`
+    async with magnetar.connect(url) as client: ...  # closes it
+
+Rules: nothing happens before it is awaited or entered; it can be used once; an opening that fails
+or is cancelled has closed what it had begun when it returns; leaving the block is the business of
+what was opened (`__aexit__`), so a transaction commits or aborts there.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from magnetar.errors import InvalidArgument
+
+__all__ = ["ClosedAfterwards", "Openable", "Opening", "completed", "finished"]
+
+R = TypeVar("R")
+
+
+class Openable(Protocol):
+    """What can be opened."""
+
+    async def open(self) -> None:
+        """Make it usable, or raise; called once."""
+
+    async def close(self) -> None:
+        """End it, whatever state it is in; bounded in time; may be called again."""
+
+    async def __aenter__(self) -> Self:
+        """Gives itself."""
+        ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What the end of an `async with` block does."""
+
+
+class ClosedAfterwards(ABC):
+    """What `async with` gives as it is, and closes."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """As of `Openable`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+T = TypeVar("T", bound=Openable)
+
+
+async def finished(task: asyncio.Task[None]) -> None:
+    """Wait for its end, without ending it if the caller is cancelled; raises what it raised."""
+    await asyncio.wait((task,))
+    task.result()
+
+
+async def completed(work: Coroutine[None, None, R]) -> R:
+    """What `work` gives, which goes on to its end even if the caller is cancelled meanwhile.
+
+    The caller's cancellation is raised then.  So `work` must be bounded in time.
+    """
+    task = asyncio.ensure_future(work)
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        if not task.cancelled():
+            task.exception()  # seen: what is raised is the cancellation
+        raise cancellation
+    return task.result()
+
+
+class Opening(Generic[T]):
+    """See the module's rules."""
+
+    __slots__ = ("_make", "_opened")
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        """`make` builds what is then opened; it is called when the opening begins."""
+        self._make: Callable[[], T] | None = make
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[None, None, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.__aexit__(kind, error, traceback)
+
+    async def _open(self) -> T:
+        make, self._make = self._make, None
+        if make is None:
+            raise InvalidArgument(
+                "This was opened before; ask the client for another one, and await it once."
+            )
+        opened = make()
+        try:
+            await opened.open()
+        except BaseException:
+            await completed(opened.close())
+            raise
+        return opened

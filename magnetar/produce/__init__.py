@@ -1,0 +1,1 @@
+"""Producing: from a value of the user to its receipt."""

@@ -1,0 +1,372 @@
+"""`Producer[T]`: what a user writes to a topic with.
+
+Rules:
+
+- `send` waits for the receipt, and before that for room; `send_nowait` waits for nothing.  Messages
+  are sent in the order of these calls, those of one key are stored in that order, whatever happens
+  to segments.
+- A message whose caller is cancelled is not sent if it was not yet; else it may be stored.  It is
+  never sent twice for that.
+- A message in a transaction is counted in it from the moment of the call: a commit waits for it.
+- Where the outcome cannot be known (the time is up; a segment was sealed while the connection was
+  lost) a message may be stored although an error says otherwise, or twice.
+"""
+
+import asyncio
+import enum
+import operator
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from magnetar.context import ClientContext
+from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError, ProducerQueueFull
+from magnetar.message_id import MessageId
+from magnetar.opening import ClosedAfterwards, completed, finished
+from magnetar.produce.outgoing import Outgoing
+from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.produce.room import Room
+from magnetar.produce.topic_sender import TopicSender
+from magnetar.produce.unanswered import Unanswered
+from magnetar.schema.schema import Schema
+from protocol.ids import LONG_MAX
+from protocol.key_hash import KEY_SPACE, key_hash
+
+if TYPE_CHECKING:
+    from magnetar.transactions.transaction import Transaction
+
+__all__ = ["Producer"]
+
+T = TypeVar("T")
+_BUCKET_MASK: Final = KEY_SPACE - 1
+
+
+class ProducerState(enum.Enum):
+    """Where a producer is in its life."""
+
+    NEW = "new"
+    OPEN = "open"
+    CLOSING = "closing"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+_S: Final = ProducerState
+_OPEN: Final = _S.OPEN
+_NEXT: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyType(
+    {
+        _S.NEW: frozenset({_S.OPEN, _S.CLOSING}),
+        _S.OPEN: frozenset({_S.CLOSING, _S.FAILED}),
+        _S.FAILED: frozenset({_S.CLOSING}),
+        _S.CLOSING: frozenset({_S.CLOSED}),
+        _S.CLOSED: frozenset(),
+    }
+)
+
+
+class Producer(ClosedAfterwards, Generic[T]):
+    """See the module's rules.  Made by `Client.producer`."""
+
+    def __init__(
+        self, context: ClientContext, topic: str, schema: Schema[T], settings: ProducerSettings
+    ) -> None:
+        """Raises `InvalidTopicName`."""
+        self.settings = settings
+        self._context = context
+        self._schema = schema
+        self._encode = schema.encode
+        self._state = ProducerState.NEW
+        self._failure: MagnetarError | None = None
+        self._room = Room(settings.max_pending_messages, settings.max_pending_bytes)
+        self._unanswered = Unanswered(
+            self._room, settings.send_timeout_s, self._expired, self._trouble
+        )
+        self._sender = TopicSender(
+            context, topic, settings, schema.info, self._unanswered, self._fail
+        )
+        self._asked_topic = topic
+        self._create_future = context.loop.create_future
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic, as the broker resolved its name."""
+        return self._sender.watch.topic
+
+    @property
+    def name(self) -> str:
+        """The name that it was given; empty if brokers name it, for each segment another."""
+        return self.settings.name or ""
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that has its receipt; -1: none."""
+        return self._unanswered.last_sequence_id
+
+    async def open(self) -> None:
+        """Make it usable.  Called once, by its opening.
+
+        Raises why the topic cannot be written to; what is of one segment may show with the first
+        message for it.
+        """
+        await self._sender.open()
+        self._enter(_S.OPEN)
+
+    async def send(
+        self,
+        value: T,
+        *,
+        key: str | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time_ms: int | None = None,
+        sequence_id: int | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at_ms: int | None = None,
+        transaction: "Transaction | None" = None,
+    ) -> MessageId:
+        """Send, and return when the message is stored: where.
+
+        `value` None is sent as no value at all.  `key` chooses the segment, and keeps the order
+        with others of that key; `ordering_key` replaces it where consumers share keys.
+        `event_time_ms` and `deliver_at_ms` are since 1970; a delayed message is sent alone.
+        `sequence_id` rises from message to message; a broker that deduplicates drops what is not
+        above the last.
+
+        Waits for room for `send_timeout_s` at most, then as long for the receipt.
+
+        Raises `OperationTimedOut` after that time, `MessageTooLarge`, `InvalidArgument`,
+        `AlreadyClosed`, what the broker refuses with, and `ProducerFenced` when another producer
+        has taken the topic for itself.
+        """
+        self._check_open()
+        message = self._message(value, key, ordering_key, properties, event_time_ms, sequence_id)
+        self._delay(message, deliver_after_s, deliver_at_ms)
+        if self._room.is_contended:
+            await self._reserved()
+        return await self._start(message, transaction)
+
+    def send_nowait(
+        self,
+        value: T,
+        *,
+        key: str | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time_ms: int | None = None,
+        sequence_id: int | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at_ms: int | None = None,
+        transaction: "Transaction | None" = None,
+    ) -> asyncio.Future[MessageId]:
+        """As `send`, without waiting: the future has the id or the error when it is known.
+
+        Raises `ProducerQueueFull` when there is no room, or others have asked for it before (await
+        `room()`), `InvalidArgument`,
+        `AlreadyClosed` and `ProducerFenced`.  Errors of futures that nobody looks at are raised by
+        `flush`; without it asyncio reports each ("exception was never retrieved").
+        """
+        if self._state is not _OPEN:
+            self._check_open()
+        message = self._message(value, key, ordering_key, properties, event_time_ms, sequence_id)
+        if deliver_after_s is not None or deliver_at_ms is not None:
+            self._delay(message, deliver_after_s, deliver_at_ms)
+        if self._room.is_contended and not self._room.use_offered():
+            raise ProducerQueueFull(
+                f"{self._room.messages} messages for {self.topic} wait for their receipts, and "
+                "others may have asked for room before: await room(), or use send()."
+            )
+        return self._start(message, transaction)
+
+    async def room(self) -> None:
+        """Return when `send_nowait` has room.  Raises `AlreadyClosed` and `ProducerFenced`."""
+        self._check_open()
+        if self._room.is_contended:
+            await self._room.reserve()
+            self._room.offer_reserved()
+            self._check_open()
+
+    async def flush(self) -> None:
+        """Return when everything sent before has its receipt or its error.
+
+        Raises the first error of those that nobody has looked at.
+        """
+        self._sender.flush()
+        await self._unanswered.flush()
+        failure = self._unanswered.unread_failure()
+        if failure is not None:
+            raise failure
+
+    async def close(self) -> None:
+        """Flush, then take leave of the broker; both bounded in time.  Raises nothing of messages.
+
+        What has no receipt by then fails with `AlreadyClosed`; whoever closed it knows, so asyncio
+        does not report those that nobody looks at.  Cancelling it does not stop the closing.
+        """
+        if self._closing is None:
+            self._closing = self._context.loop.create_task(self._close())
+        await completed(finished(self._closing))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Flush, unless the block has failed, and close."""
+        try:
+            if kind is None and self._state is _OPEN:
+                await self.flush()
+        finally:
+            await self.close()
+
+    # How it is done
+
+    def _message(
+        self,
+        value: T,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int | None,
+        sequence_id: int | None,
+    ) -> Outgoing:
+        payload = b"" if value is None else self._encode(value)
+        raw_key = None if key is None else _utf8("key", key)
+        if ordering_key is not None and not isinstance(ordering_key, bytes):
+            raise InvalidArgument(f"The ordering key is {ordering_key!r}; give it as bytes.")
+        sticky = raw_key if ordering_key is None else ordering_key
+        bucket_hash = 0 if sticky is None else key_hash(sticky) & _BUCKET_MASK
+        if sequence_id is not None or event_time_ms is not None or properties is not None:
+            sequence_id = _number("sequence_id", sequence_id)
+            event_time_ms = _number("event_time_ms", event_time_ms)
+            _check(properties)
+        message = Outgoing(
+            self._create_future(),
+            payload,
+            raw_key,
+            bucket_hash,
+            ordering_key,
+            properties,
+            event_time_ms or 0,
+            sequence_id,
+        )
+        if value is None:
+            message.null_value = True
+        return message
+
+    def _delay(self, message: Outgoing, after_s: float | None, at_ms: int | None) -> None:
+        if after_s is not None and at_ms is not None:
+            raise InvalidArgument("A message is delayed by a time or until one: give one of both.")
+        if after_s is not None:
+            try:
+                at_ms = self._context.now_ms() + round(after_s * 1000)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InvalidArgument(
+                    f"deliver_after_s is {after_s!r}; give it a number of seconds."
+                ) from error
+        message.deliver_at_ms = _number("deliver_at_ms", at_ms)
+
+    def _start(
+        self, message: Outgoing, transaction: "Transaction | None"
+    ) -> asyncio.Future[MessageId]:
+        future: asyncio.Future[MessageId] = message.outcome  # type: ignore[assignment]
+        if transaction is not None:
+            transaction.track(future)
+            message.transaction = transaction
+            message.txn = transaction.id
+        self._unanswered.add(message)
+        self._sender.send(message)
+        return future
+
+    async def _reserved(self) -> None:
+        """Wait for room, in the order of asking; the place is the caller's."""
+        try:
+            async with asyncio.timeout(self.settings.send_timeout_s):
+                await self._room.reserve()
+        except TimeoutError:
+            raise self._unanswered.no_room() from None
+        if self._state is not _OPEN:
+            self._room.offer_reserved()
+            self._check_open()
+        self._room.use_reserved()
+
+    def _check_open(self) -> None:
+        if self._state is _OPEN:
+            return
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
+        raise AlreadyClosed(
+            f"The producer of {self._asked_topic} is not open; ask the client for a new one."
+        )
+
+    def _enter(self, state: ProducerState) -> None:
+        if state not in _NEXT[self._state]:
+            raise AlreadyClosed(
+                f"The producer of {self._asked_topic} is {self._state.value}; ask the client for a "
+                "new one."
+            )
+        self._state = state
+
+    def _expired(self) -> None:
+        self._sender.prune()
+
+    def _trouble(self) -> MagnetarError | None:
+        return self._sender.trouble()
+
+    def _fail(self, error: MagnetarError) -> None:
+        """For good."""
+        if self._state is _OPEN:
+            self._enter(_S.FAILED)
+        self._failure = error
+        self._unanswered.fail_all(error)
+        self._room.fail(error)
+
+    async def _close(self) -> None:
+        flushes = self._state is _OPEN
+        self._enter(_S.CLOSING)
+        closed = AlreadyClosed(
+            f"The producer of {self._asked_topic} was closed; ask the client for a new one."
+        )
+        self._room.fail(closed)
+        if flushes:
+            self._sender.flush()
+            try:
+                async with asyncio.timeout(self._context.settings.close_timeout_s):
+                    await self._unanswered.flush()
+            except TimeoutError:
+                pass
+        self._unanswered.fail_all(closed, told=True)
+        self._unanswered.close()
+        await self._sender.close()
+        self._enter(_S.CLOSED)
+
+
+def _number(name: str, number: int | None) -> int | None:
+    """A whole number that metadata can carry; a float is refused before it meets its batch."""
+    if number is None:
+        return None
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        whole = -1
+    if not 0 <= whole <= LONG_MAX:
+        raise InvalidArgument(
+            f"{name} is {number!r}; give it a whole number (int) from 0 to {LONG_MAX}."
+        )
+    return whole
+
+
+def _check(properties: Mapping[str, str] | None) -> None:
+    for name, value in (properties or {}).items():
+        _utf8("name of a property", name)
+        _utf8(f"property {name!r}", value)
+
+
+def _utf8(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidArgument(
+            f"The {what} is {text!r}; give it text that can be encoded as UTF-8."
+        ) from error

@@ -1,0 +1,55 @@
+"""Asks again what may succeed later, until its time is up.
+
+Rules: only errors that say so (`retriable`) are tried again, after pauses that grow; what is raised
+in the end is the last error, or `OperationTimedOut` if there was none.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from magnetar.context import ClientContext
+from magnetar.errors import MagnetarError, OperationTimedOut
+from magnetar.wire.attachment import is_retriable
+from magnetar.wire.backoff import Backoff
+
+__all__ = ["retried"]
+
+R = TypeVar("R")
+
+
+async def retried(
+    context: ClientContext,
+    ask: Callable[[], Awaitable[R]],
+    what: str,
+    *,
+    timeout_s: float | None = None,
+    hopeless: Callable[[MagnetarError], bool] = lambda error: not is_retriable(error),
+) -> R:
+    """What `ask` gives at last; `what` it is, as the beginning of a sentence.
+
+    `timeout_s` is the client's operation timeout unless given; `hopeless` errors are raised at
+    once.
+    """
+    limit_s = context.settings.operation_timeout_s if timeout_s is None else timeout_s
+    backoff = Backoff(context.rng)
+    last: MagnetarError | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    return await ask()
+                except MagnetarError as error:
+                    if hopeless(error):
+                        raise
+                    last = error
+                await asyncio.sleep(backoff.pause_s())
+    except TimeoutError as error:
+        if isinstance(error, MagnetarError):
+            raise
+        if last is not None:
+            raise last from None
+        raise OperationTimedOut(
+            f"{what} did not succeed within {limit_s:g} s; look whether the brokers are well, "
+            "or allow more by operation_timeout_s."
+        ) from None

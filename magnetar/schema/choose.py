@@ -1,0 +1,45 @@
+"""`schema_for`: the schema that stands for a Python type.
+
+Rules: bytes and text are themselves, `int` and `float` numbers of 64 bits; dataclasses, pydantic
+models and typed dicts are JSON; protobuf messages are PROTOBUF, the form that Java's v5 client has.
+A schema stands for itself.
+"""
+
+import types
+from collections.abc import Mapping
+from typing import Final, TypeVar, cast
+
+from google.protobuf.message import Message
+
+from magnetar.errors import InvalidArgument
+from magnetar.schema.avro_definition import is_record_type
+from magnetar.schema.json import json_of
+from magnetar.schema.plain import BOOL, BYTES, DOUBLE, INT64, STRING
+from magnetar.schema.protobuf import protobuf_of
+from magnetar.schema.schema import Schema
+
+__all__ = ["schema_for"]
+
+T = TypeVar("T")
+
+_SIMPLE: Final[Mapping[type, object]] = types.MappingProxyType(
+    {bytes: BYTES, str: STRING, bool: BOOL, int: INT64, float: DOUBLE}
+)
+
+
+def schema_for(given: Schema[T] | type[T]) -> Schema[T]:
+    """Raises `InvalidArgument` for a type that no schema stands for."""
+    if isinstance(given, Schema):
+        return given
+    if isinstance(given, type):
+        simple = _SIMPLE.get(given)
+        if simple is not None:
+            return cast("Schema[T]", simple)
+        if issubclass(given, Message):
+            return cast("Schema[T]", protobuf_of(given))
+    if is_record_type(given):
+        return json_of(given)
+    raise InvalidArgument(
+        f"No schema stands for {given!r}; give a schema, or bytes, str, a dataclass, "
+        "a pydantic model, a typed dict or a protobuf message."
+    )

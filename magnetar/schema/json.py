@@ -1,0 +1,183 @@
+"""JSON of dataclasses, pydantic models and typed dicts, as the stock Java client has it.
+
+Rules:
+
+- Brokers are told an Avro definition, by which they compare a schema with those before it.  The
+  payload itself has no version: what is left out takes its default, what is not known is ignored.
+- Bytes are base64 (of the standard alphabet); moments are ISO 8601, and are read as the numbers
+  and lists, too, that Java writes.
+- What Java leaves out because it is null is None here.
+"""
+
+import base64
+import datetime
+import decimal
+import json
+import types
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import pydantic
+import pydantic_core
+
+from magnetar.errors import InvalidArgument, InvalidMessage
+from magnetar.schema.avro_definition import DECIMAL, compact, definition_of
+from magnetar.schema.avro_values import Leaf, converter
+from magnetar.schema.schema import Schema
+from protocol import pulsar_pb2 as pb
+
+__all__ = ["JsonSchema", "json_of"]
+
+T = TypeVar("T")
+
+INT_LIMIT: Final = 2**31
+
+
+def properties_of(always_allow_null: bool) -> list[pb.KeyValue]:
+    """What the Java client says of definitions that it has made of classes."""
+    return [
+        pb.KeyValue(key="__alwaysAllowNull", value=str(always_allow_null).lower()),
+        pb.KeyValue(key="__jsr310ConversionEnabled", value="false"),
+    ]
+
+
+def adapter_of(kind: type[T]) -> pydantic.TypeAdapter[T]:
+    """What validates and serializes values of a type.  Raises `InvalidArgument`."""
+    try:
+        return pydantic.TypeAdapter(kind)
+    except pydantic.errors.PydanticUserError as error:
+        raise InvalidArgument(
+            f"{kind.__name__} cannot be checked ({error}); mend the type, or use another one."
+        ) from error
+
+
+def check_int(value: object) -> object:
+    """Raises `ValueError` unless a Java `int` can hold it."""
+    if isinstance(value, int) and not -INT_LIMIT <= value < INT_LIMIT:
+        raise ValueError(f"{value} is out of the range of an int of 32 bits")
+    return value
+
+
+def _to_base64(value: object) -> object:
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+
+
+def _from_base64(value: object) -> object:
+    return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _to_float(value: object) -> object:
+    return float(value) if isinstance(value, decimal.Decimal) else value
+
+
+def _date(value: object) -> object:
+    return datetime.date(*value) if isinstance(value, list) else value
+
+
+def _time(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    hour, minute, second, nanosecond = [*value, 0, 0, 0][:4]
+    return datetime.time(hour, minute, second, nanosecond // 1000)
+
+
+def _moment(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    year, month, day, hour, minute, second, nanosecond = [*value, 0, 0, 0, 0][:7]
+    return datetime.datetime(year, month, day, hour, minute, second, nanosecond // 1000)
+
+
+_WRITTEN: Final[Mapping[str, Leaf]] = types.MappingProxyType(
+    {"bytes": _to_base64, "int": check_int}
+)
+_READ: Final[Mapping[str, Leaf]] = types.MappingProxyType(
+    {
+        "bytes": _from_base64,
+        "date": _date,
+        "time-millis": _time,
+        "timestamp-micros": _moment,
+        "local-timestamp-millis": _moment,
+    }
+)
+
+_READ_EXACTLY: Final[Mapping[str, Leaf]] = types.MappingProxyType(
+    {**_READ, DECIMAL: _same, "float": _to_float, "double": _to_float}
+)
+"""Where there are decimal numbers: all numbers are read as such at first."""
+
+
+class JsonSchema(Schema[T]):
+    """See the module's rules."""
+
+    def __init__(
+        self, kind: type[T], *, namespace: str | None = None, always_allow_null: bool = True
+    ) -> None:
+        definition = definition_of(kind, namespace=namespace, always_allow_null=always_allow_null)
+        self._name = kind.__name__
+        self._adapter = adapter_of(kind)
+        self._info = pb.Schema(
+            name="",
+            schema_data=compact(definition.tree),
+            type=pb.Schema.Type.Json,
+            properties=properties_of(always_allow_null),
+        )
+        self._written = converter(definition, _WRITTEN, shaped=False)
+        exactly = DECIMAL.encode() in self._info.schema_data
+        leaves = _READ_EXACTLY if exactly else _READ
+        self._read = converter(definition, leaves, shaped=True)
+        self._parse_float = decimal.Decimal if exactly else float
+        # Only what Java leaves out is different: tried without a look at it first.
+        self._read_plainly = converter(definition, leaves, shaped=False) is None
+
+    @property
+    def info(self) -> pb.Schema:
+        """An Avro definition."""
+        return self._info
+
+    def encode(self, value: T) -> bytes:
+        """Raises `InvalidArgument` if fields of the value are of other types than they say."""
+        try:
+            if self._written is None:
+                return self._adapter.dump_json(value, by_alias=True, warnings="error")
+            plain = self._adapter.dump_python(value, by_alias=True, warnings="error")
+            return pydantic_core.to_json(self._written(plain))
+        except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
+            raise InvalidArgument(
+                f"The value is no {self._name} ({error}); "
+                "give one whose fields are of the types that it declares."
+            ) from error
+
+    def decode(self, data: bytes, version: bytes | None = None) -> T:
+        """Raises `InvalidMessage`."""
+        try:
+            if self._read is None:
+                return self._adapter.validate_json(data)
+            if self._read_plainly:
+                try:
+                    return self._adapter.validate_json(data)
+                except pydantic.ValidationError:
+                    pass  # tells below what is wrong, if it is not what Java leaves out
+            plain = self._read(json.loads(data, parse_float=self._parse_float))
+            return self._adapter.validate_python(plain)
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            raise InvalidMessage(
+                f"A message is no JSON of {self._name} ({error}); "
+                "read the topic with a type that goes with what was written."
+            ) from error
+
+
+def json_of(
+    kind: type[T], *, namespace: str | None = None, always_allow_null: bool = True
+) -> JsonSchema[T]:
+    """The JSON schema of a dataclass, a pydantic model or a typed dict.
+
+    `namespace` is that of the definition (a Java package, or an outer class).  `always_allow_null`
+    is Java's: texts and structures may be null in the definition, whatever the type says.  Raises
+    `InvalidArgument` for other types, and for fields that Avro has no type for.
+    """
+    return JsonSchema(kind, namespace=namespace, always_allow_null=always_allow_null)

@@ -1,0 +1,91 @@
+"""What a user can set, checked when it is given.
+
+Rules: settings are frozen; what cannot be raises `InvalidArgument` in `__post_init__`, before
+anything is sent; units are last in the names.
+"""
+
+import enum
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+from magnetar.errors import InvalidArgument
+
+__all__ = ["ClientOptions", "ClientSettings", "Token", "check_positive", "member_of"]
+
+E = TypeVar("E", bound=enum.Enum)
+Token = str | Callable[[], str] | Callable[[], Awaitable[str]]
+"""A token, or what gives one whenever the broker asks for it."""
+
+
+def check_positive(name: str, value: float, *, finite: bool = True) -> None:
+    """Raises `InvalidArgument` unless `value` is more than zero."""
+    if not value > 0 or (finite and not math.isfinite(value)):
+        raise InvalidArgument(f"{name} is {value}; give it a number above 0.")
+
+
+def member_of(kind: type[E], value: E | str) -> E:
+    """The member that is given, or named in either case.  Raises `InvalidArgument`."""
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    known = ", ".join(repr(name.lower()) for name in kind.__members__)
+    raise InvalidArgument(f"{value!r} is no {kind.__name__}; it is one of {known}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Of `magnetar.connect`."""
+
+    operation_timeout_s: float = 30.0
+    """How long what is asked of a broker, retries included, may take."""
+    connect_timeout_s: float = 10.0
+    """How long a connection may take, TLS and handshake included."""
+    keep_alive_s: float = 30.0
+    """Silence after which the broker is asked for a sign of life; as much again ends it."""
+    close_timeout_s: float = 10.0
+    """How long `close` may take to flush producers and to take leave of brokers."""
+    token: Token | None = None
+    """Authenticates by token; asked for anew whenever the broker wants it refreshed."""
+    tls_trust_file: str | Path | None = None
+    """PEM of the authorities that brokers' certificates are checked by; else the system's."""
+    tls_certificate_file: str | Path | None = None
+    """PEM of this client's certificate, by which it authenticates unless it has a token."""
+    tls_key_file: str | Path | None = None
+    """PEM of the certificate's key."""
+    tls_check_certificate: bool = True
+    """Whether the broker must have a certificate that is trusted.  False is for tests."""
+    tls_check_hostname: bool = True
+    """Whether the broker's certificate must be of the host that was connected to."""
+    listener_name: str | None = None
+    """Which of their addresses brokers are to tell (`advertisedListeners`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("operation_timeout_s", "connect_timeout_s", "keep_alive_s", "close_timeout_s"):
+            check_positive(name, getattr(self, name))
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise InvalidArgument(
+                "A TLS certificate goes with its key; "
+                "give both tls_certificate_file and tls_key_file, or neither."
+            )
+        if self.token == "":
+            raise InvalidArgument("The token is empty; give one, or leave it out.")
+
+
+class ClientOptions(TypedDict, total=False):
+    """`ClientSettings` as keyword arguments."""
+
+    operation_timeout_s: float
+    connect_timeout_s: float
+    keep_alive_s: float
+    close_timeout_s: float
+    token: Token | None
+    tls_trust_file: str | Path | None
+    tls_certificate_file: str | Path | None
+    tls_key_file: str | Path | None
+    tls_check_certificate: bool
+    tls_check_hostname: bool
+    listener_name: str | None

@@ -1,0 +1,24 @@
+"""The synchronous face of the client: the same objects, for threads instead of tasks.
+
+with magnetar.sync.connect("pulsar://localhost:6650") as client:
+    with client.producer("orders", schema=str) as producer:
+        producer.send("first", key="customer-1")
+
+Every client has one background thread.  A process that forks must connect anew in the child.
+"""
+
+from magnetar.sync.client import Client, connect
+from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
+from magnetar.sync.producer import Producer
+from magnetar.sync.transaction import Transaction, TransactionKey
+
+__all__ = [
+    "CheckpointConsumer",
+    "Client",
+    "Producer",
+    "QueueConsumer",
+    "StreamConsumer",
+    "Transaction",
+    "TransactionKey",
+    "connect",
+]

@@ -1,0 +1,297 @@
+"""The producer for threads: what is given to it goes to the loop in order.
+
+Rules: `send` and `send_nowait` of all threads form one queue, so one thread's messages keep their
+order however they are mixed.  The loop is woken once for what has gathered, not for each message.
+At most `messages_max` messages are without receipt; then `send` waits and `send_nowait` raises
+`ProducerQueueFull`.  A future that is cancelled before its message has gone to the loop takes the
+message back; afterwards it cannot be cancelled any more.
+"""
+
+import asyncio
+import concurrent.futures
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypedDict, TypeVar, Unpack
+
+from magnetar.bounds import SYNC_NOTICE_S, SYNC_TURN, UNREAD_FAILURES
+from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, ProducerQueueFull
+from magnetar.message_id import MessageId
+from magnetar.produce.producer import Producer as AsyncProducer
+from magnetar.sync.bridge import Bridge, outcome_of
+from magnetar.sync.transaction import Transaction
+
+T = TypeVar("T")
+
+
+class SendFuture(concurrent.futures.Future[MessageId]):
+    """What becomes of one message; `flush` raises errors that nobody has looked at.
+
+    The transaction looks at those of its messages: its end tells of them.
+    """
+
+    looked_at = False
+
+    def result(self, timeout: float | None = None) -> MessageId:
+        """The id, or raises the error; waits for it."""
+        self.looked_at = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, or None; waits for it."""
+        self.looked_at = True
+        return super().exception(timeout)
+
+
+class SendOptions(TypedDict, total=False):
+    """What a message may have beside its value; see `magnetar.Producer.send`."""
+
+    key: str | None
+    ordering_key: bytes | None
+    properties: Mapping[str, str] | None
+    event_time_ms: int | None
+    sequence_id: int | None
+    deliver_after_s: float | None
+    deliver_at_ms: int | None
+    transaction: Transaction | None
+
+
+class Producer(Generic[T]):
+    """Writes to one topic.  Any thread may use it."""
+
+    def __init__(self, bridge: Bridge, core: AsyncProducer[T]) -> None:
+        self._bridge = bridge
+        self._core = core
+        self._messages_max = core.settings.max_pending_messages
+        self._giving = threading.Lock()
+        """Of those who send; the loop never takes it."""
+        self._receipt = threading.Condition()
+        self._waiting = 0
+        """Threads that wait for room; the loop notifies only them."""
+        self._taken = 0
+        """Messages that were taken in, ever; `_settled` of them are decided."""
+        self._settled = 0
+        self._given: deque[Callable[[], bool]] = deque()
+        self._passing_on = False
+        self._waiting_for_room: asyncio.Task[None] | None = None
+        self._failed: deque[SendFuture] = deque(maxlen=UNREAD_FAILURES)
+
+    @property
+    def topic(self) -> str:
+        """The topic, as the broker resolved it."""
+        return self._core.topic
+
+    @property
+    def name(self) -> str:
+        """The producer's name."""
+        return self._core.name
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that has its receipt; -1: none."""
+        return self._core.last_sequence_id
+
+    def send(self, value: T, **options: Unpack[SendOptions]) -> MessageId:
+        """Send and wait for the receipt.  Waits for room before, if there is none.
+
+        If the caller is interrupted the message is taken back if it was not sent yet.  Raises what
+        `magnetar.Producer.send` raises.
+        """
+        while True:
+            try:
+                future = self.send_nowait(value, **options)
+            except ProducerQueueFull:
+                self.room()
+            else:
+                break
+        try:
+            return outcome_of(future)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def send_nowait(self, value: T, **options: Unpack[SendOptions]) -> SendFuture:
+        """Send without waiting: the future has the id, or the error, when it is known.
+
+        Callbacks of the future run on the client's thread and must not wait.  Raises
+        ProducerQueueFull when there is no room (wait for it with `room`), and AlreadyClosed.
+        """
+        self._bridge.check_process()
+        future = SendFuture()
+        transaction = options.get("transaction")
+        if transaction is not None:
+            future.looked_at = True
+            transaction.after(self._passed_on)
+        with self._giving:
+            if not self._has_room():
+                raise ProducerQueueFull(
+                    f"{self._messages_max} messages for {self.topic} wait for their receipts: "
+                    "call room() before sending more, or use send()."
+                )
+            self._give(partial(self._send, future, value, options))
+            self._taken += 1
+        return future
+
+    def room(self, timeout_s: float | None = None) -> None:
+        """Wait until `send_nowait` has room.  Raises OperationTimedOut."""
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with self._receipt:
+            self._waiting += 1  # Before it looks, or the loop might settle one in between.
+            try:
+                self._wait_for_room(until_s, timeout_s)
+            finally:
+                self._waiting -= 1
+
+    def _wait_for_room(self, until_s: float, timeout_s: float | None) -> None:
+        """The caller holds the condition."""
+        while not self._has_room():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise OperationTimedOut(
+                    f"No message for {self.topic} got its receipt within {timeout_s} s: see "
+                    "whether the broker is well, or wait longer."
+                )
+            self._receipt.wait(min(left_s, SYNC_NOTICE_S))
+
+    def flush(self) -> None:
+        """Wait until everything given before has its receipt or its error.
+
+        Raises the first error of those that nobody has looked at.
+        """
+        self._bridge.run(self._flush)
+
+    def close(self) -> None:
+        """Send what was given, then end the producer.  Idempotent."""
+        try:
+            self._bridge.run(self._close)
+        except AlreadyClosed:
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Flush, unless the block has failed, and close."""
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def _has_room(self) -> bool:
+        return self._taken - self._settled < self._messages_max
+
+    def _give(self, step: Callable[[], bool]) -> None:
+        """Queue a step for the loop, and wake it unless it is awake."""
+        self._given.append(step)
+        if not self._passing_on:
+            self._passing_on = True
+            self._bridge.soon(self._pass_on)
+
+    # On the loop
+
+    def _pass_on(self) -> None:
+        """Take the steps that were given, in order, until the core has no room, or for a turn."""
+        given = self._given
+        for _ in range(SYNC_TURN):
+            if not given:
+                self._passing_on = False
+                if not given:  # Else it was given before the flag fell, and nobody wakes the loop.
+                    return
+                self._passing_on = True
+            if not given[0]():
+                self._waiting_for_room = asyncio.ensure_future(self._when_there_is_room())
+                return
+            given.popleft()
+        asyncio.get_running_loop().call_soon(self._pass_on)
+
+    async def _when_there_is_room(self) -> None:
+        try:
+            await self._core.room()
+        except MagnetarError:
+            pass  # The next step meets the same error, and tells its sender.
+        finally:  # Also when the loop ends: the steps meet a producer that is closed.
+            self._pass_on()
+
+    def _send(self, future: SendFuture, value: T, options: SendOptions) -> bool:
+        """The step of one message.  False when the core has no room; then it comes again."""
+        if future.cancelled():
+            self._receipted()
+            return True
+        transaction = options.get("transaction")
+        try:
+            sending = self._core.send_nowait(
+                value,
+                key=options.get("key"),
+                ordering_key=options.get("ordering_key"),
+                properties=options.get("properties"),
+                event_time_ms=options.get("event_time_ms"),
+                sequence_id=options.get("sequence_id"),
+                deliver_after_s=options.get("deliver_after_s"),
+                deliver_at_ms=options.get("deliver_at_ms"),
+                transaction=None if transaction is None else transaction.core,
+            )
+        except ProducerQueueFull:
+            return False
+        except Exception as error:  # noqa: BLE001 - the sender gets it, by the future
+            if future.set_running_or_notify_cancel():
+                self._fail(future, error)
+            self._receipted()
+            return True
+        if not future.set_running_or_notify_cancel():
+            sending.cancel()
+        sending.add_done_callback(partial(self._sent, future))
+        return True
+
+    def _sent(self, future: SendFuture, sending: "asyncio.Future[MessageId]") -> None:
+        if not future.cancelled():
+            if sending.cancelled():
+                self._fail(future, AlreadyClosed("The producer was closed: open a new one."))
+            elif (error := sending.exception()) is not None:
+                self._fail(future, error)
+            else:
+                future.set_result(sending.result())
+        self._receipted()
+
+    def _fail(self, future: SendFuture, error: BaseException) -> None:
+        self._failed.append(future)
+        future.set_exception(error)
+
+    def _receipted(self) -> None:
+        self._settled += 1
+        if self._waiting:
+            with self._receipt:
+                self._receipt.notify_all()
+
+    async def _flush(self) -> None:
+        await self._passed_on()
+        await self._core.flush()
+        failed = list(self._failed)
+        self._failed.clear()
+        for future in failed:
+            if not future.looked_at and (error := future.exception()) is not None:
+                raise error
+
+    async def _close(self) -> None:
+        await self._passed_on()
+        await self._core.close()
+
+    async def _passed_on(self) -> None:
+        """Until everything that was given before is with the core."""
+        reached = asyncio.Event()
+
+        def reach() -> bool:
+            reached.set()
+            return True
+
+        self._give(reach)
+        await reached.wait()

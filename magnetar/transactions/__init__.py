@@ -1,0 +1,1 @@
+"""Transactions: who coordinates them, their life, and the keys that fence them."""

@@ -1,0 +1,117 @@
+"""Follows who leads each transaction coordinator, over reconnects.
+
+Rules:
+
+- Any broker is asked (WATCH_TC_ASSIGNMENTS); it answers with all coordinators, and again at each
+  change.  A coordinator without an address, of the kind that this client uses, has no leader now.
+- A broker that does not offer it (`supports_tc_metadata_discovery`) raises `NotSupported`.
+- What was told last holds while the watch is lost.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from magnetar.context import ClientContext
+from magnetar.errors import ConnectionLost, NotSupported, OperationTimedOut
+from magnetar.transactions.standing import Standing
+from magnetar.wire.connection import Connection, PeerKind
+from magnetar.wire.requests import error_in
+from protocol import pulsar_pb2 as pb
+from protocol.frames import Frame
+
+__all__ = ["CoordinatorWatch", "leaders_in"]
+
+
+def leaders_in(snapshot: pb.TcAssignmentsSnapshot, *, tls: bool) -> Mapping[int, str]:
+    """The address of each coordinator that has one, by number, in their order."""
+    urls = {
+        each.tc_id: each.broker_service_url_tls if tls else each.broker_service_url
+        for each in snapshot.assignments
+    }
+    return MappingProxyType({number: url for number, url in sorted(urls.items()) if url})
+
+
+class CoordinatorWatch(Standing):
+    """See the module's rules."""
+
+    def __init__(self, context: ClientContext, changed: Callable[[], None]) -> None:
+        """`changed` is called whenever `leaders` may be others."""
+        super().__init__(context)
+        self.parallelism = 0
+        """How many coordinators there are; 0 until it is known."""
+        self.leaders: Mapping[int, str] = MappingProxyType({})
+        """The URL of the broker that leads each; those without are left out."""
+        self._told = changed
+        self._watch_id: Final = context.ids.session_id()
+        self._first: asyncio.Future[None] | None = None
+
+    async def told(self) -> None:
+        """Until it was told once; raises why it will not be."""
+        if not self.parallelism:
+            await self.ready()
+
+    def describe(self) -> str:
+        """What it is."""
+        return "The watch of the transaction coordinators"
+
+    async def find(self) -> Connection:
+        """Any broker."""
+        return await self.context.pool.any()
+
+    async def attach(self, connection: Connection) -> None:
+        """Open the watch; until it tells for the first time."""
+        if not connection.features.supports_tc_metadata_discovery:
+            raise NotSupported(
+                f"The broker at {connection.address} has no transactions for this client; switch "
+                "them on there (Apache Pulsar: transactionCoordinatorEnabled and "
+                "transactionCoordinatorScalableTopicsEnabled)."
+            )
+        timeout_s = self.context.settings.operation_timeout_s
+        self._first = first = self.context.loop.create_future()
+        try:
+            connection.attach(PeerKind.COORDINATORS, self._watch_id, self)
+            watch = pb.CommandWatchTcAssignments(watch_id=self._watch_id)
+            connection.send(
+                pb.BaseCommand(type=pb.BaseCommand.WATCH_TC_ASSIGNMENTS, watch_tc_assignments=watch)
+            )
+            async with asyncio.timeout(timeout_s):
+                await first
+        except TimeoutError:
+            raise OperationTimedOut(
+                f"The broker has not told the transaction coordinators within {timeout_s:g} s; "
+                "look whether its coordinators have leaders."
+            ) from None
+        finally:
+            self._first = None
+
+    async def leave(self, connection: Connection) -> None:
+        """End the watch; the broker does not answer that."""
+        close = pb.CommandWatchTcAssignmentsClose(watch_id=self._watch_id)
+        connection.send(
+            pb.BaseCommand(
+                type=pb.BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE, watch_tc_assignments_close=close
+            )
+        )
+
+    def received(self, frame: Frame) -> None:
+        """A snapshot, or why there is none."""
+        first, refusal = self._first, error_in(frame.command)
+        if refusal is None:
+            snapshot = frame.command.watch_tc_assignments_update.snapshot
+            self.parallelism = snapshot.parallelism
+            self.leaders = leaders_in(snapshot, tls=self.context.pool.tls)
+            if first is not None and not first.done():
+                first.set_result(None)
+            self._told()
+        elif first is None:
+            self.again(refusal)
+        elif not first.done():
+            first.set_exception(refusal)
+
+    def connection_lost(self, error: ConnectionLost) -> None:
+        """The watch is gone with it."""
+        super().connection_lost(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)

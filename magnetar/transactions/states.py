@@ -1,0 +1,65 @@
+"""Where a transaction stands.  Pure.
+
+    NEW -> OPEN -> COMMITTING -> COMMITTED
+           OPEN, COMMITTING -> ABORTING -> ABORTED
+           OPEN, COMMITTING -> TIMED_OUT            any that has not ended -> FAILED
+
+Rules:
+
+- COMMITTING first waits for all that was sent and acknowledged in it.  What failed there, or takes
+  until the deadline, ends it otherwise; once the broker is asked to commit, nothing but its answer
+  does.
+- TIMED_OUT needs nobody: the broker aborts it by its own clock.
+- FAILED: the broker refused, or did not say in time how it ended.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from protocol.server_error import InternalError
+
+__all__ = ["TransactionState", "next_state"]
+
+
+class TransactionState(enum.Enum):
+    """See the module's rules."""
+
+    NEW = "new"
+    OPEN = "open"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    ABORTING = "aborting"
+    ABORTED = "aborted"
+    TIMED_OUT = "timed out"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended."""
+        return not _NEXT[self]
+
+
+_S: Final = TransactionState
+_NEXT: Final[Mapping[TransactionState, frozenset[TransactionState]]] = MappingProxyType(
+    {
+        _S.NEW: frozenset({_S.OPEN, _S.FAILED}),
+        _S.OPEN: frozenset({_S.COMMITTING, _S.ABORTING, _S.TIMED_OUT, _S.FAILED}),
+        _S.COMMITTING: frozenset({_S.COMMITTED, _S.ABORTING, _S.TIMED_OUT, _S.FAILED}),
+        _S.COMMITTED: frozenset(),
+        _S.ABORTING: frozenset({_S.ABORTED, _S.FAILED}),
+        _S.ABORTED: frozenset(),
+        _S.TIMED_OUT: frozenset(),
+        _S.FAILED: frozenset(),
+    }
+)
+
+
+def next_state(now: TransactionState, then: TransactionState) -> TransactionState:
+    """`then`, if a transaction may go there."""
+    if then not in _NEXT[now]:
+        raise InternalError(
+            f"A transaction does not go from {now.value} to {then.value}; report what led to it."
+        )
+    return then

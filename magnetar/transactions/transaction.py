@@ -1,0 +1,468 @@
+"""`Transaction`: sends and acknowledgements that all take effect, or none.
+
+Rules:
+
+- Before the first send to a segment, and the first acknowledgement on a subscription, the
+  coordinator is told, once; they wait for that.
+- `commit` waits for the outcome of everything in it (`track`).  If one failed the transaction is
+  aborted, and `commit` raises why: what the broker says of transactions as it is, anything else as
+  the cause of `TransactionFailed`.
+- The deadline counts from before the broker heard of the transaction, so it is over here no later
+  than there.  What is asked of the broker before is not given up for it.
+- An end, once asked for, goes on until it is answered or the operation timeout, whoever stops
+  waiting for it; asking for it again waits for the same.  Without an answer the state is FAILED.
+- Leaving the block commits, or aborts on an error; a body that is cancelled is not kept waiting:
+  the abort goes on behind it, and `close` waits for it, for a bounded time.
+- Consumers that acknowledged in it follow it (`when_over`): what did not commit comes to them again
+  when the broker has let go of it, not before.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Final, TypeVar
+
+from magnetar.bounds import TXN_CLOSE_S
+from magnetar.context import ClientContext
+from magnetar.errors import (
+    AlreadyClosed,
+    InvalidTransactionStatus,
+    MagnetarError,
+    OperationTimedOut,
+    TransactionConflict,
+    TransactionFailed,
+    TransactionKeyFenced,
+    TransactionNotFound,
+    TransactionTimedOut,
+)
+from magnetar.opening import ClosedAfterwards, completed
+from magnetar.settings import check_positive
+from magnetar.transactions.coordinators import Coordinators
+from magnetar.transactions.keys import TransactionKey
+from magnetar.transactions.states import TransactionState, next_state
+from magnetar.transactions.txn_id import TxnId
+from magnetar.wire.attachment import is_retriable
+from magnetar.wire.backoff import Backoff
+
+__all__ = ["Transaction", "TxnId"]
+
+R = TypeVar("R")
+
+_S: Final = TransactionState
+_TOLD_AS_IS: Final = (
+    InvalidTransactionStatus,
+    TransactionConflict,
+    TransactionKeyFenced,
+    TransactionNotFound,
+    TransactionTimedOut,
+)
+_Name = tuple[str, str | None]
+"""A topic, or a subscription of it."""
+
+
+class Transaction(ClosedAfterwards):
+    """See the module's rules."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        coordinators: Coordinators,
+        timeout_s: float = 60.0,
+        key: TransactionKey | None = None,
+    ) -> None:
+        """Raises `InvalidArgument`."""
+        check_positive("timeout_s", timeout_s)
+        self.timeout_s: Final = timeout_s
+        self.key: Final = key
+        self._context = context
+        self._coordinators = coordinators
+        self._state = _S.NEW
+        self._id: TxnId | None = None
+        self._told: dict[_Name, asyncio.Future[None] | None] = {}
+        self._unsettled = 0
+        self._settled: asyncio.Future[None] | None = None
+        self._sealed = False
+        self._failure: MagnetarError | None = None
+        """The first that went wrong in it."""
+        self._error: MagnetarError | None = None
+        """What its end raises."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._beginning: asyncio.Task[TxnId] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over_there: bool | None = None
+        """Whether it was committed, once it is over at the broker too."""
+        self._followers: list[Callable[[bool], None]] = []
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> TxnId:
+        """What the broker calls it.  Raises `AlreadyClosed` unless it has begun."""
+        if self._id is None:
+            raise AlreadyClosed("The transaction has not begun; await it, or enter it.")
+        return self._id
+
+    @property
+    def state(self) -> TransactionState:
+        """Where it stands."""
+        return self._state
+
+    # Begin and end
+
+    async def open(self) -> None:
+        """Begin.  Raises as `Coordinators.begin`."""
+        loop = self._context.loop
+        began = loop.time()
+        ttl_ms = math.ceil(self.timeout_s * 1000)
+        self._beginning = loop.create_task(self._coordinators.begin(ttl_ms, self.key))
+        await asyncio.wait((self._beginning,))
+        self._began(self._beginning.result())
+        self._deadline = loop.call_at(began + self.timeout_s, self._time_is_up)
+
+    async def commit(self) -> None:
+        """Make everything in it take effect.
+
+        Raises `TransactionFailed`, `TransactionConflict`, `TransactionTimedOut`,
+        `TransactionNotFound`, `InvalidTransactionStatus`, `ExpiredTransaction`,
+        `TransactionKeyFenced`; it is aborted then, or will be by the broker.  `OperationTimedOut`:
+        the broker has not said whether it committed.
+        """
+        if self._state is _S.OPEN:
+            self._enter(_S.COMMITTING)
+            self._end_by(self._commit())
+        elif self._state in (_S.ABORTING, _S.ABORTED) and self._error is None:
+            raise InvalidTransactionStatus(
+                f"Transaction {self.id} was aborted; begin another one to commit."
+            )
+        await self._ended()
+
+    async def abort(self) -> None:
+        """Undo everything in it; nothing to do if it has been, or its time is up.
+
+        Raises as `commit`, when it cannot be: also while it is committed.
+        """
+        if self._state is _S.OPEN:
+            self._enter(_S.ABORTING)
+            self._end_by(self._abort())
+        elif self._state in (_S.COMMITTING, _S.COMMITTED):
+            raise InvalidTransactionStatus(
+                f"Transaction {self.id} is {self._state.value}; it cannot be aborted any more."
+            )
+        if self._ending is not None:
+            await asyncio.wait((self._ending,))
+        if self._state in (_S.NEW, _S.FAILED):
+            raise self._over()
+
+    async def close(self) -> None:
+        """Abort it unless it has ended, and wait for its end; bounded in time."""
+        await completed(self._close())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            if self._state is not _S.ABORTED or self._error is not None:
+                await self.commit()
+        elif not isinstance(error, Exception):
+            self._abort_behind()
+        else:
+            try:
+                await self._abort_after_error()
+            except MagnetarError as failed:
+                error.add_note(f"The transaction could not be aborted: {failed}")
+
+    # What happens in it
+
+    def writing_to(self, topic: str) -> asyncio.Future[None] | None:
+        """None if the coordinator knows; else a future, and sends wait for it (never cancel it).
+
+        `topic` is what is written to: a segment, or a topic that is none.  Raises why the
+        transaction takes no more.
+        """
+        return self._tell(
+            (topic, None), lambda: self._coordinators.add_topic(self.id, topic, self.key)
+        )
+
+    def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
+        """As `writing_to`, for acknowledgements on a subscription."""
+        return self._tell(
+            (topic, subscription),
+            lambda: self._coordinators.add_subscription(self.id, topic, subscription, self.key),
+        )
+
+    def track(self, outcome: "asyncio.Future[R]") -> None:
+        """Something sent or acknowledged in it: `commit` waits, and aborts if it fails.
+
+        Raises why the transaction takes no more.
+        """
+        if self._state is not _S.OPEN:
+            raise self._over()
+        self._unsettled += 1
+        outcome.add_done_callback(self._outcome)
+
+    def when_over(self, told: Callable[[bool], None]) -> None:
+        """`told(committed)` is called once, when it is over at the broker too.
+
+        Where the broker has not said so, or the time is up, it is asked to abort it first: until
+        then it keeps what was acknowledged in it.  The end of the client tells as well.
+        """
+        if self._over_there is not None:
+            self._context.loop.call_soon(told, self._over_there)
+            return
+        self._followers.append(told)
+        if self._state.is_final:
+            self._follow_up()
+
+    def _follow_up(self) -> None:
+        """It has ended: tell those that follow it, now or when the broker knows."""
+        if self._state in (_S.COMMITTED, _S.ABORTED):
+            self._tell_over(self._state is _S.COMMITTED)
+        elif self._followers and self._asking is None:
+            self._asking = self._context.loop.create_task(self._abort_for_sure())
+            self._tasks.add(self._asking)
+            self._asking.add_done_callback(self._tasks.discard)
+
+    async def _abort_for_sure(self) -> None:
+        committed = False
+        backoff = Backoff(self._context.rng)
+        try:
+            while self._id is not None:
+                try:
+                    await self._coordinators.end(self._id, commit=False, key=self.key)
+                except MagnetarError as error:
+                    if is_retriable(error):
+                        await asyncio.sleep(backoff.pause_s())
+                        continue
+                    committed = type(error) is InvalidTransactionStatus and self._state is _S.FAILED
+                return
+        finally:
+            self._tell_over(committed)
+
+    def _tell_over(self, committed: bool) -> None:
+        self._over_there = committed
+        followers, self._followers = self._followers, []
+        for told in followers:
+            told(committed)
+
+    def _outcome(self, outcome: "asyncio.Future[R]") -> None:
+        self._unsettled -= 1
+        if outcome.cancelled():
+            self._fail(
+                TransactionFailed("Something sent or acknowledged in the transaction was given up.")
+            )
+        elif (error := outcome.exception()) is not None:
+            self._fail(error)
+        if self._unsettled == 0:
+            self._wake()
+
+    def _tell(
+        self, name: _Name, request: Callable[[], Coroutine[None, None, None]]
+    ) -> asyncio.Future[None] | None:
+        if self._sealed or self._state not in (_S.OPEN, _S.COMMITTING):
+            raise self._over()
+        if self._failure is not None:
+            raise TransactionFailed(
+                f"Transaction {self.id} can only abort, because of an earlier error "
+                f"({self._failure}) Begin another one."
+            ) from self._failure
+        if name in self._told:
+            return self._told[name]
+        told: asyncio.Future[None] = self._context.loop.create_future()
+        self._told[name] = told
+        self._unsettled += 1
+        task = self._context.loop.create_task(self._say(name, told, request()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return told
+
+    async def _say(self, name: _Name, told: asyncio.Future[None], request: Awaitable[None]) -> None:
+        try:
+            await request
+        except BaseException as error:
+            self._fail(error)
+            if told.done():
+                return
+            if not isinstance(error, MagnetarError):
+                told.cancel()
+                raise
+            told.set_exception(error)
+            told.exception()  # seen, even if nobody waits
+        else:
+            self._told[name] = None
+            if not told.done():
+                told.set_result(None)
+        finally:
+            self._unsettled -= 1
+            if self._unsettled == 0:
+                self._wake()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is not None:
+            return
+        if isinstance(error, MagnetarError):
+            self._failure = error
+        else:
+            self._failure = TransactionFailed(f"Something in the transaction failed: {error!r}.")
+            self._failure.__cause__ = error
+        self._wake()
+
+    # The end
+
+    def _end_by(self, work: Coroutine[None, None, None]) -> None:
+        self._ending = self._context.loop.create_task(work)
+
+    async def _ended(self) -> None:
+        """Wait for the end that was asked for; raises what it raised."""
+        if self._ending is not None:
+            await asyncio.wait((self._ending,))
+        if self._error is not None:
+            raise type(self._error)(*self._error.args) from (self._error.__cause__ or self._error)
+        if not self._state.is_final:
+            raise self._over()
+
+    async def _commit(self) -> None:
+        while self._unsettled and self._failure is None and self._state is _S.COMMITTING:
+            self._settled = self._context.loop.create_future()
+            await self._settled
+        if self._state is not _S.COMMITTING:
+            return  # its time was up
+        self._sealed = True
+        if self._failure is not None:
+            self._error = self._because(self._failure)
+            self._enter(_S.ABORTING)
+            await self._end(commit=False)
+            return
+        await self._end(commit=True)
+
+    async def _abort(self) -> None:
+        self._sealed = True
+        await self._end(commit=False)
+
+    async def _end(self, *, commit: bool) -> None:
+        try:
+            await self._coordinators.end(self.id, commit=commit, key=self.key)
+        except MagnetarError as error:
+            self._over_with(self._unknown(error, commit) if is_retriable(error) else error)
+        except BaseException:
+            self._over_with(TransactionFailed(f"The end of transaction {self.id} was given up."))
+            raise
+        else:
+            self._enter(_S.COMMITTED if commit else _S.ABORTED)
+
+    def _unknown(self, error: MagnetarError, commit: bool) -> MagnetarError:
+        how = "committed" if commit else "aborted"
+        unknown = OperationTimedOut(
+            f"The broker has not said in time whether transaction {self.id} was {how} ({error}) "
+            "Its deadline decides if the broker did not hear of it."
+        )
+        unknown.__cause__ = error
+        return unknown
+
+    def _over_with(self, error: MagnetarError) -> None:
+        """It did not end as was asked for; what was wrong before counts more."""
+        self._error = self._error or error
+        self._enter(_S.FAILED)
+
+    def _because(self, failure: MagnetarError) -> MagnetarError:
+        if isinstance(failure, (*_TOLD_AS_IS, TransactionFailed)):
+            return failure
+        error = TransactionFailed(
+            f"Transaction {self.id} was aborted, because something in it failed ({failure}) "
+            "Begin another one."
+        )
+        error.__cause__ = failure
+        return error
+
+    def _time_is_up(self) -> None:
+        if self._state is not _S.OPEN and (self._sealed or self._state is not _S.COMMITTING):
+            return
+        self._error = TransactionTimedOut(
+            f"Transaction {self.id} was not ended within {self.timeout_s:g} s, so the broker "
+            "aborts it; begin another one, with a longer timeout_s if need be."
+        )
+        self._enter(_S.TIMED_OUT)
+        self._wake()
+
+    def _over(self) -> MagnetarError:
+        """Why nothing can be done in it any more."""
+        if self._error is not None:
+            return type(self._error)(*self._error.args)
+        if self._id is None:
+            return AlreadyClosed("The transaction has not begun; await it, or enter it.")
+        return InvalidTransactionStatus(
+            f"Transaction {self.id} is {self._state.value}; begin another one."
+        )
+
+    def _began(self, id: TxnId) -> None:
+        self._id = id
+        if self._state is _S.NEW:
+            self._enter(_S.OPEN)
+
+    def _abort_behind(self) -> None:
+        """Begin to abort, if it can be, and go on."""
+        if self._state is _S.OPEN:
+            self._enter(_S.ABORTING)
+            self._end_by(self._abort())
+
+    async def _abort_after_error(self) -> None:
+        if self._state is _S.COMMITTING:
+            raise InvalidTransactionStatus(f"its commit goes on (transaction {self.id}).")
+        if self._state in (_S.OPEN, _S.ABORTING):
+            await self.abort()
+
+    async def _close(self) -> None:
+        """What is begun is waited for; what is open is aborted."""
+        loop = self._context.loop
+        until = loop.time() + TXN_CLOSE_S
+        if self._beginning is not None and self._id is None:
+            await asyncio.wait((self._beginning,), timeout=TXN_CLOSE_S)
+            begun = self._beginning.done() and not self._beginning.cancelled()
+            if begun and self._beginning.exception() is None:
+                self._began(self._beginning.result())
+            self._beginning.cancel()
+        self._abort_behind()
+        if self._ending is not None and self._state is _S.COMMITTING and not self._sealed:
+            await asyncio.wait((self._ending,), timeout=(until - loop.time()) / 2)
+            await self._abort_unsealed(self._ending)
+        if self._ending is not None:
+            await asyncio.wait((self._ending,), timeout=max(0.0, until - loop.time()))
+            self._ending.cancel()
+            await asyncio.wait((self._ending,))
+        if not self._state.is_final:
+            self._over_with(AlreadyClosed("The transaction was closed before it had ended."))
+        for task in tuple(self._tasks):
+            task.cancel()
+        self._stop_clock()
+
+    async def _abort_unsealed(self, commit: asyncio.Task[None]) -> None:
+        """The broker was not asked to commit yet: so that it need not wait for the deadline."""
+        if self._state is _S.COMMITTING and not self._sealed:
+            self._error = TransactionFailed(
+                f"Transaction {self.id} was closed before everything in it was done; it is aborted."
+            )
+            commit.cancel()
+            await asyncio.wait((commit,))
+            self._enter(_S.ABORTING)
+            self._end_by(self._abort())
+
+    # Small things
+
+    def _enter(self, state: TransactionState) -> None:
+        self._state = next_state(self._state, state)
+        if state.is_final:
+            self._stop_clock()
+            self._follow_up()
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _wake(self) -> None:
+        settled, self._settled = self._settled, None
+        if settled is not None and not settled.done():
+            settled.set_result(None)

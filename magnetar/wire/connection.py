@@ -1,0 +1,369 @@
+"""One socket to a broker that has shaken hands; the core decides, this only carries.
+
+Rules:
+
+- What is written in one turn of the loop leaves in one write.
+- A request that is cancelled, or whose time is up, leaves nothing behind but an id whose answer is
+  dropped; the connection goes on.
+- `close` delivers what was written, for a bounded time; everything else that ends it drops it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from ssl import SSLCertVerificationError, SSLContext
+from typing import Final, cast
+
+from magnetar.bounds import CLOSE_FLUSH_S, WRITE_HIGH_WATER
+from magnetar.errors import ConnectionLost, MagnetarError, OperationTimedOut
+from magnetar.identity import Identities
+from magnetar.opening import completed
+from magnetar.settings import ClientSettings
+from magnetar.wire.authentication import Authentication
+from magnetar.wire.connection_core import ConnectionCore, Handler, PeerKind
+from magnetar.wire.requests import Answered
+from magnetar.wire.service_url import BrokerAddress
+from protocol.commands import FIELD_OF_TYPE, encode_command
+from protocol.pulsar_pb2 import (
+    AuthData,
+    BaseCommand,
+    CommandConnect,
+    CommandConnected,
+    FeatureFlags,
+)
+
+__all__ = ["Connection", "Handler", "PeerKind", "connect_to", "hello"]
+
+PROTOCOL_VERSION: Final = 21
+CLIENT_VERSION: Final = f"Magnetar-Python-{version('magnetar')}"
+
+
+def hello(address: BrokerAddress, method: str, proof: bytes) -> CommandConnect:
+    """CONNECT of this client: of the generation after 5.0.0-M1."""
+    command = CommandConnect(
+        client_version=CLIENT_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        auth_method_name=method,
+        auth_data=proof,
+        feature_flags=FeatureFlags(
+            supports_auth_refresh=True,
+            supports_broker_entry_metadata=True,
+            supports_partial_producer=True,
+            supports_get_partitioned_metadata_without_auto_creation=True,
+            supports_topic_watcher_reconcile=True,
+            supports_scalable_topics=True,
+        ),
+    )
+    if address.proxied:
+        command.proxy_to_broker_url = str(address.logical)
+    return command
+
+
+class Connection(asyncio.Protocol):
+    """See the module's rules.  Made by `connect_to`."""
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        greeting: CommandConnect,
+        settings: ClientSettings,
+        ids: Identities,
+        authentication: Authentication,
+    ) -> None:
+        self.address = address
+        self.is_lost = False
+        self.writable = True
+        self._settings = settings
+        self._ids = ids
+        self._authentication = authentication
+        self._core = ConnectionCore(self, greeting, settings.keep_alive_s)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._drained: asyncio.Future[None] | None = None
+        self._keep_alive: asyncio.TimerHandle | None = None
+        self._proving: asyncio.Task[None] | None = None
+        self._closing = False
+        self.when_lost: Callable[[Connection], None] | None = None
+
+    # What the broker said of itself
+
+    @property
+    def max_message_size(self) -> int:
+        """Bytes of the largest message, metadata and payload."""
+        return self._core.max_message_size
+
+    @property
+    def features(self) -> FeatureFlags:
+        """What the broker can do."""
+        return self._core.connected.feature_flags
+
+    @property
+    def transaction_keys(self) -> bool:
+        """Whether the broker has transaction keys (Magnetar's own)."""
+        return self._core.connected.transaction_keys
+
+    @property
+    def server_version(self) -> str:
+        """What the broker calls itself."""
+        return self._core.connected.server_version
+
+    # Asking
+
+    async def request(self, command: BaseCommand, timeout_s: float | None = None) -> BaseCommand:
+        """Give the command a request id, send it, and wait for the answer.
+
+        `timeout_s` is the client's operation timeout unless given; a producer that the broker lets
+        wait for the topic waits without limit.  Raises the error that the answer carries,
+        `ConnectionLost`, `OperationTimedOut`.
+        """
+        answer: asyncio.Future[BaseCommand] = self._loop.create_future()
+        limit_s = self._settings.operation_timeout_s if timeout_s is None else timeout_s
+        timer = self._loop.call_later(limit_s, _time_is_up, answer, command.type, limit_s)
+        try:
+            request_id = self.ask(command, partial(_resolve, answer), timer.cancel)
+            try:
+                return await answer
+            finally:
+                self._core.requests.forget(request_id)
+        finally:
+            timer.cancel()
+
+    def ask(
+        self,
+        command: BaseCommand,
+        answered: Answered,
+        postponed: Callable[[], None] | None = None,
+    ) -> int:
+        """As `request`, without a future and without a time; `answered` is called once.
+
+        Returns the request id, for `forget`.  Raises `ConnectionLost`.
+        """
+        request_id = self._ids.request_id()
+        getattr(command, FIELD_OF_TYPE[command.type]).request_id = request_id
+        self._core.request(request_id, encode_command(command), answered, postponed)
+        return request_id
+
+    def forget(self, request_id: int) -> None:
+        """`answered` is not called any more."""
+        self._core.requests.forget(request_id)
+
+    # Sending
+
+    def send(self, command: BaseCommand) -> None:
+        """Send what has no answer.  Raises `ConnectionLost`."""
+        self.write(encode_command(command))
+
+    def write(self, *parts: bytes) -> None:
+        """Put bytes of whole frames on the wire, in order.  Raises `ConnectionLost`."""
+        if self.is_lost:
+            self._core.check_usable()
+        out = self._out
+        if not out:
+            self._loop.call_soon(self._flush)
+        out += parts
+
+    async def drained(self) -> None:
+        """Return when the socket takes more.  Raises `ConnectionLost`."""
+        while not self.writable and not self.is_lost:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.wait((self._drained,))
+        if self.is_lost:
+            self._core.check_usable()
+
+    def _flush(self) -> None:
+        out = self._out
+        if out and self._transport is not None:
+            self._out = []
+            self._transport.writelines(out)
+
+    # Being spoken to
+
+    def attach(self, kind: PeerKind, number: int, handler: Handler) -> None:
+        """What names this number is for `handler` from now on.  Raises `ConnectionLost`."""
+        self._core.attach(kind, number, handler)
+
+    def detach(self, kind: PeerKind, number: int) -> None:
+        """Nobody has this number any more; what names it is dropped."""
+        self._core.detach(kind, number)
+
+    def detach_all(self, handler: Handler) -> None:
+        """Whatever numbers the handler has."""
+        self._core.detach_all(handler)
+
+    # The end
+
+    async def close(self) -> None:
+        """Deliver what was written, and end.  Cancelling it does not stop that."""
+        await completed(self._close())
+
+    async def _close(self) -> None:
+        self._closing = True
+        self._core.end(ConnectionLost("This client has closed the connection."))
+        if self._proving is not None:
+            await asyncio.wait((self._proving,))
+        if self._transport is None:
+            return
+        await asyncio.wait((self._gone,), timeout=CLOSE_FLUSH_S)
+        self._transport.abort()
+        await self._gone
+
+    def abort(self, error: MagnetarError) -> None:
+        """End it at once, for this reason."""
+        self._core.end(error)
+
+    async def greeted(self) -> None:
+        """Return when the handshake is done; raises why it failed."""
+        await self._greeted
+
+    # What the core decides
+
+    def prove(self, challenge: AuthData) -> None:
+        """Core: the broker wants (fresh) proof."""
+        if self._proving is None or self._proving.done():
+            self._proving = self._loop.create_task(self._prove())
+
+    async def _prove(self) -> None:
+        try:
+            self._core.prove(await self._authentication.data())
+        except MagnetarError as error:
+            self._core.end(error)
+
+    def ready(self, connected: CommandConnected) -> None:
+        """Core: the handshake is done."""
+        self._tick()
+        if not self._greeted.done():
+            self._greeted.set_result(None)
+
+    def end(self, error: MagnetarError) -> None:
+        """Core: it is over."""
+        self.is_lost = True
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        if self._proving is not None and self._proving is not asyncio.current_task():
+            self._proving.cancel()
+        if not self._greeted.done():
+            self._greeted.set_exception(error)
+            self._greeted.exception()  # seen: whoever waits is told all the same
+        self._wake()
+        if self._transport is not None:
+            if self._closing:
+                self._flush()
+                self._transport.close()
+            else:
+                self._transport.abort()
+        self._out = []
+        if self.when_lost is not None:
+            self.when_lost(self)
+
+    def _tick(self) -> None:
+        wait_s = self._core.tick(self._loop.time())
+        if not self.is_lost:
+            self._keep_alive = self._loop.call_later(wait_s, self._tick)
+
+    def _wake(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
+
+    # What the socket does
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the socket is there."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        if self.is_lost:
+            self._transport.abort()
+        else:
+            self._core.begin(self._loop.time())
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes are there."""
+        self._core.received(data, self._loop.time())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the socket has gone."""
+        why = "closed by the other side" if exc is None else str(exc) or type(exc).__name__
+        self._core.socket_lost(why)
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def pause_writing(self) -> None:
+        """asyncio: enough waits for the socket."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """asyncio: the socket takes more."""
+        self.writable = True
+        self._wake()
+
+
+def _resolve(answer: asyncio.Future[BaseCommand], outcome: BaseCommand | MagnetarError) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, MagnetarError):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
+
+
+def _time_is_up(answer: asyncio.Future[BaseCommand], kind: int, limit_s: float) -> None:
+    if not answer.done():
+        name = BaseCommand.Type.Name(cast("BaseCommand.Type", kind))
+        answer.set_exception(
+            OperationTimedOut(
+                f"The broker has not answered {name} within {limit_s:g} s; look whether it is "
+                "overloaded, or allow more by operation_timeout_s."
+            )
+        )
+
+
+async def connect_to(
+    address: BrokerAddress,
+    settings: ClientSettings,
+    ids: Identities,
+    authentication: Authentication,
+    tls: SSLContext | None,
+) -> Connection:
+    """A connection that has shaken hands.
+
+    Raises `ConnectionLost` if it cannot be made, or the error by which the broker refuses.  When it
+    raises or is cancelled there is no socket left.
+    """
+    connection: Connection | None = None
+    try:
+        async with asyncio.timeout(settings.connect_timeout_s):
+            proof = await authentication.data()
+            greeting = hello(address, authentication.method, proof)
+            host, port = address.physical
+            made = connection = Connection(address, greeting, settings, ids, authentication)
+            await asyncio.get_running_loop().create_connection(
+                lambda: made, host, port, ssl=tls if address.tls else None
+            )
+            await made.greeted()
+            return made
+    except BaseException as error:
+        if connection is not None:
+            connection.abort(ConnectionLost("The connection was given up while it was made."))
+            await connection.close()
+        if isinstance(error, MagnetarError) or not isinstance(error, OSError):
+            raise
+        raise _not_made(address, error, settings.connect_timeout_s) from error
+
+
+def _not_made(address: BrokerAddress, error: OSError, limit_s: float) -> ConnectionLost:
+    if isinstance(error, SSLCertVerificationError):
+        return ConnectionLost(
+            f"The broker at {address} shows a certificate that is not trusted ({error}); name its "
+            "authority in tls_trust_file, and connect to a host name that the certificate has."
+        )
+    in_time = f" within {limit_s:g} s"
+    why = in_time if isinstance(error, TimeoutError) else f" ({str(error) or type(error).__name__})"
+    return ConnectionLost(
+        f"No connection to {address} could be made{why}; check the address, whether a broker "
+        "listens there, and whether it expects TLS."
+    )

@@ -1,0 +1,443 @@
+"""Pure: one connection to a broker, from CONNECT to its end.
+
+    UNSENT -> GREETING -> READY -> ENDED          any state -> ENDED
+    GREETING <-> CHALLENGED                       the broker asks for proof, before CONNECTED
+
+Bytes, time and what users want come in by calls; what is to be done comes out through the `Shell`:
+bytes to write, proof to fetch, the end.  Rules:
+
+- What arrives goes, in order, to whoever asked or attached; what is for nobody is dropped, since
+  the broker may not know yet that it was closed.
+- PING is answered at once.  After `keep_alive_s` without a byte the broker is asked for a sign of
+  life, and after as much again the connection is lost.
+- Frames before a bad one are served; then the connection is lost.
+- At the end each request that waits, then each handler, is told once; the handlers are detached.
+- A handler that raises has a defect, which is logged; everybody else is served and told as ever.
+"""
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from magnetar.bounds import FRAME_HEADROOM, MAX_ANNOUNCED_MESSAGE_SIZE, MAX_MESSAGE_SIZE
+from magnetar.errors import (
+    BrokerError,
+    ConnectionLost,
+    MagnetarError,
+    error_of,
+)
+from magnetar.wire.requests import ANSWERS, Answered, Requests
+from protocol.commands import encode_command
+from protocol.frames import Frame, FrameDecoder, FrameError, Received
+from protocol.pulsar_pb2 import (
+    AuthData,
+    BaseCommand,
+    CommandAuthChallenge,
+    CommandAuthResponse,
+    CommandConnect,
+    CommandConnected,
+    CommandPing,
+    CommandPong,
+    CommandTopicMigrated,
+)
+from protocol.server_error import InternalError
+
+__all__ = ["ConnectionCore", "ConnectionState", "Handler", "PeerKind", "Shell"]
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionState(enum.Enum):
+    """How far the connection has come."""
+
+    UNSENT = "unsent"
+    GREETING = "greeting"
+    CHALLENGED = "challenged"
+    READY = "ready"
+    ENDED = "ended"
+
+
+_S: Final = ConnectionState
+_READY: Final = _S.READY
+_ENDED: Final = _S.ENDED
+_NEXT: Final[Mapping[ConnectionState, frozenset[ConnectionState]]] = MappingProxyType(
+    {
+        _S.UNSENT: frozenset({_S.GREETING, _S.ENDED}),
+        _S.GREETING: frozenset({_S.CHALLENGED, _S.READY, _S.ENDED}),
+        _S.CHALLENGED: frozenset({_S.GREETING, _S.ENDED}),
+        _S.READY: frozenset({_S.ENDED}),
+        _S.ENDED: frozenset(),
+    }
+)
+_AWAITED: Final[Mapping[ConnectionState, frozenset[int]]] = MappingProxyType(
+    {
+        _S.UNSENT: frozenset(),
+        _S.GREETING: frozenset(
+            {BaseCommand.CONNECTED, BaseCommand.AUTH_CHALLENGE, BaseCommand.ERROR}
+        ),
+        _S.CHALLENGED: frozenset({BaseCommand.ERROR}),
+    }
+)
+"""What a broker may send before the connection is ready, beside PING and PONG."""
+
+
+class PeerKind(enum.Enum):
+    """What a broker may speak to, unasked, by its number."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    LAYOUT = "layout"
+    NAMESPACE = "namespace"
+    COORDINATORS = "coordinators"
+
+
+class Handler(Protocol):
+    """Who is spoken to."""
+
+    def received(self, frame: Frame) -> None:
+        """What the broker sends it unasked; called in order."""
+
+    def connection_lost(self, error: ConnectionLost) -> None:
+        """Once; it is detached already."""
+
+
+class Shell(Protocol):
+    """Who does what the core decides."""
+
+    def write(self, *parts: bytes) -> None:
+        """Send them, in order."""
+
+    def prove(self, challenge: AuthData) -> None:
+        """Fetch fresh proof and hand it to `prove`."""
+
+    def ready(self, connected: CommandConnected) -> None:
+        """Requests may be made."""
+
+    def end(self, error: MagnetarError) -> None:
+        """Close the socket; called once, before anybody else is told."""
+
+
+_ROUTES: Final[Mapping[int, tuple[PeerKind, str]]] = MappingProxyType(
+    {
+        BaseCommand.SEND_RECEIPT: (PeerKind.PRODUCER, "send_receipt.producer_id"),
+        BaseCommand.SEND_ERROR: (PeerKind.PRODUCER, "send_error.producer_id"),
+        BaseCommand.CLOSE_PRODUCER: (PeerKind.PRODUCER, "close_producer.producer_id"),
+        BaseCommand.MESSAGE: (PeerKind.CONSUMER, "message.consumer_id"),
+        BaseCommand.CLOSE_CONSUMER: (PeerKind.CONSUMER, "close_consumer.consumer_id"),
+        BaseCommand.REACHED_END_OF_TOPIC: (
+            PeerKind.CONSUMER,
+            "reached_end_of_topic.consumer_id",
+        ),
+        BaseCommand.ACTIVE_CONSUMER_CHANGE: (
+            PeerKind.CONSUMER,
+            "active_consumer_change.consumer_id",
+        ),
+        BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE: (
+            PeerKind.CONSUMER,
+            "scalable_topic_assignment_update.consumer_id",
+        ),
+        BaseCommand.SCALABLE_TOPIC_UPDATE: (PeerKind.LAYOUT, "scalable_topic_update.session_id"),
+        BaseCommand.WATCH_SCALABLE_TOPICS_UPDATE: (
+            PeerKind.NAMESPACE,
+            "watch_scalable_topics_update.watch_id",
+        ),
+        BaseCommand.WATCH_TC_ASSIGNMENTS_UPDATE: (
+            PeerKind.COORDINATORS,
+            "watch_tc_assignments_update.watch_id",
+        ),
+    }
+)
+"""Whose number each command names, and where."""
+_PING: Final = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
+_PONG: Final = encode_command(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+
+
+class ConnectionCore:
+    """See the module's rules.  Times are seconds of one clock."""
+
+    def __init__(self, shell: Shell, hello: CommandConnect, keep_alive_s: float) -> None:
+        self.state = ConnectionState.UNSENT
+        self.connected = CommandConnected()
+        self.max_message_size = MAX_MESSAGE_SIZE
+        self.requests = Requests()
+        self._shell = shell
+        self._hello = hello
+        self._keep_alive_s = keep_alive_s
+        self._heard_at = 0.0
+        self._pinged_at: float | None = None
+        self._refusal: str | None = None
+        self._end: MagnetarError | None = None
+        self._decoder = _decoder(MAX_MESSAGE_SIZE)
+        self._next_decoder: FrameDecoder | None = None
+        self._handlers: dict[PeerKind, dict[int, Handler]] = {kind: {} for kind in PeerKind}
+        self._routes: dict[int, tuple[Callable[[BaseCommand], int], dict[int, Handler]]] = {
+            number: (attrgetter(field), self._handlers[kind])
+            for number, (kind, field) in _ROUTES.items()
+        }
+        self._others: dict[int, Callable[[BaseCommand], None]] = {
+            BaseCommand.PING: self._ping,
+            BaseCommand.PONG: self._pong,
+            BaseCommand.AUTH_CHALLENGE: self._challenge,
+            BaseCommand.TOPIC_MIGRATED: self._migrated,
+        }
+
+    # Beginning and end
+
+    def begin(self, now: float) -> None:
+        """The socket is there: CONNECT."""
+        self._enter(ConnectionState.GREETING)
+        self._heard_at = now
+        self._shell.write(
+            encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=self._hello))
+        )
+
+    def prove(self, data: bytes) -> None:
+        """The proof that the shell was asked for; during the handshake or later."""
+        if self.state is ConnectionState.ENDED:
+            return
+        if self.state is ConnectionState.CHALLENGED:
+            self._enter(ConnectionState.GREETING)
+        hello = self._hello
+        answer = CommandAuthResponse(
+            client_version=hello.client_version,
+            protocol_version=hello.protocol_version,
+            response=AuthData(auth_method_name=hello.auth_method_name, auth_data=data),
+        )
+        self._shell.write(
+            encode_command(BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response=answer))
+        )
+
+    def end(self, error: MagnetarError) -> None:
+        """It is over; the first reason counts."""
+        if self.state is ConnectionState.ENDED:
+            return
+        self._enter(ConnectionState.ENDED)
+        self._end = error
+        self._next_decoder = None
+        lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error))
+        handlers = [each for some in self._handlers.values() for each in some.values()]
+        for some in self._handlers.values():
+            some.clear()
+        self._shell.end(error)
+        self.requests.fail(lost)
+        for handler in handlers:
+            try:
+                handler.connection_lost(lost)
+            except Exception as defect:  # noqa: BLE001 - whatever it is: the others are told
+                _defect(handler, "its loss of the connection", defect)
+
+    def socket_lost(self, why: str) -> None:
+        """The socket has gone."""
+        said = f"; it had said: {self._refusal}" if self._refusal else ""
+        advice = "look whether the broker runs, and at its log."
+        if self.state is ConnectionState.GREETING:
+            # Brokers end a handshake that they do not understand, or do not want, without a word.
+            advice = (
+                "look whether it expects TLS (pulsar+ssl://), whether it trusts the certificate "
+                "that it was shown, and at its log."
+            )
+        self.end(ConnectionLost(f"The connection to the broker was lost ({why}{said}); {advice}"))
+
+    def check_usable(self) -> None:
+        """Raises `ConnectionLost` unless requests may be made."""
+        if self.state is ConnectionState.READY:
+            return
+        raise ConnectionLost(
+            "The connection is not ready yet; wait until it is."
+            if self._end is None
+            else f"The connection has ended: {self._end}"
+        )
+
+    def _enter(self, state: ConnectionState) -> None:
+        if state not in _NEXT[self.state]:
+            raise InternalError(
+                f"A connection does not go from {self.state.value} to {state.value}; "
+                "begin each one once."
+            )
+        self.state = state
+
+    # Who is spoken to
+
+    def attach(self, kind: PeerKind, number: int, handler: Handler) -> None:
+        """From now on what names this number is for `handler`.  Raises `ConnectionLost`."""
+        self.check_usable()
+        self._handlers[kind][number] = handler
+
+    def detach(self, kind: PeerKind, number: int) -> None:
+        """Nobody has this number any more."""
+        self._handlers[kind].pop(number, None)
+
+    def detach_all(self, handler: Handler) -> None:
+        """Under whatever numbers it is attached."""
+        for some in self._handlers.values():
+            for number in [number for number, each in some.items() if each is handler]:
+                del some[number]
+
+    def request(
+        self,
+        request_id: int,
+        frame: bytes,
+        answered: Answered,
+        postponed: Callable[[], None] | None = None,
+    ) -> None:
+        """Send the frame of a request.  Raises `ConnectionLost`."""
+        self.check_usable()
+        self.requests.add(request_id, answered, postponed)
+        self._shell.write(frame)
+
+    # Time
+
+    def tick(self, now: float) -> float:
+        """Look how long the broker has been silent; returns when to look again, in seconds."""
+        if self.state is not ConnectionState.READY:
+            return self._keep_alive_s
+        silent_s = now - self._heard_at
+        if silent_s < self._keep_alive_s:
+            return self._keep_alive_s - silent_s
+        if self._pinged_at is None or self._pinged_at < self._heard_at:
+            self._pinged_at = now
+            self._shell.write(_PING)
+            return self._keep_alive_s
+        waited_s = now - self._pinged_at
+        if waited_s < self._keep_alive_s:
+            return self._keep_alive_s - waited_s
+        self.end(
+            ConnectionLost(
+                f"The broker has said nothing for {silent_s:.0f} s, not even when it was asked; "
+                "look whether it and the network are well."
+            )
+        )
+        return self._keep_alive_s
+
+    # What arrives
+
+    def received(self, data: bytes, now: float) -> None:
+        """Bytes of the broker."""
+        self._heard_at = now
+        if self._next_decoder is not None and not self._decoder.buffered_size:
+            self._decoder, self._next_decoder = self._next_decoder, None
+        try:
+            frames = self._decoder.feed(data)
+        except FrameError as error:
+            self._serve(error.frames_before)
+            self.end(
+                ConnectionLost(
+                    f"The broker sent what cannot be read: {error} Look whether this address is "
+                    "that of a broker's binary protocol, and whether TLS is used on both sides."
+                )
+            )
+            return
+        self._serve(frames)
+
+    def _serve(self, frames: "list[Received] | tuple[Received, ...]") -> None:
+        routes = self._routes
+        for frame in frames:
+            if not isinstance(frame, Frame):
+                self._unexpected("SEND")
+                return
+            if self.state is not _READY:
+                if self.state is _ENDED:
+                    return
+                self._greeted(frame.command)
+                continue
+            command = frame.command
+            kind = command.type
+            route = routes.get(kind)
+            if route is not None:
+                number_of, handlers = route
+                handler = handlers.get(number_of(command))
+                if handler is not None:
+                    try:
+                        handler.received(frame)
+                    except Exception as defect:  # noqa: BLE001 - whatever it is: frames go on
+                        _defect(handler, BaseCommand.Type.Name(kind), defect)
+            elif kind in ANSWERS:
+                self._answer(command)
+            else:
+                other = self._others.get(kind)
+                if other is None:
+                    self._unexpected(BaseCommand.Type.Name(kind))
+                    return
+                other(command)
+
+    def _answer(self, command: BaseCommand) -> None:
+        if command.type == BaseCommand.ERROR:
+            # Without a request it is the reason why the broker closes.
+            self._refusal = command.error.message
+        try:
+            self.requests.answer(command)
+        except Exception as defect:  # noqa: BLE001 - whatever it is: frames go on
+            _defect(self.requests, BaseCommand.Type.Name(command.type), defect)
+
+    def _greeted(self, command: BaseCommand) -> None:
+        """Something before the connection is ready."""
+        kind = command.type
+        if kind in (BaseCommand.PING, BaseCommand.PONG):
+            self._others[kind](command)
+        elif kind not in _AWAITED.get(self.state, ()):
+            self._unexpected(BaseCommand.Type.Name(kind))
+        elif kind == BaseCommand.ERROR:
+            self.end(_refused(command))
+        elif kind == BaseCommand.AUTH_CHALLENGE:
+            self._enter(ConnectionState.CHALLENGED)
+            self._shell.prove(command.auth_challenge.challenge)
+        else:
+            self._ready(command.connected)
+
+    def _ready(self, connected: CommandConnected) -> None:
+        self.connected = connected
+        if connected.max_message_size > 0:
+            self.max_message_size = min(connected.max_message_size, MAX_ANNOUNCED_MESSAGE_SIZE)
+            self._next_decoder = _decoder(self.max_message_size)
+        self._enter(ConnectionState.READY)
+        self._shell.ready(connected)
+
+    def _ping(self, command: BaseCommand) -> None:
+        self._shell.write(_PONG)
+
+    def _pong(self, command: BaseCommand) -> None:
+        """A sign of life, as every byte is."""
+
+    def _challenge(self, command: BaseCommand) -> None:
+        challenge: CommandAuthChallenge = command.auth_challenge
+        self._shell.prove(challenge.challenge)
+
+    def _migrated(self, command: BaseCommand) -> None:
+        """TOPIC_MIGRATED: of a producer or of a consumer."""
+        migrated: CommandTopicMigrated = command.topic_migrated
+        producer = migrated.resource_type == CommandTopicMigrated.Producer
+        kind = PeerKind.PRODUCER if producer else PeerKind.CONSUMER
+        handler = self._handlers[kind].get(migrated.resource_id)
+        if handler is not None:
+            handler.received(Frame(command))
+
+    def _unexpected(self, name: str) -> None:
+        self.end(
+            ConnectionLost(
+                f"The broker sent {name}, which it must not in the state {self.state.value}; "
+                "look whether it is a Pulsar broker of version 5."
+            )
+        )
+
+
+def _defect(whose: object, what: str, defect: Exception) -> None:
+    _log.error(
+        "handler_failed handler=%s what=%r error=%r",
+        type(whose).__name__,
+        what,
+        defect,
+        exc_info=defect,
+    )
+
+
+def _decoder(max_message_size: int) -> FrameDecoder:
+    limit = max_message_size + FRAME_HEADROOM
+    return FrameDecoder(limit, limit)
+
+
+def _refused(command: BaseCommand) -> BrokerError:
+    refusal = command.error
+    return error_of(refusal.error, refusal.message or "The broker refused the connection.")

@@ -1,0 +1,193 @@
+"""The connections of one client, shared by all of its parts.
+
+Rules:
+
+- One connection for each broker and way there; who asks while it is made waits for the same one.
+- Whoever stops waiting leaves the others undisturbed: a connection once begun is kept for the next.
+- `any` stays with one host of the service URL until that one fails, or is not ready for a lookup;
+  then it is the next one's turn.
+- Where lookups said that brokers are behind the service URL, all of them are.
+- What is lost is dropped, and made anew when somebody asks.
+- Which two addresses, with and without TLS, are of one broker is known from the lookups; 5.0.0-M1
+  tells only the one without of those who lead topics.
+"""
+
+import asyncio
+import random
+from functools import partial
+
+from magnetar.bounds import KNOWN_BROKERS
+from magnetar.errors import (
+    AlreadyClosed,
+    AuthenticationFailed,
+    ClientError,
+    ConnectionLost,
+    ServiceNotReady,
+    TokenNotRenewed,
+)
+from magnetar.identity import Identities
+from magnetar.settings import ClientSettings
+from magnetar.wire.authentication import authentication_of
+from magnetar.wire.connection import Connection, connect_to
+from magnetar.wire.lookup import Owner, look_up
+from magnetar.wire.service_url import BrokerAddress, HostPort, ServiceUrl, parse_service_url
+from magnetar.wire.tls import tls_context
+
+__all__ = ["ConnectionPool"]
+
+
+class ConnectionPool:
+    """See the module's rules."""
+
+    def __init__(
+        self, service_url: str, settings: ClientSettings, ids: Identities, rng: random.Random
+    ) -> None:
+        """Raises `InvalidArgument` for a URL or for TLS files that cannot be used."""
+        self._service: ServiceUrl = parse_service_url(service_url)
+        self._settings = settings
+        self._ids = ids
+        self._authentication = authentication_of(settings)
+        self._tls = tls_context(settings) if self._service.tls else None
+        self._turn = rng.randrange(len(self._service.hosts))
+        self._proxied = False
+        self._believed = False
+        self._connections: dict[BrokerAddress, Connection] = {}
+        self._making: dict[BrokerAddress, asyncio.Task[Connection]] = {}
+        self._tls_urls: dict[str, str] = {}
+        self._closed = False
+
+    @property
+    def tls(self) -> bool:
+        """Whether brokers are reached by TLS."""
+        return self._service.tls
+
+    @property
+    def listener_name(self) -> str | None:
+        """Which of their addresses brokers are to tell."""
+        return self._settings.listener_name
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Those that live."""
+        return tuple(self._connections.values())
+
+    def learn_of(self, url: str, tls_url: str) -> None:
+        """A lookup has told these two of one broker; either may be empty."""
+        if not url or not tls_url:
+            return
+        self._tls_urls.pop(url, None)
+        self._tls_urls[url] = tls_url
+        if len(self._tls_urls) > KNOWN_BROKERS:
+            del self._tls_urls[next(iter(self._tls_urls))]
+
+    def tls_url_of(self, url: str) -> str | None:
+        """The TLS address of the broker with this other one, if a lookup has told it."""
+        return self._tls_urls.get(url)
+
+    async def any(self) -> Connection:
+        """A host of the service URL, the next one after a failure.
+
+        Raises what the last one failed with when none can be reached, and at once when one refuses
+        for good.
+        """
+        return await self._by_service_url(None)
+
+    async def at(self, url: str) -> Connection:
+        """The broker of that URL, as a broker told it."""
+        return await self.connect_to_owner(Owner(url, self._proxied))
+
+    async def of_topic(self, topic: str) -> Connection:
+        """The broker that serves a topic, of any domain, now."""
+        turn = self._turn
+        try:
+            owner = await look_up(self, topic)
+        except ServiceNotReady:
+            self._next_host(turn)
+            raise
+        self._proxied = owner.proxied
+        return await self.connect_to_owner(owner)
+
+    async def connect_to_owner(self, owner: Owner) -> Connection:
+        """The broker that a lookup named, on the way that it named."""
+        url = parse_service_url(owner.url)
+        logical = url.hosts[0]
+        tls = url.tls or self.tls
+        if owner.proxied:
+            return await self._by_service_url(logical)
+        return await self._to(BrokerAddress(logical, logical, tls))
+
+    async def close(self) -> None:
+        """End them all; bounded in time."""
+        self._closed = True
+        making = tuple(self._making.values())
+        for task in making:
+            task.cancel()
+        if making:
+            await asyncio.wait(making)
+        await asyncio.gather(*(each.close() for each in self.connections))
+
+    async def _by_service_url(self, broker: HostPort | None) -> Connection:
+        """A broker through any host, or whichever host there is."""
+        hosts = self._service.hosts
+        failure: Exception | None = None
+        for _ in hosts:
+            turn = self._turn
+            host = hosts[turn]
+            try:
+                return await self._to(BrokerAddress(broker or host, host, self.tls))
+            except (ConnectionLost, ServiceNotReady) as error:
+                failure = error
+                self._next_host(turn)
+        assert failure is not None, "a service URL has a host"
+        raise failure
+
+    def _next_host(self, failed: int) -> None:
+        """Unless somebody else has found the same meanwhile."""
+        if self._turn == failed:
+            self._turn = (failed + 1) % len(self._service.hosts)
+
+    async def _to(self, address: BrokerAddress) -> Connection:
+        if self._closed:
+            raise _closed()
+        known = self._connections.get(address)
+        if known is not None:
+            return known
+        task = self._making.get(address)
+        if task is None:
+            task = self._making[address] = asyncio.create_task(self._make(address))
+            task.add_done_callback(partial(self._made, address))
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise _closed()
+        return task.result()
+
+    async def _make(self, address: BrokerAddress) -> Connection:
+        if address.tls and self._tls is None:
+            self._tls = tls_context(self._settings)
+        try:
+            connection = await connect_to(
+                address, self._settings, self._ids, self._authentication, self._tls
+            )
+        except AuthenticationFailed as error:
+            if self._believed and self._authentication.renewed:
+                raise TokenNotRenewed(str(error)) from error
+            raise
+        self._believed = True
+        if not connection.is_lost:
+            connection.when_lost = self._lost
+            self._connections[address] = connection
+        return connection
+
+    def _made(self, address: BrokerAddress, task: asyncio.Task[Connection]) -> None:
+        if self._making.get(address) is task:
+            del self._making[address]
+        if not task.cancelled():
+            task.exception()  # seen, even if nobody waits any more
+
+    def _lost(self, connection: Connection) -> None:
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+
+
+def _closed() -> ClientError:
+    return AlreadyClosed("The client is closed; connect anew with magnetar.connect.")

@@ -1,0 +1,75 @@
+"""Pure: where brokers are, as users and brokers write it.
+
+    pulsar://host[:6650][,host[:port]...]            pulsar+ssl://host[:6651][,...]
+
+A `BrokerAddress` has two places: the logical one is the broker that is meant, the physical one what
+is connected to.  They differ when a proxy is between.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from magnetar.errors import InvalidArgument
+
+__all__ = ["BrokerAddress", "HostPort", "ServiceUrl", "parse_service_url"]
+
+_PORTS: Final = {"pulsar": 6650, "pulsar+ssl": 6651}
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:/@?#\s]+))(?::([0-9]{1,5}))?")
+
+
+class HostPort(NamedTuple):
+    """A TCP address; the host as it was written, IPv6 without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """Of one broker, and how to get there."""
+
+    logical: HostPort
+    physical: HostPort
+    tls: bool = False
+
+    @property
+    def proxied(self) -> bool:
+        """Whether what is connected to must pass everything on."""
+        return self.logical != self.physical
+
+    def __str__(self) -> str:
+        scheme = "pulsar+ssl" if self.tls else "pulsar"
+        through = f" through {self.physical}" if self.proxied else ""
+        return f"{scheme}://{self.logical}{through}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUrl:
+    """One or more hosts that all lead to the same cluster."""
+
+    hosts: tuple[HostPort, ...]
+    tls: bool
+
+
+def parse_service_url(text: str) -> ServiceUrl:
+    """The hosts of a URL.  Raises `InvalidArgument`."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in _PORTS:
+        raise InvalidArgument(
+            f"{text!r} is no address of a Pulsar broker; "
+            "begin it with pulsar:// or pulsar+ssl://, for example pulsar://localhost:6650."
+        )
+    hosts: list[HostPort] = []
+    for part in rest.removesuffix("/").split(","):
+        found = _HOST.fullmatch(part)
+        port = int(found[3] or _PORTS[scheme]) if found else 0
+        if found is None or not 0 < port < 65536:
+            raise InvalidArgument(
+                f"{part!r} in {text!r} is no host; write host or host:port, separated by commas."
+            )
+        hosts.append(HostPort(found[1] or found[2], port))
+    return ServiceUrl(tuple(hosts), scheme == "pulsar+ssl")

@@ -1,0 +1,153 @@
+"""The client as a whole: what it opens it closes, in order and in time."""
+
+import asyncio
+import gc
+from pathlib import Path
+
+import pytest
+
+import magnetar
+from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
+from tests.client.conftest import MakeTopic, Service
+from tests.support.broker_process import running
+from tests.support.child_process import HOST
+from tests.support.waiting import until
+
+EARLIEST = InitialPosition.EARLIEST
+
+
+async def test_close_sends_what_producers_have(service: Service, topic: MakeTopic) -> None:
+    made = await topic(2)
+    async with magnetar.connect(service.url) as client:
+        producer = await client.producer(made.name, schema=str)
+        sent = [producer.send_nowait(str(number), key=str(number)) for number in range(100)]
+    assert all(each.done() and each.exception() is None for each in sent)
+    async with (
+        magnetar.connect(service.url) as client,
+        client.queue_consumer(made.name, "sub", schema=str, initial_position=EARLIEST) as consumer,
+    ):
+        values = set()
+        for _ in range(100):
+            message = await consumer.receive(20)
+            values.add(message.value)
+            await consumer.ack(message)
+        assert values == {str(number) for number in range(100)}
+
+
+async def test_close_ends_whatever_lives(service: Service, topic: MakeTopic) -> None:
+    made = await topic(2)
+    client = await magnetar.connect(service.url)
+    producer = await client.producer(made.name)
+    queue = await client.queue_consumer(made.name, "queue")
+    stream = await client.stream_consumer(made.name, "stream")
+    reader = await client.checkpoint_consumer(made.name)
+    waiting = asyncio.ensure_future(queue.receive())
+    transaction = await client.transaction()
+    await producer.send(b"never seen", transaction=transaction)
+    await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task(), waiting} or waiting.done()
+    with pytest.raises(AlreadyClosed):
+        await waiting
+    with pytest.raises(AlreadyClosed):
+        await producer.send(b"")
+    with pytest.raises(AlreadyClosed):
+        await stream.receive()
+    with pytest.raises(AlreadyClosed):
+        await reader.receive()
+    with pytest.raises(MagnetarError):
+        await transaction.commit()
+    with pytest.raises(AlreadyClosed):
+        client.producer(made.name)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_closed_parts_are_not_kept(client: magnetar.Client, topic: MakeTopic) -> None:
+    made = await topic()
+    for _ in range(3):
+        async with client.producer(made.name):
+            pass
+    await until(lambda: gc.collect() >= 0 and not any(client._opened.values()))
+
+
+async def test_what_is_opened_after_a_close_of_the_client(
+    service: Service, topic: MakeTopic
+) -> None:
+    made = await topic()
+    async with magnetar.connect(service.url) as client:
+        opening = client.producer(made.name)
+    with pytest.raises(AlreadyClosed):
+        await opening
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34])
+async def test_a_cancelled_producer_is_no_half_one(
+    service: Service, topic: MakeTopic, steps: int
+) -> None:
+    """An exclusive one would keep others out."""
+    made = await topic()
+    exclusive = magnetar.AccessMode.EXCLUSIVE
+    async with magnetar.connect(service.url) as client:
+
+        async def open_one() -> None:
+            async with client.producer(made.name, access_mode=exclusive):
+                await asyncio.Event().wait()
+
+        opening = asyncio.ensure_future(open_one())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait((opening,))
+        async with client.producer(made.name, access_mode=exclusive) as producer:
+            await producer.send(b"mine")
+
+
+async def test_close_is_bounded_when_the_broker_has_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await magnetar.connect(f"pulsar://{HOST}:{broker.port}", close_timeout_s=0.2)
+        producer = await client.producer("topic://public/default/x")
+        await producer.send(b"stored")
+        broker.pause()
+        lost = producer.send_nowait(b"never receipted")
+        await client.close()
+        assert lost.done()
+        with pytest.raises(MagnetarError):
+            lost.result()
+        broker.resume()
+
+
+async def test_a_namespace_is_consumed_by_the_client(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    made = await topic(properties={"team": "test-client"})
+    async with (
+        client.producer(made.name, schema=str) as producer,
+        client.queue_consumer(
+            namespace="public/default",
+            subscription="all",
+            properties={"team": "test-client"},
+            schema=str,
+            initial_position=EARLIEST,
+        ) as consumer,
+    ):
+        await producer.send("found")
+        message = await consumer.receive(20)
+        assert message.value == "found"
+        await consumer.ack(message)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"subscription": "s"},
+        {"topic": "t", "namespace": "a/b", "subscription": "s"},
+        {"topic": "t"},
+        {"topic": "t", "subscription": ""},
+        {"topic": "t", "subscription": "s", "properties": {"a": "b"}},
+        {"topic": "t", "subscription": "s", "receiver_queue_size": -1},
+    ],
+)
+async def test_consumers_that_cannot_be(client: magnetar.Client, what: dict[str, str]) -> None:
+    for make in (client.queue_consumer, client.stream_consumer):
+        with pytest.raises(InvalidArgument):
+            make(**what)  # type: ignore[call-overload]

@@ -1,0 +1,184 @@
+"""Consumers of all topics of a namespace on a real broker: topics come and go, transactions."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import magnetar
+from magnetar.consume.consumer_settings import InitialPosition, QueueSettings
+from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, NamespaceStreamConsumer
+from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.errors import AlreadyClosed, OperationTimedOut, TransactionConflict
+from magnetar.message_id import MessageId
+from magnetar.opening import Opening
+from magnetar.schema.plain import STRING
+from tests.client.conftest import NAMESPACE, MakeTopic, Topic
+
+WAIT_S = 10
+SILENCE_S = 0.2
+
+
+@pytest.fixture
+def mark() -> dict[str, str]:
+    """A property that only the topics of this test have."""
+    return {"test": uuid.uuid4().hex}
+
+
+@asynccontextmanager
+async def stream(
+    client: magnetar.Client, mark: dict[str, str]
+) -> AsyncIterator[NamespaceStreamConsumer[str]]:
+    settings = StreamSettings(initial_position=InitialPosition.EARLIEST, consumer_name="all")
+    async with Opening(
+        lambda: NamespaceStreamConsumer(client.context, NAMESPACE, "s", STRING, settings, mark)
+    ) as consumer:
+        yield consumer
+
+
+@asynccontextmanager
+async def queue(
+    client: magnetar.Client, mark: dict[str, str]
+) -> AsyncIterator[NamespaceQueueConsumer[str]]:
+    settings = QueueSettings(initial_position=InitialPosition.EARLIEST)
+    async with Opening(
+        lambda: NamespaceQueueConsumer(client.context, NAMESPACE, "s", STRING, settings, mark)
+    ) as consumer:
+        yield consumer
+
+
+AnyConsumer = NamespaceStreamConsumer[str] | NamespaceQueueConsumer[str]
+
+
+async def send(client: magnetar.Client, topic: Topic, *values: str) -> None:
+    async with client.producer(topic.name, schema=STRING) as producer:
+        await asyncio.gather(*(producer.send(value, key=value) for value in values))
+
+
+async def read(consumer: AnyConsumer, count: int) -> set[str]:
+    return {(await consumer.receive(WAIT_S)).value for _ in range(count)}
+
+
+async def nothing_more(consumer: AnyConsumer) -> None:
+    with pytest.raises(OperationTimedOut):
+        await consumer.receive(SILENCE_S)
+
+
+async def until_topics(consumer: AnyConsumer, *topics: Topic) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while consumer.topics != {topic.name for topic in topics}:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("opened", [stream, queue])
+async def test_topics_that_are_there_and_that_come_later_are_read(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], opened: type
+) -> None:
+    one = await topic(2, properties=mark)
+    await topic(1)
+    await send(client, one, "a", "b")
+    async with opened(client, mark) as consumer:
+        assert await read(consumer, 2) == {"a", "b"}
+        two = await topic(1, properties=mark)
+        await send(client, two, "c")
+        assert await read(consumer, 1) == {"c"}
+        assert consumer.topics == {one.name, two.name}
+        await nothing_more(consumer)
+
+
+@pytest.mark.magnetar_only
+@pytest.mark.parametrize("opened", [stream, queue])
+async def test_a_topic_that_is_deleted_is_left_and_does_not_come_back(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], opened: type
+) -> None:
+    one, two = await topic(1, properties=mark), await topic(1, properties=mark)
+    async with opened(client, mark) as consumer:
+        assert consumer.topics == {one.name, two.name}
+        await one.delete()
+        await until_topics(consumer, two)
+        await send(client, two, "a")
+        assert await read(consumer, 1) == {"a"}
+    async with opened(client, mark) as consumer:
+        assert consumer.topics == {two.name}
+
+
+async def test_acknowledging_in_order_is_over_all_topics(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    one, two = await topic(2, properties=mark), await topic(1, properties=mark)
+    await send(client, one, *(f"a{number}" for number in range(6)))
+    await send(client, two, *(f"b{number}" for number in range(6)))
+    async with stream(client, mark) as consumer:
+        messages = [await consumer.receive(WAIT_S) for _ in range(12)]
+        message_id = messages[7].id
+        assert MessageId.from_bytes(message_id.to_bytes()).positions_of_topics == dict(
+            message_id.positions_of_topics
+        )
+        await consumer.ack(messages[7], wait=True)
+    rest = {message.value for message in messages[8:]}
+    async with stream(client, mark) as consumer:
+        assert await read(consumer, len(rest)) == rest
+        await nothing_more(consumer)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_an_acknowledgement_in_a_transaction_is_part_of_it(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], commits: bool
+) -> None:
+    one, two = await topic(1, properties=mark), await topic(1, properties=mark)
+    await send(client, one, "a")
+    await send(client, two, "b")
+    async with stream(client, mark) as consumer:
+        messages = [await consumer.receive(WAIT_S) for _ in range(2)]
+        transaction = await client.transaction()
+        await consumer.ack(messages[-1], transaction=transaction)
+        await (transaction.commit() if commits else transaction.abort())
+    async with stream(client, mark) as consumer:
+        if commits:
+            await nothing_more(consumer)
+        else:
+            assert await read(consumer, 2) == {"a", "b"}
+
+
+@pytest.mark.magnetar_only
+async def test_what_a_transaction_aborted_is_handed_out_again(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    one, two = await topic(1, properties=mark), await topic(1, properties=mark)
+    await send(client, one, "a", "c", "e")
+    await send(client, two, "b", "d", "f")
+    async with stream(client, mark) as consumer:
+        before = [await consumer.receive(WAIT_S) for _ in range(3)]
+        transaction = await client.transaction()
+        await consumer.ack(before[1], transaction=transaction)
+        await transaction.abort()
+        with pytest.raises(TransactionConflict):
+            await consumer.ack(before[2])
+        again = [await consumer.receive(WAIT_S) for _ in range(6)]
+        assert {message.value for message in again} == set("abcdef")
+        async with client.transaction() as transaction:
+            await consumer.ack(again[-1], transaction=transaction)
+        await nothing_more(consumer)
+
+
+async def test_a_queue_acknowledges_and_refuses_one_by_one(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    one, two = await topic(1, properties=mark), await topic(1, properties=mark)
+    await send(client, one, "a", "b")
+    await send(client, two, "c")
+    async with queue(client, mark) as consumer:
+        for _ in range(3):
+            message = await consumer.receive(WAIT_S)
+            if message.value != "b":
+                await consumer.ack(message, wait=True)
+    async with queue(client, mark) as consumer:
+        message = await consumer.receive(WAIT_S)
+        assert message.value == "b"
+        consumer.nack(message)
+        again = await consumer.receive(WAIT_S)
+        assert again.value == "b"
+    with pytest.raises(AlreadyClosed):
+        await consumer.receive(WAIT_S)

@@ -1,0 +1,362 @@
+"""Who the client says it is, and whom it believes, on an Apache Pulsar that asks.
+
+Rules: these need `--peer`, since Magnetar asks nobody; the broker is one of their own, with TLS,
+tokens, certificates and permissions. It checks every second whose token has expired.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import magnetar
+from broker.cli.main import build_app
+from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.errors import AuthenticationFailed, AuthorizationFailed, ConnectionLost
+from magnetar.settings import Token
+from tests.stock.fixtures import STARTED_PEER, serving
+from tests.stock.peer_process import PeerProcess
+from tests.stock.peer_security import ADMIN, PeerSecurity
+from tests.support.child_process import HOST, free_port
+
+pytestmark = pytest.mark.timeout(60, func_only=True)  # the broker's start has a limit of its own
+WAIT_S = 10
+EXPIRES_S = 2
+"""Of tokens that a test sees expire: whole seconds, and the broker is asked when they are over."""
+
+
+@dataclass(frozen=True)
+class Secured:
+    """The broker of these tests."""
+
+    url: str
+    tls_url: str
+    admin_url: str
+    security: PeerSecurity
+
+    @property
+    def trust(self) -> Path:
+        """The authority of its certificate."""
+        return self.security.authority.chain
+
+    async def ask(self, method: str, path: str, body: object) -> None:
+        """One REST request of somebody who may do everything."""
+        url = f"{self.admin_url}/admin/v2{path}"
+        async with (
+            aiohttp.ClientSession(headers=self.security.admin_headers) as session,
+            session.request(method, url, json=body) as answer,
+        ):
+            assert answer.status == 204, await answer.text()
+
+    async def grant(self, role: str, *actions: str) -> None:
+        """Let a role do this with the topics of the namespace."""
+        await self.ask("POST", f"/namespaces/public/default/permissions/{role}", list(actions))
+
+
+@pytest.fixture(scope="module")
+def secured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
+    if request.config.getoption("--peer", default=None) != STARTED_PEER:
+        pytest.skip("Magnetar does not ask who its clients are: run it with --peer")
+    security = PeerSecurity.make(tmp_path_factory.mktemp("security"), free_port(), HOST)
+    process = PeerProcess(free_port(), free_port(), security=security)
+    process.wipe()
+    for _ in serving(process):
+        tls_url = f"pulsar+ssl://{HOST}:{security.tls_port}"
+        yield Secured(process.url, tls_url, process.admin_url, security)
+
+
+@pytest.fixture
+async def topic(secured: Secured) -> str:
+    """A scalable topic of two segments."""
+    name = f"secured-{uuid4().hex[:8]}"
+    await secured.ask("PUT", f"/scalable/public/default/{name}?numInitialSegments=2", {})
+    return f"topic://public/default/{name}"
+
+
+@asynccontextmanager
+async def trusting(secured: Secured, token: Token) -> AsyncIterator[magnetar.Client]:
+    """A client by TLS and with this token."""
+    async with magnetar.connect(secured.tls_url, token=token, tls_trust_file=secured.trust) as made:
+        yield made
+
+
+async def works(client: magnetar.Client, topic: str) -> None:
+    """Messages go in, by both ways of sending, and come out, by all ways of reading."""
+    start = InitialPosition.EARLIEST
+    async with (
+        client.producer(topic) as producer,
+        client.queue_consumer(topic, "queue", initial_position=start) as queue,
+        client.stream_consumer(topic, "stream", initial_position=start) as stream,
+        client.checkpoint_consumer(topic) as checkpoint,
+    ):
+        async with client.transaction() as transaction:
+            for number in range(10):
+                sent = b"%d" % number
+                await producer.send(sent, key=f"key-{number}", transaction=transaction)
+        for number in range(10, 20):
+            await producer.send(b"%d" % number, key=f"key-{number}")
+        read: list[set[bytes]] = [set(), set(), set()]
+        for _ in range(20):
+            of_queue = await queue.receive(WAIT_S)
+            of_stream = await stream.receive(WAIT_S)
+            of_checkpoint = await checkpoint.receive(WAIT_S)
+            await queue.ack(of_queue)
+            await stream.ack(of_stream)
+            for values, message in zip(read, (of_queue, of_stream, of_checkpoint), strict=True):
+                values.add(message.data)
+        assert read == [{b"%d" % number for number in range(20)}] * 3
+
+
+# Tokens
+
+
+async def test_a_token_as_text_lets_in(secured: Secured, topic: str) -> None:
+    async with magnetar.connect(secured.url, token=secured.security.token(ADMIN)) as client:
+        await works(client, topic)
+
+
+async def test_a_token_may_come_from_a_coroutine(secured: Secured) -> None:
+    async def token() -> str:
+        await asyncio.sleep(0)
+        return secured.security.token(ADMIN)
+
+    async with magnetar.connect(secured.url, token=token):
+        pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda security: None,
+        lambda security: "this is no token",
+        lambda security: security.token(ADMIN, secret=b"of somebody else" * 2),
+        lambda security: security.token(ADMIN, expires_s=-60),
+    ],
+    ids=["none", "not a token", "signed by another key", "expired"],
+)
+async def test_a_wrong_token_is_refused(
+    secured: Secured, wrong: Callable[[PeerSecurity], str | None]
+) -> None:
+    with pytest.raises(AuthenticationFailed):
+        await magnetar.connect(secured.url, token=wrong(secured.security))
+
+
+async def test_a_fresh_token_is_fetched_when_the_last_one_expires(
+    secured: Secured, topic: str
+) -> None:
+    calls = 0
+
+    def token() -> str:
+        nonlocal calls
+        calls += 1
+        return secured.security.token(ADMIN, expires_s=EXPIRES_S)
+
+    async with trusting(secured, token) as client, client.producer(topic) as producer:
+        connections = client.context.pool.connections
+        await until_true(lambda: calls >= 3, lambda: producer.send(b"still here"))
+        assert client.context.pool.connections == connections, "it did not have to connect anew"
+
+
+async def test_a_token_that_cannot_be_refreshed_ends_it(secured: Secured, topic: str) -> None:
+    token = secured.security.token(ADMIN, expires_s=EXPIRES_S)
+    async with trusting(secured, token) as client, client.producer(topic) as producer:
+        with pytest.raises(AuthenticationFailed):
+            await until_true(lambda: False, lambda: producer.send(b"still here"))
+
+
+@pytest.mark.parametrize("late", ["missing", "expired"])
+async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
+    secured: Secured, topic: str, late: str
+) -> None:
+    """What the client has made comes back, all of it, when there is a token again."""
+    calls = 0
+
+    def token() -> str:
+        nonlocal calls
+        calls += 1
+        away = 1 < calls < 8
+        if away and late == "missing":
+            raise OSError("the server of tokens is away")
+        return secured.security.token(ADMIN, expires_s=-60 if away else EXPIRES_S)
+
+    async with (
+        trusting(secured, token) as client,
+        client.producer(topic) as producer,
+        client.queue_consumer(topic, "queue") as consumer,
+    ):
+        sent: set[bytes] = set()
+
+        async def send() -> None:
+            value = b"%d" % len(sent)
+            await producer.send(value, key=value.decode())
+            sent.add(value)
+
+        await until_true(lambda: calls >= 9, send)
+        read: set[bytes] = set()
+        while read < sent:
+            message = await consumer.receive(WAIT_S)
+            await consumer.ack(message)
+            read.add(message.data)
+        assert read == sent
+
+
+async def until_true(condition: Callable[[], bool], act: Callable[[], Awaitable[object]]) -> None:
+    """Act over and over until the condition holds."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await act()
+            await asyncio.sleep(0.05)
+
+
+# Permissions
+
+
+async def test_who_has_no_permission_is_told_so(secured: Secured, topic: str) -> None:
+    async with trusting(secured, secured.security.token("nobody")) as client:
+        with pytest.raises(AuthorizationFailed):
+            await client.producer(topic)
+        with pytest.raises(AuthorizationFailed):
+            await client.queue_consumer(topic, "queue")
+        with pytest.raises(AuthorizationFailed):
+            await client.stream_consumer(topic, "stream")
+
+
+async def test_who_may_produce_may_not_consume(secured: Secured, topic: str) -> None:
+    await secured.grant("writer", "produce")
+    async with trusting(secured, secured.security.token("writer")) as client:
+        async with client.producer(topic) as producer:
+            await producer.send(b"mine")
+        with pytest.raises(AuthorizationFailed):
+            await client.queue_consumer(topic, "queue")
+        with pytest.raises(AuthorizationFailed):
+            await client.stream_consumer(topic, "stream")
+        with pytest.raises(AuthorizationFailed):
+            await client.checkpoint_consumer(topic)
+
+
+# TLS
+
+
+async def test_everything_works_through_tls(secured: Secured, topic: str) -> None:
+    async with trusting(secured, secured.security.token(ADMIN)) as client:
+        await works(client, topic)
+        assert all(connection.address.tls for connection in client.context.pool.connections)
+
+
+async def test_topics_of_a_namespace_are_read_through_tls(secured: Secured) -> None:
+    mark = uuid4().hex
+    name = f"secured-{mark[:8]}"
+    await secured.ask("PUT", f"/scalable/public/default/{name}", {"mark": mark})
+    topic = f"topic://public/default/{name}"
+    async with (
+        trusting(secured, secured.security.token(ADMIN)) as client,
+        client.producer(topic) as producer,
+        client.queue_consumer(
+            subscription="all",
+            namespace="public/default",
+            properties={"mark": mark},
+            initial_position=InitialPosition.EARLIEST,
+        ) as consumer,
+    ):
+        await producer.send(b"found")
+        assert (await consumer.receive(WAIT_S)).data == b"found"
+
+
+async def test_commands_take_a_token_and_an_authority(secured: Secured, topic: str) -> None:
+    def run(*command: str) -> Result:
+        where = ("--url", secured.tls_url, "--tls-trust-file", str(secured.trust))
+        return CliRunner().invoke(build_app(), [*command, *where])
+
+    token = ("--token", secured.security.token(ADMIN))
+    produced = await asyncio.to_thread(run, "produce", topic, "-m", "one", *token)
+    assert produced.exit_code == 0, produced.output
+    peeked = await asyncio.to_thread(run, "peek", topic, "-n", "1", *token)
+    assert "one" in peeked.output
+    refused = await asyncio.to_thread(run, "peek", topic)
+    assert refused.exit_code == 1
+    assert "authenticate" in refused.output
+
+
+async def test_a_broker_of_an_unknown_authority_is_refused(
+    secured: Secured, tmp_path: Path
+) -> None:
+    token = secured.security.token(ADMIN)
+    other = PeerSecurity.make(tmp_path, free_port(), HOST)
+    for trust in (None, other.authority.chain):
+        with pytest.raises(ConnectionLost, match="tls_trust_file"):
+            await magnetar.connect(secured.tls_url, token=token, tls_trust_file=trust)
+    async with magnetar.connect(secured.tls_url, token=token, tls_check_certificate=False):
+        pass
+
+
+async def test_a_broker_of_another_name_is_refused(secured: Secured) -> None:
+    token = secured.security.token(ADMIN)
+    url = secured.tls_url.replace(HOST, "localhost")
+    trust = secured.trust
+    with pytest.raises(ConnectionLost, match="localhost"):
+        await magnetar.connect(url, token=token, tls_trust_file=trust)
+    async with magnetar.connect(url, token=token, tls_trust_file=trust, tls_check_hostname=False):
+        pass
+
+
+async def test_the_wrong_scheme_for_a_port_is_told(secured: Secured) -> None:
+    token = secured.security.token(ADMIN)
+    with pytest.raises(ConnectionLost, match="TLS"):
+        await magnetar.connect(
+            secured.url.replace("pulsar://", "pulsar+ssl://"),
+            token=token,
+            tls_trust_file=secured.trust,
+        )
+    with pytest.raises(ConnectionLost, match="TLS"):
+        await magnetar.connect(secured.tls_url.replace("pulsar+ssl://", "pulsar://"), token=token)
+
+
+# Certificates of clients
+
+
+async def test_a_certificate_lets_in(secured: Secured, topic: str) -> None:
+    mine = secured.security.certificate(ADMIN)
+    async with magnetar.connect(
+        secured.tls_url,
+        tls_trust_file=secured.trust,
+        tls_certificate_file=mine.chain,
+        tls_key_file=mine.key,
+    ) as client:
+        await works(client, topic)
+
+
+async def test_its_common_name_is_the_role(secured: Secured, topic: str) -> None:
+    mine = secured.security.certificate("nobody")
+    async with magnetar.connect(
+        secured.tls_url,
+        tls_trust_file=secured.trust,
+        tls_certificate_file=mine.chain,
+        tls_key_file=mine.key,
+    ) as client:
+        with pytest.raises(AuthorizationFailed):
+            await client.producer(topic)
+
+
+async def test_no_certificate_and_no_token_is_nobody(secured: Secured) -> None:
+    with pytest.raises(AuthenticationFailed):
+        await magnetar.connect(secured.tls_url, tls_trust_file=secured.trust)
+
+
+async def test_a_certificate_that_the_broker_does_not_trust_is_refused(secured: Secured) -> None:
+    foreign = secured.security.foreign_certificate(ADMIN)
+    with pytest.raises(ConnectionLost):
+        await magnetar.connect(
+            secured.tls_url,
+            tls_trust_file=secured.trust,
+            tls_certificate_file=foreign.chain,
+            tls_key_file=foreign.key,
+        )

@@ -1,0 +1,50 @@
+"""What `magnetar perf` counts and says."""
+
+from magnetar.cli.tally import Tally
+
+
+def counted(messages: int, size: int, every_s: float) -> Tally:
+    tally = Tally(100.0)
+    for number in range(1, messages + 1):
+        tally.done(size, number * 10, 100.0 + number * every_s)
+    return tally
+
+
+def test_rates_are_from_the_start_to_the_last_message() -> None:
+    tally = counted(1000, 2000, 0.002)
+    assert tally.as_mapping() == {
+        "messages": 1000,
+        "failed": 0,
+        "bytes": 2_000_000,
+        "seconds": 2.0,
+        "messages_per_s": 500.0,
+        "mb_per_s": 1.0,
+        "latency_ms": tally._latencies_ms(),
+    }
+
+
+def test_percentiles_are_named_as_people_name_them() -> None:
+    assert list(counted(1000, 1, 1.0)._latencies_ms()) == ["p50", "p95", "p99", "p99.9", "max"]
+
+
+def test_the_summary_is_two_lines_and_one_more_for_failures() -> None:
+    tally = counted(1000, 2000, 0.002)
+    first, second = tally.summary("Sent")
+    assert first == "Sent 1,000 messages in 2.00 s: 500 messages/s, 1.00 MB/s"
+    assert second.startswith("latency  p50 5.0")
+    assert second.endswith("max 10.00 ms")
+    tally.failed = 3
+    assert tally.summary("Sent")[-1] == "3 messages failed."
+
+
+def test_lately_is_since_it_was_asked_last() -> None:
+    tally = counted(10, 1, 0.1)
+    assert tally.lately(101.0) == 10.0
+    assert tally.lately(102.0) == 0.0
+    assert tally.lately(102.0) == 0.0
+
+
+def test_nothing_at_all_can_be_told() -> None:
+    tally = Tally(5.0)
+    assert tally.summary("Read")[0] == "Read 0 messages in 0.00 s: 0 messages/s, 0.00 MB/s"
+    assert tally.line(5.0).startswith("0 messages  0/s")

@@ -1,0 +1,402 @@
+"""One SUBSCRIBE at a broker made of calls: closing, losing connections, acknowledgements."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from magnetar.consume.consumer_settings import NackDelay, SubscribeSettings, SubscriptionKind
+from magnetar.consume.inbox import Inbox
+from magnetar.consume.received import Received
+from magnetar.consume.segment_consumer import SegmentConsumer
+from magnetar.context import ClientContext
+from magnetar.errors import AlreadyClosed, ConnectionLost, MagnetarError, OperationTimedOut
+from magnetar.wire.connection import PeerKind
+from protocol import pulsar_pb2 as pb
+from protocol.frames import Frame
+from protocol.message import build_batch, build_entry
+from tests.unit.client.layout.fakes import FakeConnection, FakePool, context_of
+
+WAIT_S = 5
+Kind = pb.BaseCommand
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is subscribed to."""
+
+    topic: str = "segment://public/default/t/0000-ffff-0"
+    segment_id: int = 0
+
+
+class Setting:
+    """A consumer, its inbox, and what it says to the broker."""
+
+    def __init__(
+        self,
+        kind: SubscriptionKind = SubscriptionKind.SHARED,
+        operation_timeout_s: float = WAIT_S,
+        *,
+        ack_grouping_ms: int = 60_000,
+        nack_delay: NackDelay | None = None,
+        durable: bool = True,
+        beside: "Setting | None" = None,
+    ) -> None:
+        """`beside` shares its connection and its inbox."""
+        self.pool: FakePool = beside.pool if beside else FakePool()
+        self.inbox: Inbox[SegmentConsumer] = beside.inbox if beside else Inbox(100, 1_000_000)
+        how = SubscribeSettings(
+            subscription="s",
+            kind=kind,
+            durable=durable,
+            receiver_queue_size=10,
+            ack_grouping_ms=ack_grouping_ms,
+            nack_delay=nack_delay or NackDelay(),
+        )
+        self.context: ClientContext = (
+            beside.context if beside else context_of(self.pool, operation_timeout_s)
+        )
+        self.consumer = SegmentConsumer(self.context, Place(), how, self.inbox)
+
+    @property
+    def connection(self) -> FakeConnection:
+        return self.pool.connection
+
+    async def open(self) -> "Setting":
+        await self.consumer.open(WAIT_S)
+        return self
+
+    async def without_connection(self) -> None:
+        """The connection is lost, and there is no other one."""
+        refusals = [ConnectionLost("Nobody is there; wait.") for _ in range(1000)]
+        self.pool.failures.extend(refusals)
+        self.connection.lose()
+
+    def deliver(self, entry_id: int, *payloads: bytes) -> list[Received[SegmentConsumer]]:
+        """A batch comes; its messages are taken."""
+        raw = build_batch((pb.SingleMessageMetadata(payload_size=0), each) for each in payloads)
+        about = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+        about.num_messages_in_batch = len(payloads)
+        self.hand_in(entry_id, build_entry(about, raw))
+        return self.taken()
+
+    def hand_in(self, entry_id: int, entry: bytes) -> None:
+        where = pb.MessageIdData(ledger_id=1, entry_id=entry_id)
+        message = pb.CommandMessage(consumer_id=self.consumer.consumer_id, message_id=where)
+        command = pb.BaseCommand(type=Kind.MESSAGE, message=message)
+        handler = self.connection.handlers[PeerKind.CONSUMER, self.consumer.consumer_id]
+        handler.received(Frame(command, entry))
+
+    def taken(self) -> list[Received[SegmentConsumer]]:
+        found: list[Received[SegmentConsumer]] = []
+        while (received := self.inbox.take_nowait()) is not None:
+            found.append(received)
+        return found
+
+    def said(self, kind: int) -> list[pb.BaseCommand]:
+        """What was said of a kind since the last time; the rest is forgotten."""
+        found: list[pb.BaseCommand] = []
+        while not self.connection.sent.empty():
+            command = self.connection.sent.get_nowait()
+            if command.type == kind:
+                found.append(command)
+        return found
+
+    def answer(self, command: pb.BaseCommand) -> None:
+        self.connection.asked.pop(command.ack.request_id)(
+            pb.BaseCommand(type=Kind.ACK_RESPONSE, ack_response=pb.CommandAckResponse())
+        )
+
+
+class Spinless(asyncio.Event):
+    """Who waits for it again and again, though it is set, fails instead of stopping the loop."""
+
+    async def wait(self) -> Literal[True]:
+        self.waits = getattr(self, "waits", 0) + 1
+        assert self.waits < 100, "it spins"
+        return await super().wait()
+
+
+def single(payload: bytes = b"x") -> bytes:
+    return build_entry(
+        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), payload
+    )
+
+
+def pieces(payload: bytes) -> list[bytes]:
+    """A message of two pieces."""
+    middle = len(payload) // 2
+    return [
+        build_entry(
+            pb.MessageMetadata(
+                producer_name="p",
+                sequence_id=1,
+                publish_time=1,
+                uuid=payload.decode(),
+                chunk_id=at,
+                num_chunks_from_msg=2,
+                total_chunk_msg_size=len(payload),
+            ),
+            piece,
+        )
+        for at, piece in enumerate((payload[:middle], payload[middle:]))
+    ]
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class TestClosing:
+    @pytest.mark.parametrize("what", ["confirmed", "unsubscribe"])
+    async def test_who_waits_for_a_connection_is_told(self, what: str) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        await setting.without_connection()
+        setting.consumer.acknowledge(message.entry_id)
+        setting.consumer._up = Spinless()
+        waiting = asyncio.create_task(getattr(setting.consumer, what)())
+        await turns()
+        await asyncio.wait_for(setting.consumer.close(), WAIT_S)
+        with pytest.raises(AlreadyClosed):
+            await waiting
+
+    async def test_waiting_for_a_connection_has_a_limit(self) -> None:
+        setting = await Setting(operation_timeout_s=0.05).open()
+        await setting.without_connection()
+        waiting = asyncio.create_task(setting.consumer.unsubscribe())
+        with pytest.raises(OperationTimedOut):
+            await asyncio.wait_for(waiting, WAIT_S)
+        await setting.consumer.close()
+
+
+class TestALostConnection:
+    async def test_consumers_that_share_a_full_inbox_all_come_back(self) -> None:
+        first = await Setting().open()
+        settings = [first, *[await Setting(beside=first).open() for _ in range(2)]]
+        pool, inbox = first.pool, first.inbox
+        for setting, count in ((settings[2], 10), (settings[0], 200)):
+            for entry_id in range(count):
+                setting.hand_in(entry_id, single())
+        for _ in range(9):
+            inbox.take_nowait()
+        assert inbox.is_full
+        lost, pool.connection = pool.connection, FakeConnection()
+        lost.lose()
+        async with asyncio.timeout(WAIT_S):
+            flows = [(await pool.connection.next(Kind.SUBSCRIBE)).subscribe.consumer_id]
+            while len(flows) < 6:
+                command = await pool.connection.sent.get()
+                flows.append(command.flow.consumer_id or command.subscribe.consumer_id)
+        assert sorted(flows) == sorted([each.consumer.consumer_id for each in settings] * 2)
+        assert len(inbox) == 0
+        for setting in settings:
+            await setting.consumer.close()
+
+    async def test_nothing_is_asked_for_on_a_lost_one(self) -> None:
+        setting = await Setting().open()
+        setting.said(Kind.FLOW)
+        setting.connection.is_lost = True
+        setting.deliver(1, *[b"a"] * 10)
+        setting.consumer.room()
+        assert setting.said(Kind.FLOW) == []
+        await setting.consumer.close()
+
+
+class TestAgain:
+    async def test_a_message_comes_again_though_another_of_its_batch_is_acknowledged(self) -> None:
+        setting = await Setting(nack_delay=NackDelay(0, 0)).open()
+        first, second, third = setting.deliver(1, b"a", b"b", b"c")
+        setting.consumer.nack(first.entry_id, 0)
+        setting.consumer.nack(third.entry_id, 0)
+        setting.consumer.acknowledge_received(second)
+        setting.consumer.acknowledge(third.entry_id)
+        async with asyncio.timeout(WAIT_S):
+            while not (again := setting.said(Kind.REDELIVER_UNACKNOWLEDGED_MESSAGES)):
+                await asyncio.sleep(0)
+        (entry,) = again[0].redeliver_unacknowledged_messages.message_ids
+        assert (entry.ledger_id, entry.entry_id) == (1, 1)
+        await setting.consumer.close()
+
+
+class FakeTransaction:
+    """One that may take no more."""
+
+    def __init__(self) -> None:
+        self.id = (1, 2)
+        self.tracked: list[asyncio.Future[object]] = []
+        self.refusal: MagnetarError | None = None
+
+    def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
+        return None
+
+    def track(self, outcome: asyncio.Future[object]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.tracked.append(outcome)
+
+
+class TestInATransaction:
+    @pytest.mark.parametrize("how", ["acknowledge", "acknowledge_up_to"])
+    async def test_what_is_refused_is_not_acknowledged(self, how: str) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE).open()
+        first, second = setting.deliver(1, b"a", b"b")
+        transaction = FakeTransaction()
+        transaction.refusal = AlreadyClosed("It is being committed; begin another one.")
+        acknowledge = getattr(setting.consumer, how)
+        with pytest.raises(AlreadyClosed):
+            acknowledge(first.entry_id, transaction)
+        await turns()
+        assert setting.said(Kind.ACK) == []
+        assert setting.consumer._tracker.known == 1
+        transaction.refusal = None
+        for message in (first, second):
+            await acknowledge(message.entry_id, transaction)
+        assert len(setting.said(Kind.ACK)) == 2
+        assert all(each.done() for each in transaction.tracked)
+        assert len(transaction.tracked) == 2
+        await setting.consumer.close()
+
+    async def test_what_nobody_awaits_is_acknowledged_and_tracked(self) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        transaction = FakeTransaction()
+        waiting = asyncio.ensure_future(setting.consumer.acknowledge(message.entry_id, transaction))
+        waiting.cancel()
+        await asyncio.wait(transaction.tracked)
+        assert len(setting.said(Kind.ACK)) == 1
+        assert transaction.tracked[0].exception() is None
+        await setting.consumer.close()
+
+    async def test_who_closes_before_it_is_sent_is_told(self) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        await setting.without_connection()
+        transaction = FakeTransaction()
+        outcome = setting.consumer.acknowledge(message.entry_id, transaction)
+        await turns()
+        await setting.consumer.close()
+        with pytest.raises(AlreadyClosed):
+            await outcome
+        assert isinstance(transaction.tracked[0].exception(), AlreadyClosed)
+
+
+class TestTheBrokersWord:
+    @pytest.mark.parametrize("ack_grouping_ms", [0, 60_000])
+    async def test_is_awaited_for_what_was_sent_before(self, ack_grouping_ms: int) -> None:
+        setting = await Setting(ack_grouping_ms=ack_grouping_ms).open()
+        for entry_id in range(3):
+            (message,) = setting.deliver(entry_id, b"a")
+            setting.consumer.acknowledge_received(message)
+        outcomes = [asyncio.ensure_future(setting.consumer.confirmed()) for _ in range(2)]
+        await turns()
+        commands = setting.said(Kind.ACK)
+        assert sum(len(each.ack.message_id) for each in commands) == 3
+        for command in commands:
+            assert not any(each.done() for each in outcomes)
+            setting.answer(command)
+            await turns()
+        assert all(each.done() for each in outcomes)
+        await asyncio.gather(*outcomes)
+        await setting.consumer.close()
+
+    @pytest.mark.parametrize("after", range(4))
+    async def test_whoever_is_cancelled_has_acknowledged(self, after: int) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        setting.consumer.acknowledge_received(message)
+        waiting = asyncio.ensure_future(setting.consumer.confirmed())
+        for _ in range(after):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await setting.consumer.close()
+        assert len(setting.said(Kind.ACK)) == 1
+
+    async def test_is_awaited_on_the_next_connection(self) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        lost, setting.pool.connection = setting.connection, FakeConnection()
+        lost.lose()
+        setting.consumer.acknowledge_received(message)
+        waiting = asyncio.ensure_future(setting.consumer.confirmed())
+        async with asyncio.timeout(WAIT_S):
+            while (command := await setting.connection.sent.get()).type != Kind.ACK:
+                pass
+        await turns()
+        assert not waiting.done()
+        setting.answer(command)
+        await asyncio.wait_for(waiting, WAIT_S)
+        await setting.consumer.close()
+
+    async def test_is_not_known_of_what_a_lost_connection_had(self) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        setting.consumer.acknowledge_received(message)
+        waiting = asyncio.ensure_future(setting.consumer.confirmed())
+        await turns()
+        await setting.without_connection()
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(waiting, WAIT_S)
+        await setting.consumer.close()
+
+    async def test_is_not_awaited_for_ever(self) -> None:
+        setting = await Setting(operation_timeout_s=0.05).open()
+        (message,) = setting.deliver(1, b"a")
+        setting.consumer.acknowledge_received(message)
+        with pytest.raises(OperationTimedOut):
+            await asyncio.wait_for(setting.consumer.confirmed(), WAIT_S)
+        await setting.consumer.close()
+
+
+class TestWhatIsHandedOut:
+    @pytest.mark.parametrize(("durable", "kept"), [(True, 2), (False, 0)])
+    async def test_is_remembered_only_where_it_can_be_acknowledged(
+        self, durable: bool, kept: int
+    ) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE, durable=durable).open()
+        setting.deliver(1, b"a", b"b")
+        assert len(setting.consumer._handed_out or ()) == kept
+        await setting.consumer.close()
+
+
+class TestPieces:
+    """A message of several pieces lies across others."""
+
+    async def test_those_before_a_message_are_not_acknowledged_with_it(self) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE, ack_grouping_ms=0).open()
+        first, second = pieces(b"XXYY")
+        setting.deliver(1, b"a")
+        setting.hand_in(2, first)
+        (message,) = setting.deliver(3, b"b")
+        setting.consumer.acknowledge_up_to(message.entry_id)
+        commands = setting.said(Kind.ACK)
+        assert {each.entry_id for command in commands for each in command.ack.message_id} == {1, 3}
+        assert {each.ack.ack_type for each in commands} == {pb.CommandAck.Individual}
+        setting.hand_in(4, second)
+        (whole,) = setting.taken()
+        assert whole.payload == b"XXYY"
+        setting.consumer.acknowledge_up_to(message.entry_id)
+        assert [each.ack.ack_type for each in setting.said(Kind.ACK)] == [pb.CommandAck.Individual]
+        setting.consumer.acknowledge_up_to(whole.entry_id)
+        (last,) = setting.said(Kind.ACK)
+        assert last.ack.ack_type == pb.CommandAck.Cumulative
+        assert last.ack.message_id[0].entry_id == 4
+        await setting.consumer.close()
+
+    async def test_no_place_to_go_on_from_is_inside_a_message(self) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE, durable=False).open()
+        first, second = pieces(b"XXYY")
+        setting.hand_in(2, first)
+        (message,) = setting.deliver(3, b"b")
+        place = message.entry_id
+        assert setting.consumer.before_open(place).key == (1, 1)
+        setting.hand_in(4, second)
+        assert setting.consumer.before_open(place).key == (1, 1)
+        (whole,) = setting.taken()
+        assert setting.consumer.before_open(whole.entry_id) == whole.entry_id
+        setting.inbox.put_back(whole)
+        assert setting.consumer.before_open(place).key == (1, 1)
+        await setting.consumer.close()

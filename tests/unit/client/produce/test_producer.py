@@ -1,0 +1,340 @@
+"""A whole producer, on virtual time, against brokers in memory: one thing at a time."""
+
+import asyncio
+import random
+from collections.abc import Coroutine, ItemsView, Mapping
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from magnetar.bounds import GIVEN_UP_TICK_S, LAYOUT_WAIT_S, SEGMENT_DOUBTS
+from magnetar.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    MagnetarError,
+    OperationTimedOut,
+    ProducerQueueFull,
+    TopicTerminated,
+)
+from magnetar.message_id import MessageId
+from magnetar.produce.producer import Producer
+from magnetar.produce.producer_settings import AccessMode, ProducerSettings
+from magnetar.schema.plain import BYTES
+from magnetar.transactions.transaction import Transaction
+from protocol.server_error import InternalError
+from tests.simulation.loop import SimulatedLoop
+from tests.unit.client.produce.world import TOPIC, Link, World
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    """Run it on a loop with virtual time."""
+    loop = SimulatedLoop(random.Random(1))
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(loop.spawn(loop.new_host("client"), work))
+    finally:
+        loop.bury()
+        asyncio.set_event_loop(None)
+
+
+async def opened(world: World, settings: ProducerSettings | None = None) -> Producer[bytes]:
+    producer = Producer(world.context, TOPIC, BYTES, settings or ProducerSettings())
+    await producer.open()
+    return producer
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"event_time_ms": 5.5},
+        {"sequence_id": 5.0},
+        {"deliver_at_ms": 7.5},
+        {"deliver_after_s": "soon"},
+        {"deliver_after_s": float("nan")},
+        {"sequence_id": -1},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_metadata_carries_are_refused_at_once(given: Mapping[str, Any]) -> None:
+    async def main() -> None:
+        producer = await opened(World(1))
+        with pytest.raises(InvalidArgument):
+            producer.send_nowait(b"x", **given)
+        await producer.close()
+
+    run(main())
+
+
+class Properties(dict[str, str]):
+    """As somebody may change them after they were checked."""
+
+    def __init__(self) -> None:
+        super().__init__(a="b")
+        self.left = 2
+
+    def items(self) -> ItemsView[str, str]:
+        self.left -= 1
+        bad = cast("dict[str, str]", {"a": 5})
+        return bad.items() if self.left < 0 else super().items()
+
+
+def test_what_cannot_be_encoded_takes_no_other_batch_along() -> None:
+    async def main() -> list[MessageId | BaseException]:
+        world = World(1)
+        producer = await opened(world, ProducerSettings(batching=False))
+        sent = [producer.send_nowait(b"first"), producer.send_nowait(b"x", properties=Properties())]
+        sent.append(producer.send_nowait(b"last"))
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        await producer.close()
+        assert world.lost_connections == 0
+        assert producer._room.messages == 0
+        return outcomes
+
+    first, bad, last = run(main())
+    assert isinstance(first, MessageId)
+    assert isinstance(last, MessageId)
+    assert isinstance(bad, InternalError)
+    assert isinstance(bad, MagnetarError)
+    assert "properties" in str(bad)
+
+
+ONE = ProducerSettings(max_pending_messages=1, send_timeout_s=5)
+
+
+def test_what_cannot_be_sent_leaves_the_room_to_who_waits() -> None:
+    async def main() -> None:
+        producer = await opened(World(1), ONE)
+        first = producer.send_nowait(b"first")
+        bad = asyncio.ensure_future(producer.send(cast("bytes", object())))
+        good = asyncio.ensure_future(producer.send(b"good"))
+        with pytest.raises(InvalidArgument):
+            await bad
+        assert isinstance(await first, MessageId)
+        assert isinstance(await good, MessageId)
+        await producer.close()
+
+    run(main())
+
+
+def test_everybody_who_waits_for_room_hears_of_it() -> None:
+    async def main() -> None:
+        producer = await opened(World(1), ONE)
+        producer.send_nowait(b"first")
+        await asyncio.gather(*(producer.room() for _ in range(3)))
+        await producer.close()
+
+    run(main())
+
+
+def test_many_that_wait_for_room_all_send_in_it() -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ONE)
+
+        async def send(payload: bytes) -> None:
+            while True:
+                try:
+                    await producer.send_nowait(payload)
+                except ProducerQueueFull:
+                    await producer.room()
+                else:
+                    return
+
+        await asyncio.gather(*(send(b"%d" % number) for number in range(20)))
+        assert [each.payload for each in world.segments[0].stored] == [
+            b"%d" % number for number in range(20)
+        ]
+        await producer.close()
+
+    run(main())
+
+
+def test_nothing_overtakes_a_send_that_waits_for_room() -> None:
+    async def main() -> None:
+        producer = await opened(World(1), ProducerSettings(max_pending_messages=2, batching=False))
+        first = producer.send_nowait(b"1")
+        producer.send_nowait(b"2")
+        asked = asyncio.ensure_future(producer.send(b"3", key="k"))
+        await asyncio.sleep(0)
+        late: list[BaseException] = []
+
+        def at_once(_: object) -> None:
+            try:
+                producer.send_nowait(b"4", key="k")
+            except ProducerQueueFull as error:
+                late.append(error)
+
+        first.add_done_callback(at_once)
+        await asked
+        assert late
+        await producer.close()
+
+    run(main())
+
+
+def cut_off(world: World) -> None:
+    """No broker is reached any more."""
+
+    async def nobody(topic: str) -> Link:
+        raise ConnectionLost(f"No broker for {topic}.")
+
+    world.of_topic = nobody  # type: ignore[method-assign]
+    for link in world.links.values():
+        link.lose()
+
+
+def test_who_was_cancelled_while_cut_off_makes_room() -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ProducerSettings(max_pending_messages=2, send_timeout_s=30))
+        await producer.send(b"before")
+        cut_off(world)
+        given_up = [producer.send_nowait(b"x") for _ in range(2)]
+        flush = asyncio.ensure_future(producer.flush())
+        waits = asyncio.ensure_future(producer.room())
+        await asyncio.sleep(0)
+        for future in given_up:
+            future.cancel()
+        async with asyncio.timeout(2 * GIVEN_UP_TICK_S):
+            await waits
+            await flush
+        await producer.close()
+
+    run(main())
+
+
+def test_a_send_waits_for_room_no_longer_than_it_may() -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ONE)
+        await producer.send(b"before")
+        cut_off(world)
+        sends = [asyncio.ensure_future(producer.send(b"x")) for _ in range(3)]
+        for send in sends:
+            with pytest.raises(OperationTimedOut, match="No broker"):
+                await send
+        assert asyncio.get_running_loop().time() < 2 * ONE.send_timeout_s + 2
+        await producer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("splits", [0, 1], ids=["same", "split before"])
+def test_a_topic_that_is_made_anew_is_written_to(splits: int) -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ONE)
+        await producer.send(b"old")
+        for _ in range(splits):
+            world.split(world.active()[0], told_late=False)
+            await producer.send(b"old", key="k")
+        world.make_anew()
+        sent = [await producer.send(b"%d" % number, key="k") for number in range(3)]
+        assert [message_id.segment_id for message_id in sent] == [0, 0, 0]
+        assert [each.payload for each in world.segments[0].stored] == [b"0", b"1", b"2"]
+        await producer.close()
+
+    run(main())
+
+
+def test_that_a_segment_is_missing_is_doubted_first() -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world)
+        await producer.send(b"before")
+        world.missing = SEGMENT_DOUBTS
+        world.move(world.active()[0])
+        await producer.send(b"after")
+        assert asyncio.get_running_loop().time() < LAYOUT_WAIT_S
+        await producer.close()
+
+    run(main())
+
+
+def test_a_segment_that_stays_missing_is_asked_for_again() -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ProducerSettings(send_timeout_s=1000))
+        await producer.send(b"before")
+        world.missing = SEGMENT_DOUBTS + 1
+        world.move(world.active()[0])
+        await asyncio.sleep(LAYOUT_WAIT_S / 2)
+        with pytest.raises(TopicTerminated):
+            await producer.send(b"stranded")
+        await producer.send(b"after")
+        await producer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("properties", [None, dict.fromkeys("abcdefgh", "")], ids=["plain", "tiny"])
+def test_batches_are_not_larger_than_the_broker_takes(
+    properties: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Link, "max_message_size", 5000)
+
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ProducerSettings(batch_max_bytes=2**20))
+        sent = [producer.send_nowait(b"%d" % n, properties=properties) for n in range(500)]
+        stored = await asyncio.gather(*sent)
+        assert len({where.entry.entry_id for where in stored}) < 100
+        order = [each.payload for each in world.segments[0].stored]
+        assert order == [b"%d" % n for n in range(500)]
+        await producer.close()
+
+    run(main())
+
+
+class Slow:
+    """A transaction that never learns of a segment."""
+
+    id = (0, 1)
+
+    def track(self, future: object) -> None:
+        pass
+
+    def writing_to(self, topic: str) -> "asyncio.Future[None]":
+        return asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_who_waits_behind_a_message_that_is_gone_is_sent(cancelled: bool) -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world, ProducerSettings(send_timeout_s=5))
+        await producer.send(b"before")
+        head = producer.send_nowait(b"in", transaction=cast("Transaction", Slow()))
+        await asyncio.sleep(3)
+        behind = producer.send_nowait(b"behind")
+        if cancelled:
+            head.cancel()
+        await behind
+        assert head.done()
+        assert [each.payload for each in world.segments[0].stored] == [b"before", b"behind"]
+        await asyncio.gather(head, return_exceptions=True)
+        await producer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("told_late", [False, True], ids=["magnetar", "m1"])
+def test_who_waits_to_be_alone_follows_a_split(told_late: bool) -> None:
+    async def main() -> None:
+        world = World(1)
+        world.busy = True
+        settings = ProducerSettings(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)
+        opening = asyncio.ensure_future(opened(world, settings))
+        await asyncio.sleep(100)
+        world.split(world.active()[0], told_late=told_late)
+        if told_late:
+            world.busy = False
+        await asyncio.sleep(10)
+        world.busy = False
+        producer = await opening
+        assert (await producer.send(b"x", key="k")).segment_id > 0
+        await producer.close()
+
+    run(main())

@@ -32,7 +32,8 @@ from tests.stock import stock_driver
 from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.stock.peer_process import PeerProcess, resolve_jars
 from tests.stock.stock_driver import StockDriver
-from tests.support.broker_process import ROOT, free_port
+from tests.support.broker_process import ROOT
+from tests.support.child_process import free_port
 
 OUTPUT: Final = ROOT / "build" / "bench" / "latest.json"
 BROKERS: Final = ("magnetar", "peer")

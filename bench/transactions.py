@@ -6,6 +6,7 @@ segments. Visibility and the end are measured one transaction at a time, in the 
 """
 
 import statistics
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -14,38 +15,68 @@ from bench.processes import processor_s
 from tests.stock.broker_under_test import BrokerUnderTest
 from tests.stock.stock_driver import StockDriver
 
-OPERATIONS: Final = (1, 100, 10_000)
 MANY: Final = 10_000
-FORMS: Final = (("batched", 1, True), ("single", 4, False))
-"""Name, segments, batching."""
 
 
 def transactions(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
     """Every figure about transactions of one broker."""
-    case = partial(run_case, broker, driver, effort)
     results: Results = {}
-    for form, segments, batching in FORMS:
-        used = processor_s(broker.pid)
-        facts = case(
-            "bench_transactions",
-            sends=10,
-            concurrent=32,
-            seconds=effort.transactions_s,
-            segments=segments,
-            batching=batching,
-        )
-        used = processor_s(broker.pid) - used
-        results |= {
-            f"{form}_transactions_per_s": statistics.median(facts["transactions_per_s"]),
-            f"{form}_transactions_broker_cores": used / sum(facts["seconds"]),
-            f"{form}_commit_p50_ms": statistics.median(facts["commit_p50_ms"]),
-            f"{form}_commit_p99_ms": statistics.median(facts["commit_p99_ms"]),
-        }
-    facts = case("bench_visibility", sends=10, rounds=effort.commits)
-    results["visible_p50_ms"] = facts["visible_p50_ms"]
-    results["visible_p99_ms"] = facts["visible_p99_ms"]
-    for operations in OPERATIONS:
-        warmups = 1 if operations == MANY else 5
-        facts = case("bench_end", operations=operations, warmups=warmups)
-        results[f"end_{operations}_ms"] = statistics.median(facts["end_ms"])
+    for case in CASES.values():
+        results |= case(broker, driver, effort)
     return results
+
+
+def _rate(
+    form: str,
+    segments: int,
+    batching: bool,
+    broker: BrokerUnderTest,
+    driver: StockDriver,
+    effort: Effort,
+) -> Results:
+    used = processor_s(broker.pid)
+    facts = run_case(
+        broker,
+        driver,
+        effort,
+        "bench_transactions",
+        sends=10,
+        concurrent=32,
+        seconds=effort.transactions_s,
+        segments=segments,
+        batching=batching,
+    )
+    used = processor_s(broker.pid) - used
+    return {
+        f"{form}_transactions_per_s": statistics.median(facts["transactions_per_s"]),
+        f"{form}_transactions_broker_cores": used / sum(facts["seconds"]),
+        f"{form}_commit_p50_ms": statistics.median(facts["commit_p50_ms"]),
+        f"{form}_commit_p99_ms": statistics.median(facts["commit_p99_ms"]),
+    }
+
+
+def _visibility(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
+    facts = run_case(broker, driver, effort, "bench_visibility", sends=10, rounds=effort.commits)
+    return {
+        "visible_p50_ms": facts["visible_p50_ms"],
+        "visible_p99_ms": facts["visible_p99_ms"],
+    }
+
+
+def _end(operations: int, broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
+    warmups = 1 if operations == MANY else 5
+    facts = run_case(broker, driver, effort, "bench_end", operations=operations, warmups=warmups)
+    return {f"end_{operations}_ms": statistics.median(facts["end_ms"])}
+
+
+Case = Callable[[BrokerUnderTest, StockDriver, Effort], Results]
+
+CASES: Final[Mapping[str, Case]] = {
+    "transactions, batched": partial(_rate, "batched", 1, True),
+    "commit to visible": _visibility,
+    "commit of 1 send": partial(_end, 1),
+    "commit of 100 sends": partial(_end, 100),
+    "commit of 10,000 sends": partial(_end, MANY),
+    "transactions, single": partial(_rate, "single", 4, False),
+}
+"""Each measures something by itself; they are run in this order."""

@@ -41,3 +41,36 @@ def test_a_broken_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_settings(tmp_path / "none.toml")
+
+
+SHARED = {
+    "metadata_store_url": "zk:a:2181",
+    "bookkeeper_metadata_service_uri": "zk+hierarchical://a:2181/ledgers",
+}
+
+
+def test_a_cluster_needs_both_stores_and_a_known_rest_port() -> None:
+    assert load_settings(None, SHARED).in_cluster
+    assert not load_settings(None, {}).in_cluster
+    for name, value in SHARED.items():
+        with pytest.raises(ConfigurationError, match="set both"):
+            load_settings(None, {name: value})
+    with pytest.raises(ConfigurationError, match="REST port"):
+        load_settings(None, {**SHARED, "http_port": 0})
+
+
+@pytest.mark.parametrize(("ensemble", "write", "ack"), [(2, 3, 2), (3, 2, 3), (1, 2, 2)])
+def test_quorums_that_do_not_fit_are_refused(ensemble: int, write: int, ack: int) -> None:
+    sizes = {
+        "ledger_ensemble_size": ensemble,
+        "ledger_write_quorum": write,
+        "ledger_ack_quorum": ack,
+    }
+    with pytest.raises(ConfigurationError, match="ledger_ack_quorum may not be above"):
+        load_settings(None, sizes)
+
+
+def test_the_password_of_ledgers_is_not_shown() -> None:
+    settings = load_settings(None, {"ledger_password": "hush"})
+    assert "hush" not in repr(settings)
+    assert settings.ledger_password.get_secret_value() == "hush"

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("config", "protocol", "storage", "txn", "broker", "magnetar")
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 60
-ENTRY_MODULES = {"broker.cli.main", "broker.cli.commands"}
+ENTRY_MODULES = {"broker.cli.main", "broker.cli.commands", "magnetar.cli.commands"}
 
 
 def python_files(*roots: str) -> list[Path]:

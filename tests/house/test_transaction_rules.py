@@ -13,8 +13,9 @@ RULES = [
     *(f"W{number}" for number in range(1, 15)),
     *(f"A{number}" for number in range(1, 8)),
     *(f"T{number}" for number in range(1, 4)),
+    *(f"K{number}" for number in range(1, 9)),
 ]
-CITATION = re.compile(r"\b[WAT][1-9]\d?\b")
+CITATION = re.compile(r"\b[WATK][1-9]\d?\b")
 CODE = re.compile(r"`([^`]+)`")
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 from broker.connection import Connection
 from broker.handlers.table import handler_table
@@ -66,7 +66,12 @@ class SimulatedServer(BinaryServer):
 
 
 class SimulatedBroker(Broker):
-    """The real broker, but for its socket."""
+    """The real broker, but for its socket.
+
+    One that was replaced must not hear of it: what keeps it from harm is fencing alone.
+    """
+
+    joins_others: ClassVar[bool] = False
 
     def __init__(
         self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores

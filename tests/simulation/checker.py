@@ -11,6 +11,8 @@ Rules (letters as in `docs/transactions.md` where there is one):
   a seek says so.
 - What only aborted transactions acknowledged is delivered again; what a seek went back to, too.
 - What a named producer sent again is not twice on one segment.
+- An OPEN of a transaction key that was answered is the end of every older epoch: none commits
+  after it, none has a transaction beside it, and its answer tells how the last one ended.
 - A header ends once, and does not come back once it was collected.
 """
 
@@ -18,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 
-from tests.simulation.history import Acked, Delivered, History, Message, Place, Txn
+from tests.simulation.history import Acked, Delivered, History, KeyOpened, Message, Place, Txn
 
 COMMITTED = "COMMITTED"
 QUEUE, SEEKER = "q", "k"
@@ -62,6 +64,7 @@ class Checker:
             found += self._out_of_order(subscription)
         found += self._twice()
         found += self._headers()
+        found += self._keys()
         return found
 
     def shown(self) -> list[str]:
@@ -187,6 +190,39 @@ class Checker:
             and sought.undoes(ack.position, ack.at)
             for sought in self._history.seeks
         )
+
+    def _keys(self) -> Iterator[str]:
+        """K1 to K3."""
+        holders: dict[tuple[str, int], str] = {}
+        for opened in self._history.openings:
+            holder = holders.setdefault((opened.key, opened.epoch), opened.who)
+            if holder != opened.who:
+                yield f"key: {opened.who} and {holder} have epoch {opened.epoch}"
+            yield from self._told(opened)
+        begun = [each for each in self._history.transactions.values() if each.key is not None]
+        for each in begun:
+            ended_at = self._ended_at(each.txn)
+            key, epoch = each.key or ("", 0)
+            for opened in self._history.openings:
+                if opened.key == key and opened.epoch > epoch and ended_at > opened.at:
+                    yield f"key: {each.txn} of epoch {epoch} outlived the answer {opened}"
+        begun.sort(key=lambda each: ((each.key or ("", 0))[1], each.begun_at))
+        for before, after in pairwise(begun):
+            if self._ended_at(before.txn) > after.begun_at:
+                yield f"key: {before.txn} and {after.txn} of {after.key} were open at once"
+
+    def _told(self, opened: KeyOpened) -> Iterator[str]:
+        """What the answer said of the last transaction."""
+        if opened.last is None or opened.last_committed is None:
+            return
+        if opened.last_committed != (self.committed_at(opened.last) is not None):
+            yield f"key: {opened} tells the wrong end of {opened.last}"
+
+    def _ended_at(self, txn: Txn) -> float:
+        for change in self._history.headers.get(txn, ()):
+            if change.state != "OPEN":
+                return change.at
+        return float("inf")
 
     def _headers(self) -> Iterator[str]:
         for txn, changes in self._history.headers.items():

@@ -30,6 +30,8 @@ class SimulatedClient(RawClient):
         """Subscription and segment of each consumer id."""
         self.delivered: dict[tuple[int, int, int], list[Delivered]] = {}
         """The newest delivery of each (consumer id, ledger, entry): its message, or a batch."""
+        self.keys: dict[Txn, tuple[str, int]] = {}
+        """Key and epoch of each transaction that was begun under one."""
 
     @classmethod
     async def of(
@@ -139,13 +141,39 @@ class SimulatedClient(RawClient):
             pb.CommandTcClientConnectRequest(tc_id=coordinator, scalable=True),
         )
 
-    async def begin(self, timeout_ms: int, coordinator: int = 0) -> Txn:
-        answer = await self.request(
-            Kind.NEW_TXN,
-            pb.CommandNewTxn(txn_ttl_millis=timeout_ms, tc_id=coordinator, scalable=True),
+    async def begin(
+        self,
+        timeout_ms: int,
+        coordinator: int = 0,
+        key: tuple[str, int] | None = None,
+        beginner: str = "",
+    ) -> Txn:
+        command = pb.CommandNewTxn(txn_ttl_millis=timeout_ms, tc_id=coordinator, scalable=True)
+        if key is not None:
+            command.transaction_key, command.transaction_key_epoch = key
+            command.transaction_key_beginner = beginner
+        body = (await self.request(Kind.NEW_TXN, command)).new_txn_response
+        txn = body.txnid_most_bits, body.txnid_least_bits
+        if key is not None:
+            self.keys[txn] = key
+        return txn
+
+    async def open_key(
+        self, coordinator: int, key: str, epoch: int, opener: str
+    ) -> pb.CommandOpenTransactionKeyResponse:
+        command = pb.CommandOpenTransactionKey(
+            tc_id=coordinator, key=key, epoch=epoch, opener=opener
         )
-        body = answer.new_txn_response
-        return body.txnid_most_bits, body.txnid_least_bits
+        answer = await self.request(Kind.OPEN_TRANSACTION_KEY, command)
+        return answer.open_transaction_key_response
+
+    def _under(
+        self,
+        command: pb.CommandAddPartitionToTxn | pb.CommandAddSubscriptionToTxn | pb.CommandEndTxn,
+        txn: Txn,
+    ) -> None:
+        if txn in self.keys:
+            command.transaction_key, command.transaction_key_epoch = self.keys[txn]
 
     async def begin_recorded(self, timeout_ms: int, coordinator: int = 0) -> Transaction:
         txn = await self.begin(timeout_ms, coordinator)
@@ -169,12 +197,11 @@ class SimulatedClient(RawClient):
         self.history.note(self.who, f"end of {record.txn} answered: {name}")
 
     async def add_partition(self, txn: Txn, segments: Sequence[str]) -> None:
-        await self.request(
-            Kind.ADD_PARTITION_TO_TXN,
-            pb.CommandAddPartitionToTxn(
-                txnid_most_bits=txn[0], txnid_least_bits=txn[1], partitions=segments, scalable=True
-            ),
+        command = pb.CommandAddPartitionToTxn(
+            txnid_most_bits=txn[0], txnid_least_bits=txn[1], partitions=segments, scalable=True
         )
+        self._under(command, txn)
+        await self.request(Kind.ADD_PARTITION_TO_TXN, command)
 
     async def add_subscription(self, txn: Txn, segment: str, subscription: str) -> None:
         named = pb.Subscription(topic=segment, subscription=subscription)
@@ -189,12 +216,11 @@ class SimulatedClient(RawClient):
         )
 
     async def end(self, txn: Txn, action: "pb.TxnAction") -> None:
-        await self.request(
-            Kind.END_TXN,
-            pb.CommandEndTxn(
-                txnid_most_bits=txn[0], txnid_least_bits=txn[1], txn_action=action, scalable=True
-            ),
+        command = pb.CommandEndTxn(
+            txnid_most_bits=txn[0], txnid_least_bits=txn[1], txn_action=action, scalable=True
         )
+        self._under(command, txn)
+        await self.request(Kind.END_TXN, command)
 
 
 def names_in(

@@ -91,9 +91,23 @@ class Transaction:
     txn: Txn
     begun_at: float
     timeout_ms: int
+    key: tuple[str, int] | None = None
+    """The transaction key and the epoch that it was begun under."""
     asked: list[str] = field(default_factory=list)
     answers: list[tuple[str, str]] = field(default_factory=list)
     """(action, "" or the error)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOpened:
+    """An OPEN of a transaction key as it was answered, and when that came."""
+
+    key: str
+    epoch: int
+    who: str
+    at: float
+    last: Txn | None
+    last_committed: bool | None
 
 
 @dataclass(slots=True)
@@ -115,6 +129,7 @@ class History:
         self.seeks: list[Sought] = []
         self.transactions: dict[Txn, Transaction] = {}
         self.headers: dict[Txn, list[HeaderChange]] = {}
+        self.openings: list[KeyOpened] = []
         self.owners: dict[str, list[tuple[float, str]]] = {}
         """Of each segment: when which broker took its epoch, or proved that it has it."""
         self.violations: list[str] = []
@@ -195,6 +210,10 @@ class History:
     def seek_answered(self, who: str, sought: Sought) -> None:
         sought.answered_at = self._time()
         self.note(who, f"seek of {sought.subscription} to {sought.target} answered")
+
+    def key_opened(self, opened: KeyOpened) -> None:
+        self.openings.append(opened)
+        self.note(opened.who, f"has epoch {opened.epoch}, last {opened.last}")
 
     def header_changed(self, txn: Txn, state: str | None) -> None:
         self.headers.setdefault(txn, []).append(HeaderChange(self._time(), state))

@@ -29,6 +29,8 @@ class Plan:
     queue_consumers: int = 2
     stream_consumers: int = 1
     transactors: int = 0
+    key_workers: int = 0
+    """Clients that share a transaction key, and fence each other."""
     pause_s: float = 0.05
     crash_every_s: float = 0.0
     """Mean time between crashes of the broker; 0: none."""
@@ -193,6 +195,21 @@ def _restarts(plan: Plan, rng: random.Random) -> None:
     plan.pause_s = 0.3
 
 
+def _keys(plan: Plan, rng: random.Random) -> None:
+    """Zombies with a transaction key; brokers die while they open it, or begin and end under it."""
+    plan.key_workers = rng.choice((2, 3))
+    plan.transactors = rng.choice((0, 1))
+    plan.pause_every_s = rng.choice((1.0, 3.0))
+    plan.pause_s = 0.2
+    plan.crash_at = rng.choice(("put /txn/key/", "put /txn/id/", "get /txn/key/"))
+    plan.crash_at_share = rng.choice((0.0, rng.uniform(0.02, 0.2)))
+    plan.replace_every_s = rng.choice((0.0, 0.0, rng.uniform(2, 6)))
+    plan.metadata.slow = rng.uniform(0.01, 0.2)
+    plan.metadata.slow_keys = ("/txn/key/", "/txn/id/")
+    plan.metadata.lost_answer = rng.choice((0.0, 0.01))
+    plan.retention_s = plan.collect_every_s = rng.choice((1, 20))
+
+
 def _wide(plan: Plan, rng: random.Random) -> None:
     """Everything that clients do."""
     plan.batches = rng.choice((0.0, 0.5))
@@ -221,6 +238,7 @@ PROFILES: dict[str, Profile] = {
     "commits-handed-over": _commits_handed_over,
     "acks-handed-over": _acks_handed_over,
     "restarts": _restarts,
+    "keys": _keys,
     "wide": _wide,
 }
 

@@ -14,6 +14,9 @@ from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.scenario import CHECKER, STORIES, run
 from tests.simulation.world import simulate
+from tests.unit.txn.key_mutants import AnswersEarly, LeavesOpen, NamesNothing
+from txn.coordinator import Coordinator
+from txn.transaction_keys import TransactionKeys
 
 WALL_S = 60.0
 FIRST_SEED = 1
@@ -82,6 +85,27 @@ def test_story(path: Path) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_broken_rule_breaks_its_story(mutant: Mutant) -> None:
     assert wrong_in(STORIES / f"{mutant.story}.txt", mutant.parts)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("keys", "seed"),
+    [
+        pytest.param(LeavesOpen, 2, id="K2-abort"),
+        pytest.param(AnswersEarly, 1, id="K2-answer"),
+        pytest.param(NamesNothing, 1, id="K3-name"),
+    ],
+)
+def test_zombies_of_a_key_are_seen_when_a_rule_is_broken(
+    keys: type[TransactionKeys], seed: int
+) -> None:
+    """Every schedule is in `tests/unit/txn`; here with messages, and with all that goes wrong."""
+    assert not simulate(seed, profile="keys").violations
+    parts = {**ASSERTING, (Coordinator, "keys_class"): keys}
+    assert any(
+        simulate(each, profile="keys", parts=parts).violations
+        for each in range(seed, seed + SEARCHED_SEEDS)
+    )
 
 
 @pytest.mark.timeout(200)

@@ -51,6 +51,7 @@ from tests.simulation.disk import DiskFaults, TimedDisk
 from tests.simulation.headers import watch_headers
 from tests.simulation.history import History
 from tests.simulation.injection import ASSERTING, Parts, injected
+from tests.simulation.key_worker import KeyWorker
 from tests.simulation.loop import Host, SimulatedLoop, Stuck
 from tests.simulation.metadata import MetadataFaults, MetadataService
 from tests.simulation.network import Network, NetworkFaults
@@ -311,6 +312,7 @@ class World:
                 f"p{number}",
             )
         self._add_many("x", plan.transactors, lambda *given: Transactor(self, *given, topics))
+        self._add_many("w", plan.key_workers, lambda *given: KeyWorker(self, *given, topics))
         self._add_many("r", plan.readers, lambda *given: Rereader(self, *given, self.topics))
         self._add_many("n", plan.named_producers, lambda *g: NamedProducer(self, *g, topics))
         self._add_many("d", plan.deleters, lambda *given: Deleter(self, *given, topics))

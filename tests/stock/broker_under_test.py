@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.broker_process import HOST, BrokerFailed, BrokerProcess
+from tests.support.broker_process import BrokerFailed, BrokerProcess
+from tests.support.child_process import HOST
 
 
 class BrokerUnderTest(Protocol):

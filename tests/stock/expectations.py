@@ -27,5 +27,6 @@ def assert_every_transaction_whole(facts: Facts) -> None:
     assert facts["committed_but_missing"] == []
     assert facts["aborted_but_stored"] == []
     assert facts["inputs_missing"] == 0
+    assert facts["inputs_stored_twice"] == 0
     assert facts["inputs_twice"] == 0
     assert facts["stored_twice"] == []

@@ -18,12 +18,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.stock.peer_security import PeerSecurity
+from tests.support.child_process import dying_with_its_parent
+from tests.support.tools import built_once, copy_jars, digest_of
+
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "peer"
 DEFAULT_WORK_DIR = HERE.parents[1] / "build" / "stock-peer"
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
-RESOLVE_TIMEOUT_S = 900
+CONFIGURATION = "peer.conf"
 # What netty, RocksDB and the bookie reach for by reflection on JDK 17.
 OPENED_PACKAGES = (
     "java.base/java.lang",
@@ -41,23 +45,10 @@ class PeerFailed(RuntimeError):
 
 
 def resolve_jars(work_dir: Path = DEFAULT_WORK_DIR) -> Path:
-    """Directory with the broker's jars, filled by Maven when it is empty or the recipe is newer."""
+    """Directory with the broker's jars, filled by Maven unless it is of this recipe."""
     lib = work_dir / "lib"
-    stamp = work_dir / "lib.stamp"
     pom = RECIPE / "pom.xml"
-    if stamp.exists() and stamp.stat().st_mtime >= pom.stat().st_mtime:
-        return lib
-    shutil.rmtree(lib, ignore_errors=True)
-    subprocess.run(
-        [
-            *("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"),
-            *(f"-DoutputDirectory={lib}", "-DincludeScope=runtime"),
-        ],
-        check=True,
-        timeout=RESOLVE_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-    )
-    stamp.touch()
+    built_once(work_dir / "lib.sha256", digest_of([pom], RECIPE), lambda: copy_jars(pom, lib))
     return lib
 
 
@@ -72,13 +63,16 @@ class PeerProcess:
         *,
         grace_s: int = 5,
         heap: str = "1g",
+        security: PeerSecurity | None = None,
     ) -> None:
+        """`security`: it asks who its clients are, and has data of its own."""
         self.port = port
         self.http_port = http_port
         self.grace_s = grace_s
         self._heap = heap
-        self._work_dir = work_dir
-        self._run_dir = work_dir / "run"
+        self._jars_dir = work_dir
+        self._run_dir = work_dir / ("run" if security is None else "run-secured")
+        self._security = security
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -104,8 +98,21 @@ class PeerProcess:
 
     def spawn(self) -> None:
         """Start the process and return at once."""
-        lib = resolve_jars(self._work_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)
+        (self._run_dir / CONFIGURATION).write_text(self.configuration())
+        command = self.command()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                dying_with_its_parent(command),
+                cwd=self._run_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def configuration(self) -> str:
+        """The recipe's, with this process's values."""
         text = (RECIPE / "standalone.conf").read_text()
         for mark, value in (
             ("@PORT@", self.port),
@@ -113,30 +120,26 @@ class PeerProcess:
             ("@GRACE@", self.grace_s),
         ):
             text = text.replace(mark, str(value))
-        (self._run_dir / "standalone.conf").write_text(text)
+        return text if self._security is None else text + self._security.configuration()
+
+    def command(self) -> list[str]:
+        """What is run."""
+        return self.java(
+            "org.apache.pulsar.PulsarStandaloneStarter",
+            *("--config", CONFIGURATION, "--no-functions-worker", "--no-stream-storage"),
+            *("--metadata-dir", "data/metadata", "--bookkeeper-dir", "data/bookkeeper"),
+        )
+
+    def java(self, main: str, *arguments: str) -> list[str]:
+        """A program of the peer's class path."""
         opened = [arg for name in OPENED_PACKAGES for arg in ("--add-opens", f"{name}=ALL-UNNAMED")]
-        command = [
-            "java",
-            f"-Xmx{self._heap}",
-            f"-XX:MaxDirectMemorySize={self._heap}",
+        return [
+            *("java", f"-Xmx{self._heap}", f"-XX:MaxDirectMemorySize={self._heap}"),
             f"-Dlog4j.configurationFile={RECIPE / 'log4j2.xml'}",
             "-Dio.netty.tryReflectionSetAccessible=true",
             *opened,
-            "-cp",
-            f"{lib}/*",
-            "org.apache.pulsar.PulsarStandaloneStarter",
-            *("--config", "standalone.conf", "--no-functions-worker", "--no-stream-storage"),
-            *("--metadata-dir", "data/metadata", "--bookkeeper-dir", "data/bookkeeper"),
+            *("-cp", f"{resolve_jars(self._jars_dir)}/*", main, *arguments),
         ]
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self._run_dir,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
 
     def start(self) -> None:
         """Start the process and wait until it answers its health check."""
@@ -178,9 +181,11 @@ class PeerProcess:
 
     def _healthy(self) -> bool:
         # Ready means that namespaces can be listed: the default tenant is made late in the start.
+        url = f"{self.admin_url}/admin/v2/namespaces/public"
+        headers = {} if self._security is None else dict(self._security.admin_headers)
         try:
             with urllib.request.urlopen(
-                f"{self.admin_url}/admin/v2/namespaces/public", timeout=5
+                urllib.request.Request(url, headers=headers), timeout=5
             ) as answer:
                 return b"public/default" in answer.read()
         except (OSError, urllib.error.URLError):

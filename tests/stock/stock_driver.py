@@ -7,28 +7,20 @@ with the driver's own stack trace.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
-import re
-import shutil
-import subprocess
-import threading
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+
+from tests.support.json_line_process import Facts, JsonLineProcess
+from tests.support.tools import built_once, digest_of, missing_java, run_build
 
 HERE = Path(__file__).resolve().parent
 TARGET = HERE / "target"
 JAR = TARGET / "stock-driver.jar"
 STAMP = TARGET / "sources.sha256"
-BUILD_TIMEOUT_S = 900
-START_TIMEOUT_S = 60
 CASE_TIMEOUT_S = 90
-NEEDED_JAVA = 17
-
-Facts = dict[str, Any]
 
 
 class CaseFailed(AssertionError):
@@ -37,40 +29,14 @@ class CaseFailed(AssertionError):
 
 def missing_tools() -> str | None:
     """What keeps the stock cases from running here, or None."""
-    if shutil.which("mvn") is None:
-        return "Maven (mvn) is not installed"
-    java = shutil.which("java")
-    if java is None:
-        return "Java is not installed"
-    version = subprocess.run(
-        [java, "-version"], capture_output=True, text=True, check=False, timeout=60
-    ).stderr
-    match = re.search(r'version "(\d+)', version)
-    if match is None or int(match.group(1)) < NEEDED_JAVA:
-        found = version.partition("\n")[0] or "an unknown one"
-        return f"Java {NEEDED_JAVA} or newer is needed, not {found}"
-    return None
+    return missing_java()
 
 
 def build() -> None:
     """Build the driver unless its sources are those of the last build."""
     sources = [HERE / "pom.xml", *sorted((HERE / "src").rglob("*.*"))]
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(str(source.relative_to(HERE)).encode() + b"\0" + source.read_bytes())
-    if JAR.exists() and STAMP.exists() and STAMP.read_text() == digest.hexdigest():
-        return
-    result = subprocess.run(
-        ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "clean", "package"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BUILD_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-    )
-    if result.returncode != 0:
-        raise RuntimeError(f"the stock driver does not build:\n{result.stdout}{result.stderr}")
-    STAMP.write_text(digest.hexdigest())
+    command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "clean", "package"]
+    built_once(STAMP, digest_of(sources, HERE), lambda: run_build("the stock driver", command))
 
 
 class StartedCase:
@@ -92,6 +58,16 @@ class StartedCase:
     def signal(self, word: str) -> None:
         """Wake a case that waits for this word."""
         self._driver.write({"id": self._id, "signal": word})
+
+    def order(self, timeout_s: float = CASE_TIMEOUT_S, /, **order: object) -> Facts:
+        """Have a case that takes orders do something; what came of it."""
+        self._driver.write({"id": self._id, "order": order})
+        return self.wait_event("answer", timeout_s)
+
+    def order_last(self, **order: object) -> Facts:
+        """An order after which the case ends; its facts."""
+        self._driver.write({"id": self._id, "order": order})
+        return self.result()
 
     def result(self, timeout_s: float = CASE_TIMEOUT_S) -> Facts:
         """Facts at the end of the case."""
@@ -115,34 +91,28 @@ class StockDriver:
     """The running Java process."""
 
     def __init__(self, *, heap: str = "512m") -> None:
-        log = (TARGET / "driver.log").open("ab")
-        self._process = subprocess.Popen(
-            [
-                "java",
-                f"-Xmx{heap}",
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=4",
-                "-Dio.netty.tryReflectionSetAccessible=true",
-                *("--add-opens", "java.base/java.nio=ALL-UNNAMED"),
-                *("--add-opens", "java.base/jdk.internal.misc=ALL-UNNAMED"),
-                *("-cp", os.pathsep.join([str(JAR), str(TARGET / "lib" / "*")])),
-                *("magnetar.stock.Driver", "--serve"),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            encoding="utf-8",
-        )
-        log.close()
+        command = [
+            "java",
+            f"-Xmx{heap}",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=4",
+            "-Dio.netty.tryReflectionSetAccessible=true",
+            *("--add-opens", "java.base/java.nio=ALL-UNNAMED"),
+            *("--add-opens", "java.base/jdk.internal.misc=ALL-UNNAMED"),
+            *("-cp", os.pathsep.join([str(JAR), str(TARGET / "lib" / "*")])),
+            *("magnetar.stock.Driver", "--serve"),
+        ]
         self._ids = itertools.count(1)
         self._queues: dict[int, Queue[Facts]] = {}
-        self._serving = threading.Event()
-        self._reader = threading.Thread(target=self._read, name="stock-driver", daemon=True)
-        self._reader.start()
-        if not self._serving.wait(START_TIMEOUT_S):
-            self.close()
-            raise RuntimeError(f"the stock driver does not start; read {TARGET / 'driver.log'}")
+        log = TARGET / "driver.log"
+        self._process = JsonLineProcess(
+            "stock-driver", command, log, on_line=self._take, on_end=self._ended
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the Java process."""
+        return self._process.pid
 
     def start(self, case: str, url: str, admin_url: str, **args: object) -> StartedCase:
         """Begin a case; `args` are what its Java source asks for."""
@@ -154,27 +124,15 @@ class StockDriver:
 
     def write(self, request: Facts) -> None:
         """Send one protocol line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        self._process.write(request)
 
     def close(self) -> None:
         """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10)
+        self._process.close()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for text in self._process.stdout:
-            line = json.loads(text)
-            if line.get("event") == "serving":
-                self._serving.set()
-                continue
-            self._queues[line["id"]].put(line)
+    def _take(self, line: Facts) -> None:
+        self._queues[line["id"]].put(line)
+
+    def _ended(self) -> None:
         for lines in list(self._queues.values()):
             lines.put({"ok": False, "error": "the driver process has ended"})

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
+from tests.conftest import Report
 from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.conftest import Report, StartCase
+from tests.stock.conftest import StartCase
 from tests.stock.expectations import assert_key_order
 from tests.stock.stock_driver import Facts
 

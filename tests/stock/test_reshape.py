@@ -9,7 +9,8 @@ it when that producer closes is tried again 100 ms later: at most one for each l
 
 import pytest
 
-from tests.stock.conftest import Report, RunCase
+from tests.conftest import Report
+from tests.stock.conftest import RunCase
 from tests.stock.expectations import assert_every_message_once, assert_key_order
 
 MODES = ("AWAITED", "ASYNC_UNBATCHED", "ASYNC_BATCHED")

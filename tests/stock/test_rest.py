@@ -7,30 +7,38 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
 
 import pytest
 
 from tests.stock.broker_under_test import BrokerUnderTest
 
 Ask = Callable[..., int]
+MAX_REDIRECTS: Final = 5
 
 
 @pytest.fixture
 def ask(broker: BrokerUnderTest) -> Ask:
-    """Sends a request below /admin/v2/scalable; gives the status."""
+    """Sends a request below /admin/v2/scalable, to where it is redirected too; gives the status."""
 
     def send(method: str, path: str, body: str | None = None) -> int:
-        request = urllib.request.Request(
-            f"{broker.admin_url}/admin/v2/scalable/{path}",
-            data=None if body is None else body.encode(),
-            headers={"Content-Type": "application/json"},
-            method=method,
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
+        url = f"{broker.admin_url}/admin/v2/scalable/{path}"
+        for _ in range(MAX_REDIRECTS):
+            request = urllib.request.Request(
+                url,
+                data=None if body is None else body.encode(),
+                headers={"Content-Type": "application/json"},
+                method=method,
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.TEMPORARY_REDIRECT:
+                    return error.code
+                url = error.headers["Location"]
+        raise AssertionError(f"sent around in a circle: {url}")
 
     return send
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.stock.conftest import Report, RunCase
+from tests.conftest import Report
+from tests.stock.conftest import RunCase
 from tests.stock.expectations import assert_every_transaction_whole
 
 ENDS = ("commit", "abort")

@@ -35,11 +35,15 @@ final class BenchCases {
                 .create());
     }
 
-    /** Messages per second from the first send to the last acknowledged delivery, in each of {@code runs} runs. */
+    /**
+     * Messages per second from the first send to the last acknowledged delivery, or with {@code publishOnly} to the
+     * last receipt, in each of {@code runs} runs.
+     */
     private static void throughput(CaseRun run) throws Exception {
         ScalableTopic topic = run.scalableTopic(run.intArg("segments", 1));
         Producer<byte[]> producer = producer(run, run.client(), topic);
-        QueueConsumer<byte[]> consumer = run.closing(run.client().newQueueConsumer(Schema.bytes())
+        QueueConsumer<byte[]> consumer = run.flag("publishOnly") ? null : run.closing(run.client()
+                .newQueueConsumer(Schema.bytes())
                 .topic(topic.name())
                 .subscriptionName("bench")
                 .subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST)
@@ -54,6 +58,7 @@ final class BenchCases {
             rates.add(messages / oneRun(run, producer, consumer, payload, messages));
         }
         run.fact("messages_per_s", rates);
+        run.fact("messages", messages * (run.intArg("warmups", 1) + rates.size()));
     }
 
     private static double oneRun(
@@ -64,7 +69,7 @@ final class BenchCases {
         AtomicReference<Throwable> failure = new AtomicReference<>();
         long begin = System.nanoTime();
         Readers.Background consuming = Readers.background("bench-consumer", () -> {
-            for (int i = 0; i < messages; i++) {
+            for (int i = 0; consumer != null && i < messages; i++) {
                 Message<byte[]> message = consumer.receive(PATIENCE);
                 if (message == null) {
                     throw new IllegalStateException("only " + i + " of " + messages + " messages came");

@@ -12,7 +12,9 @@ import java.util.HashSet;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
@@ -34,6 +36,7 @@ final class CaseRun {
     private final Map<String, Object> facts = Collections.synchronizedMap(new TreeMap<>());
     private final Deque<AutoCloseable> toClose = new ConcurrentLinkedDeque<>();
     private final Set<String> signals = new HashSet<>();
+    private final BlockingQueue<JsonNode> orders = new LinkedBlockingQueue<>();
 
     CaseRun(JsonNode request, Consumer<ObjectNode> events) {
         this.url = request.get("url").asText();
@@ -160,6 +163,22 @@ final class CaseRun {
                 signals.wait();
             }
         }
+    }
+
+    /** Something for a case that takes orders to do. */
+    void order(JsonNode order) {
+        orders.add(order);
+    }
+
+    JsonNode nextOrder() throws InterruptedException {
+        return orders.take();
+    }
+
+    /** What came of an order. */
+    void answer(ObjectNode answer) {
+        ObjectNode event = JSON.createObjectNode().put("event", "answer");
+        event.set("facts", answer);
+        events.accept(event);
     }
 
     /** Closes what the case opened, newest first; each close gets a bounded time, for the broker may be gone. */

@@ -17,7 +17,8 @@ import java.util.concurrent.ConcurrentHashMap;
  *
  * <p>{@code --case NAME --url pulsar://... --admin http://... [--ARG VALUE ...]} runs one case and exits.
  * {@code --serve} reads one JSON object per line: {@code {"id":1,"case":"queue","url":..,"admin":..,"args":{..}}} starts
- * a case in a thread of its own, {@code {"id":1,"signal":"finish"}} wakes one that waits for that word. Each line
+ * a case in a thread of its own, {@code {"id":1,"signal":"finish"}} wakes one that waits for that word,
+ * {@code {"id":1,"order":{..}}} is what a case that takes orders does next, and answers. Each line
  * answered carries the id: {@code {"id":1,"event":"loaded",...}} on the way, and at the end either
  * {@code {"id":1,"ok":true,"facts":{..}}} or {@code {"id":1,"ok":false,"error":"..","facts":{..}}}.
  */
@@ -48,6 +49,7 @@ public final class Driver {
         TransactionLoadCases.addTo(cases);
         BenchCases.addTo(cases);
         TransactionBenchCases.addTo(cases);
+        InteropSession.addTo(cases);
         return cases;
     }
 
@@ -84,10 +86,16 @@ public final class Driver {
         print(JSON.createObjectNode().put("event", "serving"));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             JsonNode request = JSON.readTree(line);
+            CaseRun told = running.get(request.get("id").asLong());
             if (request.has("signal")) {
-                CaseRun run = running.get(request.get("id").asLong());
-                if (run != null) {
-                    run.signal(request.get("signal").asText());
+                if (told != null) {
+                    told.signal(request.get("signal").asText());
+                }
+                continue;
+            }
+            if (request.has("order")) {
+                if (told != null) {
+                    told.order(request.get("order"));
                 }
                 continue;
             }

@@ -8,7 +8,10 @@ import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
 import org.apache.pulsar.client.api.v5.schema.Schema;
 
-/** Keyed messages from one producer: awaited one by one, or in flight up to a window, batched or not. */
+/**
+ * Keyed messages from one producer: awaited one by one, or in flight up to a window, batched or not; as fast as they
+ * go, or so many {@code perSecond}: then what was not sent while nothing could be is made up for.
+ */
 final class Load implements AutoCloseable {
     private static final Duration SEND_TIMEOUT = Duration.ofSeconds(120);
 
@@ -21,6 +24,7 @@ final class Load implements AutoCloseable {
     private final int keys;
     private final int paddingBytes;
     private final int window;
+    private final int perSecond;
     private final Semaphore inFlight;
     private Thread thread;
     private volatile boolean stopping;
@@ -30,6 +34,7 @@ final class Load implements AutoCloseable {
         this.keys = run.intArg("keys", 40);
         this.paddingBytes = run.intArg("paddingBytes", 100);
         this.window = run.intArg("window", 200);
+        this.perSecond = run.intArg("perSecond", Integer.MAX_VALUE);
         this.inFlight = new Semaphore(window);
         this.tally = tally;
         this.producer = run.closing(client.newProducer(Schema.string())
@@ -51,7 +56,11 @@ final class Load implements AutoCloseable {
     void start() {
         thread = new Thread(() -> {
             try {
+                long begin = System.nanoTime();
                 for (int i = 0; !stopping; i++) {
+                    while (i / (double) perSecond > (System.nanoTime() - begin) / 1e9) {
+                        Thread.sleep(1);
+                    }
                     sendOne("k" + i % keys);
                 }
                 settle();

@@ -25,6 +25,7 @@ final class Tally {
     private final Set<String> acknowledged = new HashSet<>();
     private final List<String> failures = new ArrayList<>();
     private int lostByClient;
+    private final Stall acknowledging = new Stall();
 
     /** The next message for that key. */
     synchronized String next(String key, int paddingBytes) {
@@ -34,6 +35,7 @@ final class Tally {
     }
 
     synchronized void acknowledged(String value) {
+        acknowledging.step();
         acknowledged.add(identity(value));
         notifyAll();
     }
@@ -76,6 +78,7 @@ final class Tally {
         run.fact("acknowledged", acknowledged.size());
         run.fact("send_failures", failures.size());
         run.fact("lost_by_client", lostByClient);
+        run.fact("longest_stall_ms", acknowledging.longestMillis());
         if (!failures.isEmpty()) {
             run.fact("send_failure_examples", failures.subList(0, Math.min(EXAMPLES, failures.size())));
         }
@@ -92,11 +95,13 @@ final class Tally {
         private final Map<String, Integer> times = new HashMap<>();
         private final Map<String, Integer> highest = new HashMap<>();
         private final List<String> orderBreaks = new ArrayList<>();
+        private final Stall arriving = new Stall();
         private int total;
 
         /** Counts one delivery; order is judged on first deliveries only. */
         synchronized void add(String value) {
             String identity = identity(value);
+            arriving.step();
             total++;
             notifyAll();
             if (times.merge(identity, 1, Integer::sum) > 1) {
@@ -130,13 +135,17 @@ final class Tally {
             return repeated;
         }
 
-        synchronized boolean has(Set<String> identities) {
-            return times.keySet().containsAll(identities);
+        synchronized boolean has(String identity) {
+            return times.containsKey(identity);
         }
 
-        /** Everything that the broker has acknowledged so far has been received. */
+        /** Everything that the broker has acknowledged so far has been received. Asked after each message, so cheap. */
         boolean complete() {
-            return has(acknowledgedNow());
+            synchronized (Tally.this) {
+                synchronized (this) {
+                    return times.size() >= acknowledged.size() && times.keySet().containsAll(acknowledged);
+                }
+            }
         }
 
         /** Facts {@code <prefix>received, _missing, _unexpected, _duplicates, _order_breaks}. */
@@ -156,6 +165,7 @@ final class Tally {
                 run.fact(prefix + "unexpected", unexpected.size());
                 run.fact(prefix + "duplicates", total - times.size());
                 run.fact(prefix + "order_breaks", orderBreaks.size());
+                run.fact(prefix + "longest_stall_ms", arriving.longestMillis());
                 examples(run, prefix + "missing_examples", missing.stream().sorted().toList());
                 examples(run, prefix + "duplicate_examples", repeated().stream().sorted().toList());
                 examples(run, prefix + "order_break_examples", orderBreaks);

@@ -119,7 +119,7 @@ final class TransactionAckCases {
         Readers.readUntilQuiet(third::receive, message -> left.add(message.value()));
         afterAbort.report(run, "after_abort_");
         left.report(run, "after_commit_");
-        run.fact("acknowledged_again", half.stream().filter(value -> left.has(Set.of(Tally.identity(value)))).count());
+        run.fact("acknowledged_again", half.stream().filter(value -> left.has(Tally.identity(value))).count());
     }
 
     private static void acknowledgeHalf(StreamConsumer<String> consumer, Transaction transaction, List<String> values)

@@ -65,10 +65,12 @@ final class TransactionBenchCases {
         List<Double> p99 = new ArrayList<>();
         List<Double> took = new ArrayList<>();
         int warmups = run.intArg("warmups", 1);
+        int committed = 0;
         for (int i = 0; i < warmups + run.intArg("runs", 3); i++) {
             ConcurrentLinkedQueue<Long> commits = new ConcurrentLinkedQueue<>();
             double seconds = transactionsFor(run, client, producer, commits);
             took.add(seconds);
+            committed += commits.size();
             if (i >= warmups) {
                 long[] nanos = commits.stream().mapToLong(Long::longValue).sorted().toArray();
                 rates.add(nanos.length / seconds);
@@ -80,6 +82,7 @@ final class TransactionBenchCases {
         run.fact("commit_p50_ms", p50);
         run.fact("commit_p99_ms", p99);
         run.fact("seconds", took); // warm-ups too
+        run.fact("committed", committed); // warm-ups too
     }
 
     /** Runs for {@code seconds}; gives the seconds until the last one had ended. */

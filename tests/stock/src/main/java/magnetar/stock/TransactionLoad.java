@@ -39,6 +39,8 @@ final class TransactionLoad {
     private final Map<String, List<String>> written = new LinkedHashMap<>();
     private final Map<String, End> ends = new LinkedHashMap<>();
     private final List<String> failures = new ArrayList<>();
+    private final AtomicInteger dropped = new AtomicInteger();
+    private final Stall ending = new Stall();
 
     TransactionLoad(CaseRun run, Duration timeout, ScalableTopic input, Collection<ScalableTopic> outputTopics)
             throws Exception {
@@ -62,7 +64,10 @@ final class TransactionLoad {
                 if (message == null) {
                     break;
                 }
-                inputs.acknowledge(message.id(), transaction);
+                if (!Transactions.acknowledge(inputs, message, transaction)) {
+                    dropped.incrementAndGet();
+                    continue;
+                }
                 Transactions.send(any(random), transaction, List.of(OUTPUT + message.value()));
             }
             int own = maximumOwn == 0 ? 0 : 1 + random.nextInt(maximumOwn);
@@ -80,6 +85,7 @@ final class TransactionLoad {
             Transactions.end(transaction, commit);
             synchronized (TransactionLoad.this) {
                 ends.put(name, commit ? End.COMMITTED : End.ABORTED);
+                ending.step();
             }
         }
     }
@@ -142,6 +148,7 @@ final class TransactionLoad {
             run.fact(end.name().toLowerCase(), ends.values().stream().filter(end::equals).count());
         }
         run.fact("unknown_stored", unknownStored);
+        run.fact("longest_stall_ms", ending.longestMillis());
         run.fact("failures", failures.size());
         Map<String, Integer> kinds = new TreeMap<>();
         failures.forEach(failure -> kinds.merge(failure.replaceAll("[0-9]+", "N"), 1, Integer::sum));
@@ -150,6 +157,7 @@ final class TransactionLoad {
         run.fact("committed_but_missing", lost.stream().limit(EXAMPLES).toList());
         run.fact("aborted_but_stored", shown.stream().limit(EXAMPLES).toList());
         run.fact("inputs", allInputs.size());
+        run.fact("acknowledgements_dropped", dropped.get());
         run.fact("inputs_missing", expected.stream().filter(value -> !times.containsKey(value)).count());
         run.fact("inputs_twice", expected.stream().filter(value -> times.getOrDefault(value, 0) > 1).count());
         run.fact("stored_twice", times.entrySet().stream()

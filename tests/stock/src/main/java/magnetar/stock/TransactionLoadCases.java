@@ -1,7 +1,9 @@
 package magnetar.stock;
 
+import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -10,8 +12,12 @@ import java.util.Set;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Consumer;
+import org.apache.pulsar.client.api.v5.Message;
 import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
+import org.apache.pulsar.client.api.v5.Transaction;
 
 /** Many random transactions at once, with and without the broker going away in the middle. */
 final class TransactionLoadCases {
@@ -23,6 +29,7 @@ final class TransactionLoadCases {
     static void addTo(Map<String, Case> cases) {
         cases.put("txn_random", TransactionLoadCases::openAtOnce);
         cases.put("txn_outage", TransactionLoadCases::outage);
+        cases.put("txn_copies", TransactionLoadCases::copies);
     }
 
     /** An input topic, two output topics, and subscriptions that hold and watch the outputs from the start. */
@@ -40,41 +47,68 @@ final class TransactionLoadCases {
             inputs = Transactions.values("in", run.intArg("inputs", 600));
             PulsarClient client = run.client();
             for (ScalableTopic output : outputs) {
-                Readers.stream(client, output.name(), "stored").consumerName("holder").subscribe().close();
+                hold(client, output);
                 watchers.add(Watcher.queue(run, client, output.name(), "watcher"));
             }
+            hold(client, input);
             Transactions.send(Transactions.producer(run, client, input.name()), null, inputs);
+        }
+
+        private static void hold(PulsarClient client, ScalableTopic topic) throws Exception {
+            Readers.stream(client, topic.name(), "stored").consumerName("holder").subscribe().close();
         }
 
         /** Takes what is left of the input, in transactions that only commit, until every input's output is seen. */
         private void drain(TransactionLoad load, long seed) throws Exception {
-            List<String> expected = TransactionLoad.outputsOf(inputs);
+            Set<String> unseen = new HashSet<>(TransactionLoad.outputsOf(inputs));
             Random random = new Random(seed);
-            while (watchers.get(0).seen(expected) + watchers.get(1).seen(expected) < expected.size()) {
+            while (true) {
+                // One that was stored on both topics counts once.
+                watchers.forEach(watcher -> watcher.values().forEach(unseen::remove));
+                if (unseen.isEmpty()) {
+                    break;
+                }
                 load.one(random, false);
             }
             Watcher.awaitQuiet(watchers);
         }
 
-        /** Read by a fresh client through the subscription that has held everything. */
+        /** Of the outputs: read by a fresh client through the subscriptions that have held everything. */
         private List<String> stored() throws Exception {
             List<String> stored = new ArrayList<>();
             PulsarClient client = run.client();
             for (int i = 0; i < outputs.size(); i++) {
-                StreamConsumer<String> consumer = run.closing(
-                        Readers.stream(client, outputs.get(i).name(), "stored").consumerName("holder").subscribe());
                 // Whatever has been watched is there, however slowly it comes.
-                Set<String> awaited = new HashSet<>(watchers.get(i).values());
-                long limit = System.nanoTime() + REREAD_LIMIT.toNanos();
-                Readers.readUntil(consumer::receive, () -> awaited.isEmpty() || System.nanoTime() > limit, message -> {
-                    stored.add(message.value());
-                    awaited.remove(message.value());
-                    // What lies behind a split comes when its parent has been acknowledged.
-                    consumer.acknowledgeCumulative(message.id());
-                });
-                Readers.readUntilQuiet(consumer::receive, message -> stored.add(message.value()));
+                read(client, outputs.get(i), watchers.get(i).values(), stored);
             }
             return stored;
+        }
+
+        /** Inputs that the client itself had stored twice, by sending them again: no fault of transactions. */
+        private long inputsStoredTwice() throws Exception {
+            List<String> stored = new ArrayList<>();
+            read(run.client(), input, inputs, stored);
+            return stored.size() - stored.stream().distinct().count();
+        }
+
+        private void read(PulsarClient client, ScalableTopic topic, Collection<String> values, List<String> stored)
+                throws Exception {
+            StreamConsumer<String> consumer = run.closing(
+                    Readers.stream(client, topic.name(), "stored").consumerName("holder").subscribe());
+            Set<String> awaited = new HashSet<>(values);
+            // A segment that changes its owner delivers again what was not acknowledged durably.
+            Set<ByteBuffer> seen = new HashSet<>();
+            Consumer<Message<String>> take = message -> {
+                if (seen.add(ByteBuffer.wrap(message.id().toByteArray()))) {
+                    stored.add(message.value());
+                }
+                awaited.remove(message.value());
+                // What lies behind a split comes when its parent has been acknowledged.
+                consumer.acknowledgeCumulative(message.id());
+            };
+            long limit = System.nanoTime() + REREAD_LIMIT.toNanos();
+            Readers.readUntil(consumer::receive, () -> awaited.isEmpty() || System.nanoTime() > limit, take);
+            Readers.readUntilQuiet(consumer::receive, take);
         }
     }
 
@@ -99,6 +133,7 @@ final class TransactionLoadCases {
         }
         stage.drain(load, seed);
         load.report(run, stage.inputs, stage.stored());
+        run.fact("inputs_stored_twice", stage.inputsStoredTwice());
     }
 
     /**
@@ -140,6 +175,45 @@ final class TransactionLoadCases {
         }
         stage.drain(load, seed);
         load.report(run, stage.inputs, stage.stored());
+        run.fact("inputs_stored_twice", stage.inputsStoredTwice());
+    }
+
+    /**
+     * All inputs are received by the client and not taken; the broker goes away, so that the client gets them again
+     * and has two of each. One transaction uses the first copies, another one the second copies; with {@code prune}
+     * their segment has left the layout by then.
+     */
+    private static void copies(CaseRun run) throws Exception {
+        ScalableTopic input = run.scalableTopic("in", 1);
+        PulsarClient client = run.transactionalClient(Duration.ofSeconds(60));
+        QueueConsumer<String> consumer = run.closing(Readers.queue(client, input.name(), "transform").subscribe());
+        QueueInside inside = new QueueInside(consumer);
+        List<String> inputs = Transactions.values("in", run.intArg("inputs", 50));
+        Transactions.send(Transactions.producer(run, client, input.name()), null, inputs);
+        Transactions.until(() -> inside.waiting() == inputs.size());
+        run.event("received");
+        run.awaitSignal("back");
+        Transactions.until(() -> inside.waiting() == 2 * inputs.size());
+        Transaction first = client.newTransaction();
+        run.fact("first_dropped", use(consumer, inputs, first));
+        run.fact("first_commit", Transactions.refusal(first::commit));
+        if (run.flag("prune")) {
+            long segment = run.admin().activeSegments(input).firstEntry().getValue();
+            run.admin().split(input, segment);
+            Transactions.until(() -> !inside.attached(segment));
+        }
+        Transaction second = client.newTransaction();
+        run.fact("second_dropped", use(consumer, inputs, second));
+        run.fact("second_commit", Transactions.refusal(second::commit));
+    }
+
+    /** Acknowledges as many messages as there are inputs; of how many the client dropped that. */
+    private static int use(QueueConsumer<String> consumer, List<String> inputs, Transaction transaction) throws Exception {
+        int dropped = 0;
+        for (int i = 0; i < inputs.size(); i++) {
+            dropped += Transactions.acknowledge(consumer, consumer.receive(), transaction) ? 0 : 1;
+        }
+        return dropped;
     }
 
     private static void splitFirst(CaseRun run, ScalableTopic topic) throws Exception {

@@ -7,9 +7,11 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Semaphore;
 import java.util.function.Supplier;
+import org.apache.pulsar.client.api.v5.Message;
 import org.apache.pulsar.client.api.v5.MessageId;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.Transaction;
 import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
 import org.apache.pulsar.client.api.v5.schema.Schema;
@@ -65,6 +67,16 @@ final class Transactions {
         } else {
             transaction.abort();
         }
+    }
+
+    /**
+     * Acknowledges in the transaction; false if the client dropped that. It does so without a word, and goes on to
+     * commit, when the segment of the message has left the layout: to be used is then a copy of a message that was
+     * acknowledged before, which the client has kept since it connected again.
+     */
+    static boolean acknowledge(QueueConsumer<String> consumer, Message<String> message, Transaction transaction) {
+        consumer.acknowledge(message.id(), transaction);
+        return new QueueInside(consumer).attached(QueueInside.segmentOf(message.id()));
     }
 
     static boolean commits(CaseRun run) {

@@ -1,0 +1,205 @@
+"""Kinds of trouble for a cluster under load, each of which ends with everything running again.
+
+Rules: who is hit has the role now, by the records in the metadata store; a paused owner sleeps for
+longer than its session, so others have taken over when it wakes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from broker.placement.ownership import owner_key
+from protocol import pulsar_pb2 as pb
+from protocol.names import parse_topic_name
+from storage.clock import SystemClock
+from storage.ledger.bookkeeper.ledger_metadata import BookieId
+from storage.managed_ledger_records import decode_stream, ledger_key
+from storage.metadata.open import open_metadata_store
+from storage.metadata.store import MetadataStore
+from tests.cluster.bookkeeper.ledger_access import members, store_at
+from tests.parts.ground import Ground
+from tests.support.broker_cluster import BrokerCluster
+from tests.support.broker_process import BrokerProcess
+from tests.support.child_process import HOST, once_it_is
+from tests.support.raw_client import BrokerError
+from txn.records import leader_key
+from txn.txn_id import CoordinatorId
+
+FOUND_TIMEOUT_S: Final = 30
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster, the scalable topic that the load writes to, and one whose controller is hit."""
+
+    ground: Ground
+    brokers: BrokerCluster
+    topic: str
+    led: str
+
+    def holder(self, key: str) -> int:
+        """The number of the broker that an ephemeral record names; waits until one is named."""
+        numbers = {f"{HOST}:{each.http_port}": n for n, each in enumerate(self.brokers.brokers)}
+        found: list[int] = []
+
+        async def is_held(store: MetadataStore) -> bool:
+            record = await store.get(key)
+            if record is None:
+                return False
+            named = json.loads(record.value)
+            broker_id = named if isinstance(named, str) else named["brokerId"]
+            found[:] = [numbers[broker_id]]
+            return True
+
+        async def look() -> None:
+            store = await open_metadata_store(self.brokers.metadata_store_url, SystemClock())
+            try:
+                await once_it_is(lambda: is_held(store), f"{key} names a broker", FOUND_TIMEOUT_S)
+            finally:
+                await store.close()
+
+        asyncio.run(look())
+        return found[0]
+
+    def segment(self) -> str:
+        """The topic's first active segment."""
+        local = self.topic.partition("://")[2]
+        url = f"{self.brokers.admin_url}/admin/v2/scalable/{local}"
+        with urllib.request.urlopen(url, timeout=FOUND_TIMEOUT_S) as answer:
+            segments = json.load(answer)["segments"].values()
+        first = next(each for each in segments if each["state"] == "ACTIVE")
+        low, high = first["hashRange"]["start"], first["hashRange"]["end"]
+        return f"segment://{local}/{low:04x}-{high:04x}-{first['segmentId']}"
+
+    def owner(self, segment: str) -> int:
+        """Of a segment."""
+        return self.holder(owner_key(segment))
+
+    def bookie(self) -> BookieId:
+        """The first of the ensemble that the first segment's last ledger is written to."""
+        return asyncio.run(self._bookie(parse_topic_name(self.segment()).ledger_path))
+
+    async def _bookie(self, managed_ledger: str) -> BookieId:
+        store = await open_metadata_store(self.brokers.metadata_store_url, SystemClock())
+        try:
+            key = ledger_key(managed_ledger)
+            record = await store.get(key)
+            assert record is not None, key
+        finally:
+            await store.close()
+        async with store_at(self.ground.bookies.uri) as ledgers:
+            return (await members(ledgers, decode_stream(key, record.value).ledgers[-1].ledger_id))[
+                0
+            ]
+
+    def use(self, segment: str, number: int) -> None:
+        """Attach a producer to a segment at a broker, as soon as it owns it or may take it."""
+        asyncio.run(self._use(segment, self.brokers.brokers[number]))
+
+    async def _use(self, segment: str, broker: BrokerProcess) -> None:
+        client = await broker.connect()
+
+        async def is_attached() -> bool:
+            try:
+                await client.create_producer(segment)
+            except BrokerError as error:
+                if error.code != pb.ServiceNotReady:
+                    raise
+                return False
+            return True
+
+        try:
+            await once_it_is(is_attached, f"{segment} is served", FOUND_TIMEOUT_S)
+        finally:
+            await client.close()
+
+    def controller(self) -> int:
+        """Who leads the topic `led`, be it without ordered consumers: its splits need one too."""
+        return self.holder(owner_key(self.led))
+
+    def coordinator(self) -> int:
+        """Of the first transaction coordinator."""
+        return self.holder(leader_key(CoordinatorId(0)))
+
+
+def _kill_and_replace(site: Site, number: int) -> None:
+    site.brokers.kill_one(number)
+    site.brokers.start_one(number)
+
+
+def kill_owner(site: Site) -> None:
+    """SIGKILL of the broker that owns the first segment."""
+    _kill_and_replace(site, site.owner(site.segment()))
+
+
+def kill_controller(site: Site) -> None:
+    """SIGKILL of the broker that assigns the topic's segments."""
+    _kill_and_replace(site, site.controller())
+
+
+def kill_coordinator(site: Site) -> None:
+    """SIGKILL of the broker that leads the first coordinator."""
+    _kill_and_replace(site, site.coordinator())
+
+
+def pause_owner(site: Site) -> None:
+    """SIGSTOP of an owner until another broker serves its segment, then SIGCONT."""
+    segment = site.segment()
+    number = site.owner(segment)
+    site.brokers.pause(number)
+    try:
+        site.use(segment, (number + 1) % len(site.brokers.brokers))
+    finally:
+        site.brokers.resume(number)
+
+
+def kill_bookie(site: Site) -> None:
+    """SIGKILL of a bookie that the first segment is written to; it comes back."""
+    (bookie,) = (each for each in site.ground.bookies.bookies if each.bookie_id == site.bookie())
+    bookie.kill()
+    site.ground.mend()
+
+
+def kill_two_bookies(site: Site) -> None:
+    """SIGKILL of two bookies of three: nothing can be written until they are back."""
+    for bookie in site.ground.bookies.bookies[1:]:
+        bookie.kill()
+    site.ground.mend()
+
+
+def require_possible(fault: str, brokers: BrokerCluster) -> None:
+    """Skip what would break a server that is not the tests' own."""
+    if FAULTS[fault] is restart_metadata_store and not brokers.metadata_store_url.startswith("zk:"):
+        pytest.skip("a given Oxia server is not killed")
+
+
+def restart_metadata_store(site: Site) -> None:
+    """SIGKILL of the one ZooKeeper server, and a start on its data."""
+    site.ground.zookeeper.kill()
+    site.ground.mend()
+
+
+def rolling_restart(site: Site) -> None:
+    """SIGTERM to each broker in turn, the next when the one before serves again."""
+    for number in range(len(site.brokers.brokers)):
+        site.brokers.stop_one(number)
+        site.brokers.start_one(number)
+
+
+FAULTS: Final[Mapping[str, Callable[[Site], None]]] = {
+    "kill-owner": kill_owner,
+    "kill-controller": kill_controller,
+    "kill-coordinator": kill_coordinator,
+    "pause-owner": pause_owner,
+    "kill-bookie": kill_bookie,
+    "kill-two-bookies": kill_two_bookies,
+    "restart-metadata-store": restart_metadata_store,
+    "rolling-restart": rolling_restart,
+}

@@ -1,0 +1,117 @@
+"""Three brokers on ZooKeeper and bookies, stock clients at work, and something breaks.
+
+What must hold whatever breaks: everything acknowledged is stored once and in key order, and read
+by whoever subscribed; every transaction is whole.  The longest time without a receipt or a
+delivery is printed, not judged.  `MAGNETAR_FAULT_ROUNDS` says how often each kind happens in one
+test (`make cluster-faults`: ten times).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+import pytest
+
+from tests.cluster.conftest import ROUNDS
+from tests.cluster.faults import FAULTS, Site, require_possible
+from tests.conftest import Report
+from tests.parts.ground import Ground
+from tests.stock.expectations import assert_every_transaction_whole, assert_key_order
+from tests.stock.stock_driver import StockDriver
+from tests.support.broker_cluster import BrokerCluster
+
+CASE_TIMEOUT_S = 120 + 60 * ROUNDS
+WHY_CHARACTERS = 160
+MESSAGES_PER_S = 2_000
+"""What is compared in the end has to fit into the memory of the stock client's process."""
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(CASE_TIMEOUT_S + 60, func_only=True),
+    pytest.mark.parametrize("fault", FAULTS),
+]
+
+
+def test_messages_survive(
+    ground: Ground, brokers: BrokerCluster, driver: StockDriver, report: Report, fault: str
+) -> None:
+    require_possible(fault, brokers)
+    name = f"faults-{uuid.uuid4().hex[:8]}"
+    case = driver.start(
+        "outage",
+        brokers.url,
+        brokers.admin_url,
+        topic=name,
+        mode="ASYNC_UNBATCHED",
+        perSecond=MESSAGES_PER_S,
+        rounds=ROUNDS,
+        drainLimitS=60,
+        timeoutS=CASE_TIMEOUT_S,
+    )
+    case.wait_event("loaded", CASE_TIMEOUT_S)
+    topic = f"topic://public/default/{name}"
+    site = Site(ground, brokers, topic=topic, led=topic)
+    for number in range(1, ROUNDS + 1):
+        FAULTS[fault](site)
+        case.signal(f"back-{number}")
+        case.wait_event("loaded", CASE_TIMEOUT_S)
+    facts = case.result(CASE_TIMEOUT_S)
+    report(
+        f"{fault} x {ROUNDS}: {facts['sent']} messages, longest stall of sends "
+        f"{facts['longest_stall_ms']} ms, of the stream {facts['stream_longest_stall_ms']} ms, of "
+        f"the queue {facts['queue_longest_stall_ms']} ms, delivered again "
+        f"{facts['stream_duplicates']} and {facts['queue_duplicates']}"
+    )
+    assert facts["stream_complete"], facts
+    assert facts["queue_complete"], facts
+    assert facts["send_failures"] == 0, facts["send_failure_examples"]
+    assert facts["acknowledged"] == facts["sent"] - facts["lost_by_client"]
+    for prefix in ("stored_", "stream_", "queue_"):
+        assert facts[f"{prefix}missing"] == 0, facts[f"{prefix}missing_examples"]
+        assert facts[f"{prefix}unexpected"] == 0
+    assert facts["stored_duplicates"] == 0, facts["stored_duplicate_examples"]
+    assert_key_order(facts, "stored_")
+    assert_key_order(facts, "stream_")
+    assert not brokers.faults(), brokers.faults()
+
+
+def most_frequent(failures: Mapping[str, int]) -> str:
+    """Why most of those of unknown outcome were given up, if there are any."""
+    if not failures:
+        return ""
+    why = max(failures, key=lambda kind: failures[kind])
+    return f", most of them ({failures[why]}) for: {why.splitlines()[0][:WHY_CHARACTERS]}"
+
+
+def test_transactions_stay_whole(
+    ground: Ground, brokers: BrokerCluster, driver: StockDriver, report: Report, fault: str
+) -> None:
+    require_possible(fault, brokers)
+    name = f"faults-{uuid.uuid4().hex[:8]}"
+    case = driver.start(
+        "txn_outage",
+        brokers.url,
+        brokers.admin_url,
+        topic=name,
+        rounds=ROUNDS,
+        inputs=1000,
+        reshape=True,
+        timeoutS=CASE_TIMEOUT_S,
+    )
+    case.wait_event("loaded", CASE_TIMEOUT_S)
+    topic = f"topic://public/default/{name}"
+    site = Site(ground, brokers, topic=f"{topic}-in", led=f"{topic}-a")
+    for number in range(1, ROUNDS + 1):
+        FAULTS[fault](site)
+        case.signal(f"back-{number}")
+        case.wait_event("loaded", CASE_TIMEOUT_S)
+    facts = case.result(CASE_TIMEOUT_S)
+    report(
+        f"{fault} x {ROUNDS} under transactions: {facts['committed']} committed, "
+        f"{facts['aborted']} aborted, {facts['unknown']} unknown of which "
+        f"{facts['unknown_stored']} stored, longest stall of ends {facts['longest_stall_ms']} ms"
+        f"{most_frequent(facts['failure_kinds'])}"
+    )
+    assert_every_transaction_whole(facts)
+    assert not brokers.faults(), brokers.faults()

@@ -1,0 +1,1 @@
+"""BookKeeper's own Java client, for tests that compare or mix it with the project's."""

@@ -1,0 +1,43 @@
+"""An Oxia namespace without records, for tests that share one server."""
+
+import asyncio
+from collections.abc import Sequence
+
+from storage.metadata.access import StoreAccess
+from storage.metadata.oxia import oxia_pb2 as pb
+from storage.metadata.oxia.connection import Connections
+from storage.metadata.oxia.records import OWN_PREFIX
+from storage.metadata.oxia.routing import Shard, parse_assignments
+
+PATIENCE_S = 30
+NAMESPACE = "default"
+USERS = ("/", "!/")
+"""Every key that begins with a slash, in the servers' order of slashes; none of their own."""
+
+
+async def empty_oxia(address: str) -> None:
+    """Remove all records, on whichever servers they are.  Nobody else may be writing."""
+    connections = Connections(NAMESPACE, StoreAccess())
+    ranges = [
+        USERS,
+        (OWN_PREFIX, f"{OWN_PREFIX}/"),
+        (f"{OWN_PREFIX}sequences/", f"{OWN_PREFIX}sequences//"),
+    ]
+    async with asyncio.timeout(PATIENCE_S):
+        for shard in await _shards(connections, address):
+            stream = connections.peer(shard.leader).open_writes(shard.shard_id)
+            deletes = [
+                pb.DeleteRangeRequest(start_inclusive=lo, end_exclusive=hi) for lo, hi in ranges
+            ]
+            await stream.write(pb.WriteRequest(shard=shard.shard_id, delete_ranges=deletes))
+            response = await stream.read()
+            assert isinstance(response, pb.WriteResponse), response
+            stream.cancel()
+    await connections.close()
+
+
+async def _shards(connections: Connections, address: str) -> Sequence[Shard]:
+    guide = await connections.guide(address)
+    async for assignments in guide.assignments():
+        return parse_assignments(assignments, NAMESPACE).shards
+    raise AssertionError(f"{address} told no shards")

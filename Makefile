@@ -1,10 +1,11 @@
-# make run | make test | make bench | make simulate | make fuzz | make stock-peer | make image-test
+# make run | test | test-client | test-cluster | cluster-faults | bench | bench-cluster | simulate | fuzz | stock-peer | client-peer | image-test
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check proto bench simulate simulate-mutants fuzz bench-transactions stock-peer image-test clean
+.PHONY: run test test-client test-cluster cluster-faults check proto bench bench-transactions bench-client bench-cluster simulate simulate-mutants fuzz
+.PHONY: stock-peer client-peer image-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml
@@ -22,8 +23,21 @@ check: $(VENV)/.installed  ## style, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## everything that must hold
-	$(BIN)/python -m pytest
+test: check  ## everything that must hold of the broker, and the cores of the client
+	$(BIN)/python -m pytest --ignore=tests/client --ignore=tests/interop
+
+test-client: $(VENV)/.installed  ## the Python client on a broker, and beside the stock Java client
+	$(BIN)/python -m pytest tests/client tests/interop
+
+test-cluster: $(VENV)/.installed  ## on real ZooKeeper, bookies and Oxia (needs Java 17, Maven and Go)
+	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest tests/stock --cluster=oxia
+	$(BIN)/python -m pytest tests/stock --cluster=zookeeper
+	$(if $(MAGNETAR_TEST_OXIA),$(BIN)/python -m pytest tests/stock --cluster=oxia-several,\
+	  @echo "Several brokers ran on ZooKeeper only: MAGNETAR_TEST_OXIA names no Oxia server.")
+
+cluster-faults: $(VENV)/.installed  ## each fault of a cluster ROUNDS=10 times, under load
+	MAGNETAR_FAULT_ROUNDS=$(or $(ROUNDS),10) $(BIN)/python -m pytest tests/cluster/test_faults.py -m cluster -s
 
 proto: $(VENV)/.installed  ## regenerate the protobuf modules
 	$(BIN)/python -m scripts.generate_proto
@@ -33,6 +47,12 @@ bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and
 
 bench-transactions: $(VENV)/.installed  ## of that, only transactions
 	$(BIN)/python -m bench --measure transactions --output build/bench/transactions.json
+
+bench-client: $(VENV)/.installed  ## clients beside each other on one broker: ours, the stock Java one, the one from PyPI
+	$(BIN)/python -m bench.client
+
+bench-cluster: $(VENV)/.installed  ## brokers on three real bookies and ZooKeeper
+	$(BIN)/python -m bench.cluster
 
 simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TRACE=1] [PROFILE=p] [LATE=1] [BREAK=rule]
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
@@ -49,6 +69,9 @@ fuzz: $(VENV)/.installed  ## mutated frames of a seed drawn anew, or of SEED=n
 
 stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
 	$(BIN)/python -m pytest tests/stock --peer
+
+client-peer: $(VENV)/.installed  ## the Python client's tests against Apache Pulsar itself
+	$(BIN)/python -m pytest tests/client tests/interop --peer
 
 image-test: $(VENV)/.installed  ## build and try the container image (Debian, root)
 	$(BIN)/python -m pytest tests/image -m image

@@ -50,6 +50,10 @@ def connect(
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
     target, placement = f"pulsar://{request.proxy_to_broker_url}", connection.broker.placement
     if request.proxy_to_broker_url and target != placement.broker_url:
+        if placement.draining:
+            raise forwarding.BrokerUnreachable(
+                "This broker stops, and forwards nothing more: connect through another one."
+            )
         for each in placement.brokers.values():
             if each.url == target:
                 return forwarding.forward(connection, request, each)

@@ -7,6 +7,7 @@ Rules:
 - Who ends a transaction need not be the connection that began it, but its principal.
 - A request may be made under a transaction key, in private fields (K4).  A transaction that was
   begun under one needs it in every request; plain ones, all of stock clients, have none.
+- A broker that stops is found as a coordinator by nobody any more; who has found it goes on.
 - ADD_PARTITION_TO_TXN has the owner of each topic join before it is answered, so that the first
   SEND finds it done.  A topic that cannot join now is left to that SEND.
 - What clients say that use coordinators of an older form (`scalable` not set) is refused, and so is
@@ -38,6 +39,7 @@ from protocol.pulsar_pb2 import (
 )
 from protocol.pulsar_pb2 import ServerError as WireError
 from protocol.server_error import MagnetarError, PeerError, ServerError
+from txn.errors import CoordinatorNotFound
 from txn.records import KeyEpoch, TxnState
 from txn.transaction_key import NO_EPOCH, require_name_of_request
 from txn.txn_id import CoordinatorId, TxnId
@@ -140,12 +142,25 @@ def close_watch(connection: "Connection", command: BaseCommand, entry: bytes | N
     connection.broker.transactions.watches.close_one(connection, watch_id)
 
 
+def _require_lasting(connection: "Connection") -> None:
+    """Raise `CoordinatorNotFound` if this broker stops.
+
+    The stock client notes where a coordinator is only some time after the answer; if the connection
+    is lost between the two, it never asks for that coordinator again.
+    """
+    if not connection.broker.serving:
+        raise CoordinatorNotFound(
+            "This broker stops: ask for the coordinator again, its next leader is told soon."
+        )
+
+
 def connect(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """TC_CLIENT_CONNECT_REQUEST: the client will use this coordinator here."""
     request = command.tc_client_connect_request
     transactions = enabled(connection, scalable=request.scalable)
     response = CommandTcClientConnectResponse(request_id=request.request_id)
     try:
+        _require_lasting(connection)
         transactions.coordinators.require_served(CoordinatorId(request.tc_id))
     except MagnetarError as error:
         response.error = cast("WireError", int(error.code))

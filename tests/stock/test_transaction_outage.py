@@ -17,6 +17,9 @@ from tests.stock.conftest import StartCase
 from tests.stock.expectations import assert_every_transaction_whole
 
 OUTAGE_TIMEOUT_S = 200
+OPERATION_TIMEOUT_S = 10
+"""The stock client may lose a coordinator for good, if the connection breaks just after that was
+found: each transaction that it begins there takes this long to fail."""
 
 
 @pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
@@ -30,6 +33,7 @@ def test_transactions_are_whole_after_an_outage(
         rounds=rounds,
         timeoutS=OUTAGE_TIMEOUT_S,
         inputs=1000,
+        operationTimeoutS=OPERATION_TIMEOUT_S,
         reshape=not on_peer,  # its sends in flight are stored twice: docs/differences.md, seal
     )
     case.wait_event("loaded")

@@ -1,5 +1,9 @@
 """Transaction coordinators on several brokers: shared evenly, and followed by who watches."""
 
+import asyncio
+
+import pytest
+
 from protocol import pulsar_pb2 as pb
 from tests.support.raw_client import BrokerError, RawClient, Session
 from tests.unit.broker.placement.cluster import Cluster, Node, until
@@ -108,6 +112,43 @@ async def test_a_drained_broker_leads_nothing_and_its_transactions_go_on(cluster
     await first.stop()
     await shared_by(second)
     await TransactionClient(await second.client()).end(txn)
+
+
+async def test_a_broker_that_stops_is_found_by_nobody_any_more(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stock client never asks again if the connection is lost just after it was told yes."""
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    theirs = min(led(first))
+    client = TransactionClient(await first.client())
+    stopping, go_on = asyncio.Event(), asyncio.Event()
+    hand_over = first.broker.topics.hand_over
+
+    async def later() -> None:
+        stopping.set()
+        await go_on.wait()
+        await hand_over()
+
+    monkeypatch.setattr(first.broker.topics, "hand_over", later)
+    drained = asyncio.ensure_future(first.broker.drain())
+    await stopping.wait()
+    try:
+        with pytest.raises(BrokerError) as refused:
+            await client.attach(theirs)
+        assert refused.value.code == pb.TransactionCoordinatorNotFound
+        with pytest.raises((BrokerError, ConnectionError), match=r"stops|closed"):
+            await RawClient.open(
+                "127.0.0.1",
+                first.broker.port,
+                pb.CommandConnect(
+                    client_version="x",
+                    proxy_to_broker_url=second.placement.broker_url.removeprefix("pulsar://"),
+                ),
+            )
+    finally:
+        go_on.set()
+        await drained
 
 
 async def test_a_transaction_spans_topics_of_several_brokers(cluster: Cluster) -> None:

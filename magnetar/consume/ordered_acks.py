@@ -12,6 +12,12 @@ Pure.  Rules:
 - On one attachment what is done does not come again, or came before it was done: it is over.  What
   was done on an earlier attachment and comes again is not done any more: the subscription was set
   back, or the acknowledgement was lost.
+- What a transaction acknowledged is not handed out while it is open: if it does not commit,
+  everything comes again.
+- Who reads on after a new attachment, or after somebody else had the segment, without having
+  acknowledged what was handed out before, may do that a second time, or after somebody else did it.
+  No transaction acknowledges there (`came_twice`) until everything comes again, or until that is
+  acknowledged.
 - Of segments that were left only what is done is known, of the last LEFT_SEGMENTS.
 """
 
@@ -60,7 +66,7 @@ class _Open:
 class OrderedAcks:
     """See the module's rules."""
 
-    __slots__ = ("_before", "_done", "_handed_out", "_open", "_went_back")
+    __slots__ = ("_before", "_done", "_earlier", "_handed_out", "_open", "_twice", "_went_back")
 
     def __init__(self) -> None:
         self._done: dict[int, EntryId] = {}
@@ -68,6 +74,10 @@ class OrderedAcks:
         """What was done on earlier attachments."""
         self._handed_out: dict[int, EntryId] = {}
         """The last message since everything came again."""
+        self._earlier: dict[int, EntryId] = {}
+        """The last message of an earlier attachment, until one of this attachment follows."""
+        self._twice: dict[int, EntryId] = {}
+        """Where something may be done twice, and up to where."""
         self._went_back: dict[int, None] = {}
         self._open: dict[_Id, _Open] = {}
 
@@ -82,10 +92,16 @@ class OrderedAcks:
 
     def is_over(self, segment_id: int, entry: EntryId) -> bool:
         """Whether an entry that came on this attachment needs not be handed out."""
-        return _covers(self._done.get(segment_id), entry)
+        return _covers(self._done.get(segment_id), entry) or self._is_held(segment_id, entry)
 
     def handed_out(self, segment_id: int, entry: EntryId) -> None:
         """A message is handed out."""
+        earlier = self._earlier.pop(segment_id, None)
+        if earlier is not None:
+            if self._is_undone(segment_id, earlier):
+                self._twice[segment_id] = earlier
+            elif place_of(entry) <= place_of(earlier):
+                del self._handed_out[segment_id]  # it was set back
         if _covers(self._before.get(segment_id), entry):
             del self._before[segment_id]
         if not _covers(self._handed_out.get(segment_id), entry):
@@ -95,11 +111,14 @@ class OrderedAcks:
         """A new attachment."""
         if (entry := self._done.pop(segment_id, None)) is not None:
             _raise(self._before, segment_id, entry)
+        if (entry := self._handed_out.get(segment_id)) is not None:
+            self._earlier[segment_id] = entry
 
     def went_back(self) -> None:
         """Everything that is not done comes again."""
         self._went_back.update(dict.fromkeys(self._handed_out))
-        self._handed_out.clear()
+        for known in (self._handed_out, self._earlier, self._twice):
+            known.clear()
 
     def done(self, segment_id: int) -> EntryId | None:
         """Up to where everything is acknowledged, as far as it is known."""
@@ -119,6 +138,16 @@ class OrderedAcks:
         """Whether something up to this entry is still to be handed out once more."""
         handed_out = self._handed_out.get(segment_id)
         return segment_id in self._went_back and not _covers(handed_out, entry)
+
+    def came_twice(self, segment_id: int) -> bool:
+        """Whether no transaction can acknowledge: something may be done twice."""
+        last = self._twice.get(segment_id)
+        return last is not None and not _covers(self.done(segment_id), last)
+
+    def is_all_done(self, segment_id: int) -> bool:
+        """Whether everything that was handed out is acknowledged."""
+        last = self._handed_out.get(segment_id)
+        return last is None or _covers(self.done(segment_id), last)
 
     def holder(self, segment_id: int, transaction: _Id) -> _Id | None:
         """The other transaction that acknowledges on a segment now."""
@@ -157,11 +186,30 @@ class OrderedAcks:
         """Transactions that are not over."""
         return [each.transaction for each in self._open.values() if segment_id in each.entries]
 
+    def _is_held(self, segment_id: int, entry: EntryId) -> bool:
+        """Whether a transaction that is open acknowledged it."""
+        return bool(self._open) and any(
+            _covers(each.entries.get(segment_id), entry) for each in self._open.values()
+        )
+
+    def _is_undone(self, segment_id: int, entry: EntryId) -> bool:
+        """Whether nobody has acknowledged it."""
+        done = _covers(self.done(segment_id), entry)
+        return not done and not self._is_held(segment_id, entry)
+
     # Segments
+
+    def lost(self, segment_id: int) -> bool:
+        """Somebody else may have it now; whether something of it is not done."""
+        last = self._handed_out.get(segment_id)
+        if last is not None and self._is_undone(segment_id, last):
+            self._twice[segment_id] = last
+        return not self.is_all_done(segment_id)
 
     def left(self, held: Container[int]) -> None:
         """A segment is not read any more."""
-        for known in (self._done, self._before, self._handed_out, self._went_back):
+        entries = (self._done, self._before, self._handed_out, self._earlier, self._twice)
+        for known in (*entries, self._went_back):
             for each in [each for each in known if each not in held][:-LEFT_SEGMENTS]:
                 known.pop(each)
 

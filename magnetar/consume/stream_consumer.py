@@ -14,8 +14,11 @@ Rules:
   `hand_over_timeout_s`; what is not acknowledged by then comes again to the other one).
 - A child's messages come after its parents': the controller gives a child to somebody only when its
   parents are read and acknowledged, and the inbox hands out in order of arrival.
-- In a transaction an entry of a segment that was lost without being acknowledged raises, so that
-  the transaction cannot commit what another consumer will do again.
+- A segment that was lost before everything handed out of it was acknowledged stays in the vector.
+  In a transaction its entry raises, so that the transaction cannot commit what another consumer
+  will do again; without one it is passed over, and in vectors no longer.
+- Where something was read on after a reconnect, or after the segment came back, though what had
+  been handed out before was not acknowledged, a transaction is refused too (`ordered_acks.py`).
 - When a transaction with an acknowledgement of this consumer does not commit, everything that was
   handed out and is not acknowledged is handed out once more, in order; until it is known that the
   broker has let go of it nothing is handed out.  Messages from before are not acknowledged any
@@ -26,7 +29,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
@@ -106,6 +109,8 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         self._session.on_failure(self.failed)
         self._held = HeldSegments(context, self)
         self._vector: Positions = MappingProxyType({})
+        self._lost: set[int] = set()
+        """Segments of the vector that were lost before everything was acknowledged."""
         self._acks = OrderedAcks()
         self.times_back = 0
         """How often everything has come again; messages from before are not acknowledged."""
@@ -133,6 +138,11 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
     def failure(self) -> MagnetarError | None:
         """Why it has ended by itself."""
         return self._failure
+
+    @property
+    def is_all_acknowledged(self) -> bool:
+        """Whether everything that was handed out is acknowledged."""
+        return all(self._acks.is_all_done(segment_id) for segment_id in self._vector)
 
     async def open(self) -> None:
         """Register, and subscribe to what is assigned first.
@@ -219,6 +229,8 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             self._acks.acknowledged(segment_id, entry, transaction.id)
             if isinstance(transaction, Followed) and isinstance(consumer, OrderedSegment):
                 consumer.joined(transaction.id)
+        if transaction is None and self._lost:
+            self._forget_lost(positions)
         return _all_of(outcomes) if outcomes else DONE
 
     def _to_acknowledge(
@@ -244,14 +256,20 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
                 f"{self.topic} and has not ended; end it before another one acknowledges there."
             )
         consumer = self._held.consumer_of(segment_id)
-        if consumer is not None and consumer.state is not AttachmentState.CLOSED:
-            return consumer
-        if transaction is not None:
+        if consumer is not None and consumer.state is AttachmentState.CLOSED:
+            consumer = None
+        if consumer is None and transaction is not None:
             raise AlreadyClosed(
                 f"Segment {segment_id} of {self.topic} went to another consumer before this was "
                 "acknowledged; abort the transaction, as it is delivered there again."
             )
-        return None
+        if transaction is not None and self._acks.came_twice(segment_id):
+            raise TransactionConflict(
+                f"Messages of segment {segment_id} of {self.topic} come again, as the connection "
+                "or the segment was lost before they were acknowledged; abort the transaction, "
+                "which may do them twice."
+            )
+        return consumer
 
     # Transactions
 
@@ -266,6 +284,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             return
         if not committed:
             self._go_back()
+        self._forget_lost({})
         for segment in self._segments():
             entry = entries.get(segment.segment.segment_id) if committed else None
             segment.over(transaction, entry)
@@ -277,10 +296,12 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         """
         self.times_back += 1
         self._acks.went_back()
-        done = {segment_id: self._acks.done(segment_id) for segment_id in self._vector}
+        kept = (i for i in self._vector if self._held.consumer_of(i) is not None)
+        done = {segment_id: self._acks.done(segment_id) for segment_id in kept}
         self._vector = MappingProxyType(
             {i: entry for i, entry in done.items() if entry is not None}
         )
+        self._lost.clear()
         for segment in self._segments():
             segment.redeliver_all()
 
@@ -346,6 +367,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             self._subscription, self.name, segment.segment_id, self._given_schema.info
         )
         self._acks.begins_anew(segment.segment_id)
+        self._lost.discard(segment.segment_id)
         return OrderedSegment(self._context, segment, how, self._inbox, self)
 
     def missing(self, segment: AssignedSegment, times: int) -> bool:
@@ -366,8 +388,19 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
 
     def parted(self, segment: AssignedSegment) -> None:
         """A segment is no longer this consumer's."""
+        segment_id = segment.segment_id
+        if self._acks.lost(segment_id):
+            self._lost.add(segment_id)
+        else:
+            self._vector = _without(self._vector, {segment_id})
         self._acks.left(self._held.ids)
-        self._vector = _without(self._vector, segment.segment_id)
+
+    def _forget_lost(self, acknowledged: Container[int]) -> None:
+        """What is acknowledged of lost segments, or was told to be, is not in vectors any more."""
+        done = {i for i in self._lost if i in acknowledged or self._acks.is_all_done(i)}
+        if done:
+            self._lost -= done
+            self._vector = _without(self._vector, done)
 
     def failed(self, error: MagnetarError) -> None:
         """It cannot go on."""
@@ -380,8 +413,8 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         self._held.assign(assignment.segments)
 
 
-def _without(positions: Positions, segment_id: int) -> Positions:
-    kept: Mapping[int, EntryId] = {i: entry for i, entry in positions.items() if i != segment_id}
+def _without(positions: Positions, gone: Container[int]) -> Positions:
+    kept: Mapping[int, EntryId] = {i: entry for i, entry in positions.items() if i not in gone}
     return MappingProxyType(kept)
 
 

@@ -63,7 +63,6 @@ def test_what_was_said_in_a_transaction_counts_there_and_elsewhere_once_it_is_co
     assert acks.is_done(A, SECOND, ONE)
     assert not acks.is_done(A, SECOND, TWO)
     assert not acks.is_done(A, SECOND, None)
-    assert not acks.is_over(A, SECOND)
     assert acks.over(ONE, committed=True) == {A: SECOND}
     assert acks.is_done(A, SECOND, TWO)
     assert acks.is_done(A, SECOND, None)
@@ -154,3 +153,81 @@ def test_of_segments_left_the_last_ones_are_remembered() -> None:
     assert acks.is_done(A, FIRST, None)
     assert not acks.is_done(10, FIRST, None)
     assert acks.is_done(11, FIRST, None)
+
+
+def test_what_an_open_transaction_acknowledged_is_not_handed_out_beside_it() -> None:
+    acks = OrderedAcks()
+    joined(acks)
+    acks.acknowledged(A, SECOND, ONE)
+    acks.begins_anew(A)
+    assert acks.is_over(A, SECOND)
+    assert not acks.is_over(A, THIRD)
+    acks.over(ONE, committed=False)
+    assert not acks.is_over(A, SECOND)
+
+
+def test_what_was_handed_out_and_comes_again_unasked_is_in_no_transaction() -> None:
+    acks = OrderedAcks()
+    acks.handed_out(A, SECOND)
+    acks.begins_anew(A)
+    assert not acks.came_twice(A)
+    acks.handed_out(A, FIRST)
+    assert acks.came_twice(A)
+    assert not acks.came_twice(B)
+    acks.went_back()
+    assert not acks.came_twice(A)
+    acks.handed_out(A, FIRST)
+    assert not acks.came_twice(A)
+
+
+def test_what_another_one_did_meanwhile_is_in_no_transaction_either() -> None:
+    acks = OrderedAcks()
+    acks.handed_out(A, SECOND)
+    acks.begins_anew(A)
+    acks.handed_out(A, THIRD)
+    assert acks.came_twice(A)
+    acks.acknowledged(A, SECOND, None)
+    assert not acks.came_twice(A)
+
+
+def test_what_is_acknowledged_when_it_begins_anew_came_once() -> None:
+    acks = OrderedAcks()
+    joined(acks)
+    acks.handed_out(A, FIRST)
+    acks.handed_out(B, FIRST)
+    acks.acknowledged(A, FIRST, None)
+    acks.begins_anew(A)
+    acks.begins_anew(B)
+    acks.acknowledged(B, FIRST, ONE)
+    for segment_id in (A, B):
+        acks.handed_out(segment_id, SECOND)
+        assert not acks.came_twice(segment_id)
+
+
+def test_what_was_set_back_came_once() -> None:
+    acks = OrderedAcks()
+    acks.handed_out(A, THIRD)
+    acks.acknowledged(A, THIRD, None)
+    acks.begins_anew(A)
+    acks.handed_out(A, FIRST)
+    acks.acknowledged(A, FIRST, None)
+    acks.begins_anew(A)
+    acks.handed_out(A, SECOND)
+    assert not acks.came_twice(A)
+
+
+def test_what_is_lost_is_in_no_transaction_until_everything_comes_again() -> None:
+    acks = OrderedAcks()
+    joined(acks)
+    acks.handed_out(A, FIRST)
+    assert acks.lost(A)
+    assert acks.came_twice(A)
+    acks.went_back()
+    assert not acks.came_twice(A)
+    assert not acks.lost(A)
+    acks.handed_out(B, FIRST)
+    acks.acknowledged(B, FIRST, ONE)
+    assert acks.lost(B)
+    assert not acks.came_twice(B)
+    acks.over(ONE, committed=True)
+    assert not acks.lost(B)

@@ -1,0 +1,204 @@
+"""Transactions of stream consumers that lose segments, or their connections, on a real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+import magnetar
+from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.consume.stream_consumer import StreamConsumer
+from magnetar.errors import (
+    AlreadyClosed,
+    MagnetarError,
+    OperationTimedOut,
+    ServiceNotReady,
+    TransactionConflict,
+    TransactionFailed,
+)
+from magnetar.message import Message
+from magnetar.opening import Opening
+from magnetar.schema.plain import STRING
+from tests.client.conftest import MakeTopic
+
+WAIT_S = 10
+QUIET_S = 0.5
+KEYS = [f"k{number}" for number in range(20)]
+pytestmark = pytest.mark.magnetar_only
+
+
+@asynccontextmanager
+async def stream(
+    client: magnetar.Client, topic: str, name: str, *, hand_over_timeout_s: float | None = None
+) -> AsyncIterator[StreamConsumer[str]]:
+    settings = StreamSettings(
+        initial_position=InitialPosition.EARLIEST,
+        consumer_name=name,
+        hand_over_timeout_s=hand_over_timeout_s,
+    )
+    async with Opening(
+        lambda: StreamConsumer(client.context, topic, "s", STRING, settings)
+    ) as consumer:
+        yield consumer
+
+
+async def send(client: magnetar.Client, topic: str, begin: int, count: int) -> list[str]:
+    """Send so many to each key, each in an entry; what was sent."""
+    sent = [f"{key}:{number}" for number in range(begin, begin + count) for key in KEYS]
+    async with client.producer(topic, schema=STRING, batching=False) as producer:
+        await asyncio.gather(*(producer.send(each, key=each.split(":")[0]) for each in sent))
+    return sent
+
+
+async def receive(consumer: StreamConsumer[str], count: int) -> list[Message[str]]:
+    return [await consumer.receive(WAIT_S) for _ in range(count)]
+
+
+async def lost_to(other: StreamConsumer[str], first: StreamConsumer[str]) -> int:
+    """The segment that the other one has, once the first one has closed it."""
+    async with asyncio.timeout(WAIT_S):
+        while not other.segment_ids or first._held.consumer_of(min(other.segment_ids)) is not None:
+            await asyncio.sleep(0.01)
+    return min(other.segment_ids)
+
+
+class Work:
+    """Each message is put out once, in the transaction that acknowledges it."""
+
+    def __init__(self, client: magnetar.Client, where: str) -> None:
+        self.client = client
+        self.where = where
+
+    async def put_out(
+        self, consumer: StreamConsumer[str], transaction: magnetar.Transaction, values: list[str]
+    ) -> None:
+        async with self.client.producer(self.where, schema=STRING) as producer:
+            for value in values:
+                producer.send_nowait(f"{consumer.name} {value}", transaction=transaction)
+            await producer.flush()
+
+    async def until_quiet(self, consumer: StreamConsumer[str], begun: int = 3) -> None:
+        """Several in each transaction, until nothing has come for a while."""
+        while batch := await consumer.receive_batch(begun, QUIET_S):
+            with suppress(MagnetarError):
+                async with self.client.transaction() as transaction:
+                    await self.put_out(consumer, transaction, [each.value for each in batch])
+                    await consumer.ack(batch[-1], transaction=transaction)
+
+    async def out(self) -> list[str]:
+        """What was put out, without who did it."""
+        found: list[str] = []
+        async with self.client.checkpoint_consumer(
+            self.where, schema=STRING, start=magnetar.Checkpoint.EARLIEST
+        ) as reader:
+            with suppress(OperationTimedOut):
+                while True:
+                    found.append((await reader.receive(QUIET_S)).value.split()[1])
+        return found
+
+
+@pytest.fixture
+async def work(client: magnetar.Client, topic: MakeTopic) -> Work:
+    return Work(client, (await topic(1)).name)
+
+
+async def test_what_was_lost_in_the_middle_of_a_transaction_is_not_committed_here(
+    client: magnetar.Client, topic: MakeTopic, work: Work
+) -> None:
+    made = await topic(2)
+    sent = await send(client, made.name, 0, 1)
+    async with stream(client, made.name, "one", hand_over_timeout_s=0.1) as first:
+        transaction = await client.transaction()
+        held = await receive(first, len(sent))
+        await work.put_out(first, transaction, [each.value for each in held])
+        async with stream(client, made.name, "two") as second:
+            lost = await lost_to(second, first)
+            sent += await send(client, made.name, 1, 1)
+            last = await first.receive(WAIT_S)
+            assert last.segment_id != lost
+            with pytest.raises(AlreadyClosed):
+                await first.ack(last, transaction=transaction)
+            with pytest.raises(TransactionFailed):
+                await transaction.commit()
+            await asyncio.gather(work.until_quiet(first), work.until_quiet(second))
+            assert lost not in first.positions
+    assert sorted(await work.out()) == sorted(sent)
+
+
+async def test_what_was_lost_and_came_back_is_not_committed_with_what_was_before(
+    client: magnetar.Client, topic: MakeTopic, work: Work
+) -> None:
+    made = await topic(2)
+    sent = await send(client, made.name, 0, 1)
+    async with stream(client, made.name, "one", hand_over_timeout_s=0.1) as first:
+        transaction = await client.transaction()
+        held = await receive(first, len(sent))
+        await work.put_out(first, transaction, [each.value for each in held])
+        async with stream(client, made.name, "two") as second:
+            lost = await lost_to(second, first)
+            await work.until_quiet(second)
+        sent += await send(client, made.name, 1, 1)
+        while (last := await first.receive(WAIT_S)).segment_id != lost:
+            pass
+        with pytest.raises(TransactionConflict):
+            await first.ack(last, transaction=transaction)
+        with pytest.raises(TransactionConflict):
+            await transaction.commit()
+        await work.until_quiet(first)
+    assert sorted(await work.out()) == sorted(sent)
+
+
+async def test_a_plain_acknowledgement_of_what_was_lost_is_no_hindrance(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    made = await topic(2)
+    sent = await send(client, made.name, 0, 1)
+    async with stream(client, made.name, "one", hand_over_timeout_s=0.1) as first:
+        held = await receive(first, len(sent))
+        async with stream(client, made.name, "two") as second:
+            lost = await lost_to(second, first)
+            again = {each.value for each in held if each.segment_id == lost}
+            assert {each.value for each in await receive(second, len(again))} == again
+            await send(client, made.name, 1, 1)
+            last = await first.receive(WAIT_S)
+            assert lost in last.id.positions
+            await first.ack(last, wait=True)
+            assert lost not in (await first.receive(WAIT_S)).id.positions
+
+
+async def test_what_came_twice_over_a_reconnect_is_committed_once(
+    client: magnetar.Client, topic: MakeTopic, work: Work
+) -> None:
+    made = await topic(1)
+    sent = await send(client, made.name, 0, 1)
+    async with stream(client, made.name, "one") as consumer:
+        transaction = await client.transaction()
+        held = await receive(consumer, 5)
+        consumer._held.consumers[0].again(ServiceNotReady("A test."))
+        held += await receive(consumer, 2)
+        await work.put_out(consumer, transaction, [each.value for each in held])
+        with pytest.raises(TransactionConflict):
+            await consumer.ack(held[-1], transaction=transaction)
+        with pytest.raises(TransactionConflict):
+            await transaction.commit()
+        await work.until_quiet(consumer)
+    assert sorted(await work.out()) == sorted(sent)
+
+
+async def test_what_waits_at_a_commit_is_not_handed_out_beside_it(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    made = await topic(1)
+    sent = await send(client, made.name, 0, 1)
+    async with stream(client, made.name, "one") as consumer:
+        held = await receive(consumer, 5)
+        consumer._held.consumers[0].again(ServiceNotReady("A test."))
+        async with asyncio.timeout(WAIT_S):
+            while not len(consumer._inbox):
+                await asyncio.sleep(0.01)
+        async with client.transaction() as transaction:
+            await consumer.ack(held[-1], transaction=transaction)
+            rest = await receive(consumer, len(sent) - len(held))
+            assert {each.value for each in held + rest} == set(sent)

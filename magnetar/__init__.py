@@ -9,6 +9,9 @@ that ends their name; every error is a `MagnetarError` (`magnetar.errors` has th
 other types are in `magnetar.schema`, the same client for threads in `magnetar.sync`.
 """
 
+from typing import TYPE_CHECKING
+
+from magnetar import schema
 from magnetar.checkpoint import Checkpoint
 from magnetar.client import Client, connect
 from magnetar.compression import CompressionType
@@ -28,10 +31,20 @@ from magnetar.message import Message
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
-from magnetar.schema import AUTO, BYTES, STRING, Schema, avro_of, json_of, protobuf_of
+from magnetar.schema import AUTO, BYTES, STRING, Schema
 from magnetar.settings import ClientSettings
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.transaction import Transaction
+
+if TYPE_CHECKING:
+    from magnetar.schema import avro_of, json_of, protobuf_of
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in ("avro_of", "json_of", "protobuf_of"):  # loaded when first asked for
+            return getattr(schema, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AUTO",

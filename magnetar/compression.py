@@ -7,6 +7,7 @@ Pure.  Rules:
 - Nothing larger than was announced is unpacked, nor anything of which more than
   MAX_UNCOMPRESSED_BYTES was announced.  What does not come out at exactly the announced size is
   damaged (`InvalidMessage`).
+- A library is loaded with the first payload that needs it.
 """
 
 import zlib
@@ -14,9 +15,6 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
-
-import cramjam
-import lz4.block
 
 from magnetar.bounds import MAX_UNCOMPRESSED_BYTES
 from magnetar.errors import InvalidMessage
@@ -35,14 +33,20 @@ class CompressionType(IntEnum):
 
 
 def _lz4(data: _Bytes) -> bytes:
+    import lz4.block
+
     return bytes(lz4.block.compress(data, store_size=False))
 
 
 def _un_lz4(data: _Bytes, size: int) -> bytes:
+    import lz4.block
+
     return bytes(lz4.block.decompress(data, uncompressed_size=size))
 
 
 def _zlib(data: _Bytes) -> bytes:
+    import cramjam
+
     return bytes(cramjam.zlib.compress(data))
 
 
@@ -52,18 +56,26 @@ def _un_zlib(data: _Bytes, size: int) -> bytes:
 
 
 def _zstd(data: _Bytes) -> bytes:
+    import cramjam
+
     return bytes(cramjam.zstd.compress(data))
 
 
 def _un_zstd(data: _Bytes, size: int) -> bytes:
+    import cramjam
+
     return _into(cramjam.zstd.decompress_into, data, size)
 
 
 def _snappy(data: _Bytes) -> bytes:
+    import cramjam
+
     return bytes(cramjam.snappy.compress_raw(data))
 
 
 def _un_snappy(data: _Bytes, size: int) -> bytes:
+    import cramjam
+
     return _into(cramjam.snappy.decompress_raw_into, data, size)
 
 
@@ -89,7 +101,14 @@ _DECOMPRESS: Final[Mapping[int, Callable[[_Bytes, int], bytes]]] = MappingProxyT
         CompressionType.SNAPPY: _un_snappy,
     }
 )
-_FAILURES: Final = (cramjam.DecompressionError, lz4.block.LZ4BlockError, ValueError, zlib.error)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What unpacking raises for damaged bytes; asked for only when something was raised."""
+    import cramjam
+    import lz4.block
+
+    return (cramjam.DecompressionError, lz4.block.LZ4BlockError, ValueError, zlib.error)
 
 
 def compress(kind: CompressionType, data: bytes) -> bytes:
@@ -120,7 +139,7 @@ def decompress(kind: int, data: bytes | memoryview, uncompressed_size: int) -> b
         return b""
     try:
         result = unpack(data, uncompressed_size)
-    except _FAILURES as error:
+    except _failures() as error:
         raise _damaged(kind, len(data), uncompressed_size, str(error)) from error
     if len(result) != uncompressed_size:
         raise _damaged(kind, len(data), uncompressed_size, f"it has {len(result)}")

@@ -1,10 +1,15 @@
-"""Schemas: how values become messages, in the forms that brokers check and Java clients read."""
+"""Schemas: how values become messages, in the forms that brokers check and Java clients read.
+
+Rules: pydantic, fastavro and descriptors are most of what a client would load, so what needs them
+is loaded when it is first asked for (`_LATER`).
+"""
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from magnetar.schema.auto import AUTO
-from magnetar.schema.avro import avro_of
-from magnetar.schema.avro_definition import AvroType, Float32, Int32
 from magnetar.schema.choose import schema_for
-from magnetar.schema.json import json_of
 from magnetar.schema.plain import (
     BOOL,
     BYTES,
@@ -16,9 +21,32 @@ from magnetar.schema.plain import (
     INT64,
     STRING,
 )
-from magnetar.schema.protobuf import protobuf_of
 from magnetar.schema.schema import Schema, WriterSchemas
 from magnetar.schema.schema_reader import SchemaReader
+
+if TYPE_CHECKING:
+    from magnetar.schema.avro import avro_of
+    from magnetar.schema.avro_definition import AvroType, Float32, Int32
+    from magnetar.schema.json import json_of
+    from magnetar.schema.protobuf import protobuf_of
+else:
+    _LATER = MappingProxyType(
+        {
+            "AvroType": "avro_definition",
+            "Float32": "avro_definition",
+            "Int32": "avro_definition",
+            "avro_of": "avro",
+            "json_of": "json",
+            "protobuf_of": "protobuf",
+        }
+    )
+
+    def __getattr__(name: str) -> object:
+        module = _LATER.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{module}"), name)
+
 
 __all__ = [
     "AUTO",

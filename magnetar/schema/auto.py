@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Final
 
 from magnetar.errors import InvalidArgument, InvalidMessage
-from magnetar.schema.avro import avro_of
 from magnetar.schema.plain import (
     BOOL,
     BYTES,
@@ -88,6 +87,8 @@ def _decoder(schema: pb.Schema) -> _Decode:
     if schema.type == pb.Schema.Type.Json:
         return _from_json
     if schema.type == pb.Schema.Type.Avro:
+        from magnetar.schema.avro import avro_of  # most readers need none
+
         try:
             return avro_of(schema.schema_data).decode
         except InvalidArgument as error:

@@ -2,7 +2,7 @@
 
 Rules: bytes and text are themselves, `int` and `float` numbers of 64 bits; dataclasses, pydantic
 models and typed dicts are JSON; protobuf messages are PROTOBUF, the form that Java's v5 client has.
-A schema stands for itself.
+A schema stands for itself.  What makes schemas of types is loaded when there is such a type.
 """
 
 import types
@@ -12,10 +12,7 @@ from typing import Final, TypeVar, cast
 from google.protobuf.message import Message
 
 from magnetar.errors import InvalidArgument
-from magnetar.schema.avro_definition import is_record_type
-from magnetar.schema.json import json_of
 from magnetar.schema.plain import BOOL, BYTES, DOUBLE, INT64, STRING
-from magnetar.schema.protobuf import protobuf_of
 from magnetar.schema.schema import Schema
 
 __all__ = ["schema_for"]
@@ -36,8 +33,14 @@ def schema_for(given: Schema[T] | type[T]) -> Schema[T]:
         if simple is not None:
             return cast("Schema[T]", simple)
         if issubclass(given, Message):
+            from magnetar.schema.protobuf import protobuf_of
+
             return cast("Schema[T]", protobuf_of(given))
+    from magnetar.schema.avro_definition import is_record_type
+
     if is_record_type(given):
+        from magnetar.schema.json import json_of
+
         return json_of(given)
     raise InvalidArgument(
         f"No schema stands for {given!r}; give a schema, or bytes, str, a dataclass, "

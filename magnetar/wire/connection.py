@@ -10,8 +10,7 @@ Rules:
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from importlib.metadata import version
+from functools import cache, partial
 from ssl import SSLCertVerificationError, SSLContext
 from typing import Final, cast
 
@@ -36,13 +35,20 @@ from protocol.pulsar_pb2 import (
 __all__ = ["Connection", "Handler", "PeerKind", "connect_to", "hello"]
 
 PROTOCOL_VERSION: Final = 21
-CLIENT_VERSION: Final = f"Magnetar-Python-{version('magnetar')}"
+
+
+@cache
+def client_version() -> str:
+    """What brokers are told.  Looked up once, for the first connection: it takes a while."""
+    from importlib.metadata import version
+
+    return f"Magnetar-Python-{version('magnetar')}"
 
 
 def hello(address: BrokerAddress, method: str, proof: bytes) -> CommandConnect:
     """CONNECT of this client: of the generation after 5.0.0-M1."""
     command = CommandConnect(
-        client_version=CLIENT_VERSION,
+        client_version=client_version(),
         protocol_version=PROTOCOL_VERSION,
         auth_method_name=method,
         auth_data=proof,

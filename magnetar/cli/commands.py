@@ -10,20 +10,16 @@ from typing import Annotated
 import typer
 
 from magnetar.cli.common import (
-    DEFAULT_URL,
     INTERRUPTED,
     Compression,
     Kind,
     Start,
-    TokenOption,
     TopicArgument,
-    TrustFile,
-    Url,
-    Where,
     ending_well,
     properties_of,
     topic_named,
 )
+from magnetar.cli.connecting import Where, connecting
 
 Subscription = Annotated[str, typer.Option("--subscription", "-s", help="Made if it is missing")]
 KindOption = Annotated[
@@ -41,6 +37,7 @@ Seconds = Annotated[
 ]
 
 
+@connecting
 def produce(
     topic: TopicArgument,
     message: Annotated[
@@ -56,9 +53,8 @@ def produce(
         typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated"),
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Send all so often")] = 1,
-    url: Url = DEFAULT_URL,
-    token: TokenOption = None,
-    tls_trust_file: TrustFile = None,
+    *,
+    where: Where,
 ) -> None:
     """Send messages: those given with -m, else each line of a file or of standard input."""
     if message and file:
@@ -68,7 +64,7 @@ def produce(
         from magnetar.cli.messages import send_all, values_of
 
         sent = send_all(
-            Where(url, token, tls_trust_file),
+            where,
             topic,
             values_of(message or [], file, count),
             {"key": key, "properties": named},
@@ -76,6 +72,7 @@ def produce(
         typer.echo(f"Sent {sent:,} message(s) to {topic}.")
 
 
+@connecting
 def consume(
     topic: TopicArgument,
     subscription: Subscription,
@@ -84,9 +81,8 @@ def consume(
     start: StartOption = Start.EARLIEST,
     idle_s: Idle = None,
     in_json: InJson = False,
-    url: Url = DEFAULT_URL,
-    token: TokenOption = None,
-    tls_trust_file: TrustFile = None,
+    *,
+    where: Where,
 ) -> None:
     """Print the messages of a subscription and acknowledge them; Ctrl-C ends."""
     topic = topic_named(topic)
@@ -95,7 +91,7 @@ def consume(
         from magnetar.cli.rendering import as_json, as_value
 
         print_subscription(
-            Where(url, token, tls_trust_file),
+            where,
             topic,
             subscription,
             kind,
@@ -104,30 +100,30 @@ def consume(
         )
 
 
+@connecting
 def peek(
     topic: TopicArgument,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many")] = 10,
     idle_s: Idle = 1.0,
     in_json: InJson = False,
-    url: Url = DEFAULT_URL,
-    token: TokenOption = None,
-    tls_trust_file: TrustFile = None,
+    *,
+    where: Where,
 ) -> None:
     """Show the first messages of a topic without a subscription: nothing is acknowledged."""
-    _read(Where(url, token, tls_trust_file), topic, Start.EARLIEST, count, idle_s, in_json)
+    _read(where, topic, Start.EARLIEST, count, idle_s, in_json)
 
 
+@connecting
 def tail(
     topic: TopicArgument,
     count: Count = None,
     idle_s: Idle = None,
     in_json: InJson = False,
-    url: Url = DEFAULT_URL,
-    token: TokenOption = None,
-    tls_trust_file: TrustFile = None,
+    *,
+    where: Where,
 ) -> None:
     """Show messages as they come, from now on, without a subscription; Ctrl-C ends."""
-    _read(Where(url, token, tls_trust_file), topic, Start.LATEST, count, idle_s, in_json)
+    _read(where, topic, Start.LATEST, count, idle_s, in_json)
 
 
 def _read(
@@ -151,6 +147,7 @@ def _interrupted(count: int | None) -> int:
     return 0 if count is None else INTERRUPTED
 
 
+@connecting
 def perf_produce(
     topic: TopicArgument,
     count: Count = None,
@@ -164,9 +161,8 @@ def perf_produce(
     compression: Annotated[Compression, typer.Option(help="Of batches")] = Compression.NONE,
     in_flight: Annotated[int, typer.Option(min=1, help="Messages without receipt")] = 10_000,
     in_json: SummaryInJson = False,
-    url: Url = DEFAULT_URL,
-    token: TokenOption = None,
-    tls_trust_file: TrustFile = None,
+    *,
+    where: Where,
 ) -> None:
     """Send messages and measure the time to their receipts."""
     topic = topic_named(topic)
@@ -175,7 +171,6 @@ def perf_produce(
 
         limits = Limits.of(count, seconds)
         load = Load(size, rate, keys, batching, compression, in_flight)
-        where = Where(url, token, tls_trust_file)
         well = measured(
             lambda tally, stop: measure_producing(where, topic, load, limits, tally, stop),
             "Sent",
@@ -186,6 +181,7 @@ def perf_produce(
         raise typer.Exit(1)
 
 
+@connecting
 def perf_consume(
     topic: TopicArgument,
     subscription: Subscription = "perf",
@@ -194,9 +190,8 @@ def perf_consume(
     kind: KindOption = Kind.QUEUE,
     start: StartOption = Start.LATEST,
     in_json: SummaryInJson = False,
-    url: Url = DEFAULT_URL,
-    token: TokenOption = None,
-    tls_trust_file: TrustFile = None,
+    *,
+    where: Where,
 ) -> None:
     """Receive and acknowledge messages, and measure the time since they were sent."""
     topic = topic_named(topic)
@@ -204,7 +199,6 @@ def perf_consume(
         from magnetar.cli.perf import Limits, measure_consuming, measured
 
         limits = Limits.of(count, seconds)
-        where = Where(url, token, tls_trust_file)
         measured(
             lambda tally, stop: measure_consuming(
                 where, topic, subscription, kind, start, limits, tally, stop

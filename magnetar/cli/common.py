@@ -1,4 +1,4 @@
-"""What the client's sub-commands share: where to connect, how they end.
+"""What the client's sub-commands share: names of topics, how they end.
 
 Rules: an error is one sentence on standard error and status 1; Ctrl-C ends cleanly, with status 0
 where it is the way to end the command and 130 where it leaves work undone; a reader that goes away
@@ -12,8 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
 
@@ -21,7 +19,6 @@ import typer
 
 from protocol.server_error import MagnetarError
 
-DEFAULT_URL: Final = "pulsar://127.0.0.1:6650"
 INTERRUPTED: Final = 130
 """As shells report a program that SIGINT ended."""
 
@@ -31,27 +28,6 @@ TopicArgument = Annotated[
         help="topic://tenant/namespace/name, persistent://..., or just the name of a topic://"
     ),
 ]
-Url = Annotated[
-    str,
-    typer.Option("--url", envvar="MAGNETAR_URL", help="pulsar:// or pulsar+ssl:// of any broker"),
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option("--token", envvar="MAGNETAR_TOKEN", help="Authenticate by it", show_envvar=True),
-]
-TrustFile = Annotated[
-    Path | None,
-    typer.Option("--tls-trust-file", help="PEM of the authorities that brokers are checked by"),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """What `connect` is given."""
-
-    url: str
-    token: str | None
-    tls_trust_file: Path | None
 
 
 class Kind(enum.StrEnum):

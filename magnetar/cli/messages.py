@@ -17,7 +17,8 @@ import typer
 import magnetar.sync
 from magnetar.bounds import CLI_BATCH
 from magnetar.checkpoint import Checkpoint
-from magnetar.cli.common import Kind, Start, Where, finishing
+from magnetar.cli.common import Kind, Start, finishing
+from magnetar.cli.connecting import Where
 from magnetar.cli.rendering import Rendering
 from magnetar.consume.consumer_settings import InitialPosition
 from magnetar.errors import ProducerQueueFull
@@ -145,7 +146,7 @@ def print_topic(where: Where, topic: str, start: Start, printing: Printing) -> N
 
 
 def _connected(where: Where) -> magnetar.sync.Client:
-    return magnetar.sync.connect(where.url, token=where.token, tls_trust_file=where.tls_trust_file)
+    return magnetar.sync.connect(where.url, **where.options)
 
 
 def _print_all(

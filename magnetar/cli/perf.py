@@ -23,7 +23,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 import magnetar
 from magnetar.bounds import CLI_BATCH, PERF_SHOWN_EVERY_S, PERF_TURN
-from magnetar.cli.common import Compression, Kind, Start, Where
+from magnetar.cli.common import Compression, Kind, Start
+from magnetar.cli.connecting import Where
 from magnetar.cli.tally import Tally
 from magnetar.compression import CompressionType
 from magnetar.consume.consumer_settings import InitialPosition
@@ -138,9 +139,7 @@ async def measure_producing(
 ) -> None:
     """Connect and send a load."""
     async with (
-        magnetar.connect(
-            where.url, token=where.token, tls_trust_file=where.tls_trust_file
-        ) as client,
+        magnetar.connect(where.url, **where.options) as client,
         client.producer(
             topic,
             batching=load.batching,
@@ -164,9 +163,7 @@ async def measure_consuming(
 ) -> None:
     """Connect and read."""
     begin = InitialPosition[start.name]
-    async with magnetar.connect(
-        where.url, token=where.token, tls_trust_file=where.tls_trust_file
-    ) as client:
+    async with magnetar.connect(where.url, **where.options) as client:
         if kind is Kind.STREAM:
             async with client.stream_consumer(
                 topic, subscription, initial_position=begin

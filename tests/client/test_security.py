@@ -271,19 +271,70 @@ async def test_topics_of_a_namespace_are_read_through_tls(secured: Secured) -> N
         assert (await consumer.receive(WAIT_S)).data == b"found"
 
 
-async def test_commands_take_a_token_and_an_authority(secured: Secured, topic: str) -> None:
-    def run(*command: str) -> Result:
-        where = ("--url", secured.tls_url, "--tls-trust-file", str(secured.trust))
-        return CliRunner().invoke(build_app(), [*command, *where])
+async def run(*command: str, **environment: str) -> Result:
+    """A command, where and who by the environment."""
+    names = {f"MAGNETAR_{name.upper()}": value for name, value in environment.items()}
+    return await asyncio.to_thread(
+        CliRunner().invoke, build_app(), [*command], env={**names, "COLUMNS": "1000"}
+    )
 
+
+async def test_commands_take_a_token_and_an_authority(secured: Secured, topic: str) -> None:
+    where = ("--url", secured.tls_url, "--tls-trust-file", str(secured.trust))
     token = ("--token", secured.security.token(ADMIN))
-    produced = await asyncio.to_thread(run, "produce", topic, "-m", "one", *token)
+    produced = await run("produce", topic, "-m", "one", *where, *token)
     assert produced.exit_code == 0, produced.output
-    peeked = await asyncio.to_thread(run, "peek", topic, "-n", "1", *token)
+    peeked = await run("peek", topic, "-n", "1", *where, *token)
     assert "one" in peeked.output
-    refused = await asyncio.to_thread(run, "peek", topic)
+    refused = await run("peek", topic, *where)
     assert refused.exit_code == 1
     assert "authenticate" in refused.output
+
+
+async def test_commands_take_a_token_from_a_file_and_from_the_environment(
+    secured: Secured, topic: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(secured.security.token(ADMIN) + "\n")
+    tls = {"url": secured.tls_url, "tls_trust_file": str(secured.trust)}
+    produced = await run("produce", topic, "-m", "one", "--token-file", str(file), **tls)
+    assert produced.exit_code == 0, produced.output
+    for who in ({"token_file": str(file)}, {"token": secured.security.token(ADMIN)}):
+        peeked = await run("peek", topic, "-n", "1", **tls, **who)
+        assert "one" in peeked.output
+    file.unlink()
+    refused = await run("peek", topic, "--token-file", str(file), **tls)
+    assert refused.exit_code == 1
+    assert "No token could be had" in refused.output
+
+
+async def test_commands_take_a_certificate(secured: Secured, topic: str) -> None:
+    mine = secured.security.certificate(ADMIN)
+    shown = ("--tls-certificate-file", str(mine.chain), "--tls-key-file", str(mine.key))
+    tls = {"url": secured.tls_url, "tls_trust_file": str(secured.trust)}
+    for command in (
+        ["produce", topic, "-m", "one"],
+        ["peek", topic, "-n", "1"],
+        ["consume", topic, "-s", "s", "-n", "1"],
+    ):
+        done = await run(*command, *shown, **tls)
+        assert done.exit_code == 0, done.output
+    files = {"tls_certificate_file": str(mine.chain), "tls_key_file": str(mine.key)}
+    peeked = await run("peek", topic, "-n", "1", **tls, **files)
+    assert "one" in peeked.output
+    half = await run("peek", topic, *shown[:2], **tls)
+    assert (half.exit_code, "goes with its key" in half.output) == (1, True)
+
+
+async def test_commands_may_trust_any_broker_and_any_name(secured: Secured, topic: str) -> None:
+    token = {"token": secured.security.token(ADMIN)}
+    by_name = secured.tls_url.replace(HOST, "localhost")
+    trust = ("--tls-trust-file", str(secured.trust))
+    refused = await run("peek", topic, "--url", by_name, *trust, **token)
+    assert refused.exit_code == 1
+    for more in ((*trust, "--no-tls-check-hostname"), ("--no-tls-check-certificate",)):
+        done = await run("peek", topic, "--idle-s", "0.1", "--url", by_name, *more, **token)
+        assert done.exit_code == 0, done.output
 
 
 async def test_a_broker_of_an_unknown_authority_is_refused(

@@ -1,13 +1,15 @@
 """Apache Pulsar's own standalone broker as a child process: what the cases are compared with.
 
 Rules: everything it writes is under one directory (`build/stock-peer` unless told otherwise); its
-jars are resolved once by Maven; it listens on 127.0.0.1 only. By hand: `python -m
-tests.stock.peer_process` starts it and stops it on Ctrl-C.
+jars are resolved once by Maven; it listens on 127.0.0.1 only; what wipes or starts one has its
+directory to itself until it is stopped. By hand: `python -m tests.stock.peer_process` starts it and
+stops it on Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import IO
 
 from tests.stock.peer_security import PeerSecurity
 from tests.support.child_process import dying_with_its_parent
@@ -52,6 +55,10 @@ def resolve_jars(work_dir: Path = DEFAULT_WORK_DIR) -> Path:
     return lib
 
 
+class PeerInUse(PeerFailed):
+    """Another one runs on the same directory; the message says what to do."""
+
+
 class PeerProcess:
     """One standalone Pulsar; `start` again after `stop` or `kill` keeps its data."""
 
@@ -74,6 +81,7 @@ class PeerProcess:
         self._run_dir = work_dir / ("run" if security is None else "run-secured")
         self._security = security
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
@@ -93,11 +101,13 @@ class PeerProcess:
         return self._run_dir / "broker.log"
 
     def wipe(self) -> None:
-        """Drop its data and log; only while it does not run."""
+        """Drop its data and log; only while it does not run.  Raises `PeerInUse`."""
+        self._take()
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def spawn(self) -> None:
-        """Start the process and return at once."""
+        """Start the process and return at once.  Raises `PeerInUse`."""
+        self._take()
         self._run_dir.mkdir(parents=True, exist_ok=True)
         (self._run_dir / CONFIGURATION).write_text(self.configuration())
         command = self.command()
@@ -158,6 +168,7 @@ class PeerProcess:
     def stop(self) -> None:
         """SIGTERM, and wait; SIGKILL when it takes too long."""
         if self._process is None:
+            self._give_back()
             return
         self._process.terminate()
         try:
@@ -165,15 +176,43 @@ class PeerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
         self._process = None
+        self._give_back()
 
     def kill(self) -> None:
         """SIGKILL, at once."""
-        if self._process is None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+        self._give_back()
+
+    def _take(self) -> None:
+        """Have the directory alone; also where this process has another one."""
+        if self._lock is not None:
             return
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait(STOP_TIMEOUT_S)
-        self._process = None
+        path = self._run_dir.with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "that has just begun"
+            lock.close()
+            raise PeerInUse(
+                f"{self._run_dir} is in use by process {holder}: wait until its tests are over, "
+                "or run these against a peer that runs already (--peer=URL,ADMIN)."
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def _give_back(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
 
     def faults(self) -> str:
         """Not looked for: the peer's log is its own affair."""
@@ -201,8 +240,12 @@ def main() -> int:
     parser.add_argument("--work-dir", type=Path, default=DEFAULT_WORK_DIR)
     options = parser.parse_args()
     peer = PeerProcess(options.port, options.http_port, options.work_dir)
-    peer.wipe()
-    peer.start()
+    try:
+        peer.wipe()
+        peer.start()
+    except PeerFailed as failure:
+        print(failure, file=sys.stderr)
+        return 1
     print(
         f"peer serves on {peer.url} and {peer.admin_url}, log in {peer.log_path}; Ctrl-C stops it",
         flush=True,

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 from broker.cli.main import build_app
 from magnetar.cli.common import ending_well, finishing, properties_of, topic_named
+from magnetar.cli.connecting import Where
 from magnetar.cli.messages import values_of
 from magnetar.errors import ConnectionLost
+from magnetar.settings import ClientSettings
 
 COMMANDS = (
     ["produce"],
@@ -38,6 +41,33 @@ def test_the_demos_worker_is_not_shown() -> None:
     assert "demo-worker" not in CliRunner().invoke(build_app(), ["--help"]).output
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_all_that_connect_have_the_same_options(command: list[str]) -> None:
+    help_text = CliRunner().invoke(build_app(), [*command, "--help"], env={"COLUMNS": "1000"})
+    for each in fields(Where):
+        option = "--" + each.name.replace("_", "-")
+        variable = f"[env var: MAGNETAR_{each.name.upper()}]"
+        line = next((line for line in help_text.output.splitlines() if option + " " in line), "")
+        assert (variable in line) is (command != ["demo"]), (option, help_text.output)
+
+
+def test_options_are_what_connect_takes(tmp_path: Path) -> None:
+    settings = ClientSettings(**Where().options)
+    assert settings == ClientSettings()
+    names = {each.name for each in fields(ClientSettings)}
+    given = {each.name for each in fields(Where)} - {"url", "token_file"}
+    assert names - given == {"connect_timeout_s", "keep_alive_s", "close_timeout_s"}
+
+
+def test_a_token_of_a_file_is_read_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    token = Where(token_file=file).options["token"]
+    assert callable(token)
+    for text in ("first", "second"):
+        file.write_text(f"{text}\n")
+        assert token() == text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -50,6 +80,7 @@ def test_the_demos_worker_is_not_shown() -> None:
         (["consume", "t", "-s", "s", "--type", "other"], "'queue'"),
         (["perf", "produce", "t", "--compression", "rar"], "'zstd'"),
         (["demo", "--orders", "1"], "greater than"),
+        (["peek", "t", "--token", "a", "--token-file", "b"], "not both"),
     ],
 )
 def test_what_cannot_be_is_refused_with_status_2(arguments: list[str], said: str) -> None:

@@ -14,6 +14,8 @@ Pure.  Rules:
   purpose.  Messages that were handed out before stay acknowledgeable.
 - What was acknowledged in a transaction is not known to be acknowledged: it comes again if the
   transaction aborts.
+- An id of a batch that does not say how large the batch is gets that from the batch, if it is known;
+  else it is refused: the rest of the batch would count as acknowledged.
 - A batch is known until everything of it is acknowledged, in a transaction or not, or anything of
   it is asked for again; without being known, its messages are acknowledged one by one.
 """
@@ -22,6 +24,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from magnetar.consume.received import EntryKey
+from magnetar.errors import InvalidArgument
 from magnetar.message_id import EntryId, place_of
 from protocol.ack_set import pending_all, to_words
 
@@ -205,6 +208,18 @@ class AckTracker:
         self.acknowledge_up_to(message_id)
         if self._up_to is message_id:
             self._up_to, self._sent_up_to = None, message_id
+
+    def sized(self, message_id: EntryId) -> EntryId:
+        """The id with the size of its batch.  Raises `InvalidArgument` if nobody knows it."""
+        if message_id.batch_index < 0 or message_id.batch_size > message_id.batch_index:
+            return message_id
+        batch = self._batches.get(message_id.key)
+        if batch is None or message_id.batch_index >= batch.size:
+            raise InvalidArgument(
+                f"The id {message_id} is of a batch of {message_id.batch_size} messages and that "
+                "batch is not known here; acknowledge the message that was received, or its id."
+            )
+        return message_id._replace(batch_size=batch.size)
 
     def hold(self, message_id: EntryId) -> Sequence[Acknowledgement]:
         """What to send to acknowledge one message in a transaction."""

@@ -22,7 +22,7 @@ from magnetar.errors import InvalidMessage
 from magnetar.message_id import EntryId
 from protocol.ack_set import from_words, pending_all
 from protocol.batch_scan import Scanned, scan_batch
-from protocol.frame_error import FrameError
+from protocol.frame_error import FrameError, MalformedBatch
 from protocol.ids import from_wire
 from protocol.message import parse_metadata, payload_of
 from protocol.pulsar_pb2 import CommandAck, CommandMessage
@@ -110,6 +110,8 @@ class Decoder(Generic[S]):
         try:
             unpacked = decompress(metadata.compression, payload, metadata.uncompressed_size)
             data = unpacked if isinstance(unpacked, bytes) else bytes(unpacked)
+            if about.metadata.num_messages_in_batch <= 0:
+                raise MalformedBatch("it says that it is a batch without messages")
             if about.batch_size:
                 self._batch(decoded, about, data, ack_set)
             else:

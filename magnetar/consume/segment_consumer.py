@@ -319,9 +319,11 @@ class SegmentConsumer(Attachment):
         """One message.  See the module's rules for when that is over.
 
         Raises `AlreadyClosed`; in a transaction what the broker refuses it with
-        (`TransactionConflict`), and what the transaction raises.
+        (`TransactionConflict`), and what the transaction raises; `InvalidArgument` for an id that
+        lacks the size of its batch.
         """
         self._check_open()
+        message_id = self._tracker.sized(message_id)
         if transaction is not None:
             return self._in_transaction(transaction, message_id)
         self._acknowledge(message_id.key, message_id.batch_index, message_id.batch_size)
@@ -348,6 +350,7 @@ class SegmentConsumer(Attachment):
     ) -> Awaitable[None]:
         """A message and all before it; for those that are not shared.  As `acknowledge`."""
         self._check_open()
+        message_id = self._tracker.sized(message_id)
         if transaction is not None:
             return self._in_transaction(transaction, message_id, up_to=True)
         out = self._handed_out

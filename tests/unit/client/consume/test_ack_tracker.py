@@ -13,6 +13,7 @@ from magnetar.consume.ack_tracker import (
     acknowledgement_up_to,
 )
 from magnetar.consume.received import EntryKey
+from magnetar.errors import InvalidArgument
 from magnetar.message_id import EntryId
 from protocol.ack_set import from_words, pending_all, to_words
 
@@ -297,3 +298,18 @@ def test_what_a_transaction_held_of_a_batch_comes_when_everything_is_asked_for_a
     tracker.ask_all_again()
     assert tracker.delivered_batch((1, 1), 4, 0b1111, 0b1111) == 0b1110
     assert tracker.take() == (None, [])
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_an_id_without_the_size_of_its_batch_gets_it_or_is_refused(size: int) -> None:
+    """Or its batch would be acknowledged whole, with what was not handed out."""
+    tracker = AckTracker()
+    lacking = EntryId(1, 1, 2, size)
+    with pytest.raises(InvalidArgument, match="not known"):
+        tracker.sized(lacking)
+    tracker.delivered_batch((1, 1), 4, 0b1111, 0b1111)
+    assert tracker.sized(lacking) == EntryId(1, 1, 2, 4)
+    with pytest.raises(InvalidArgument):
+        tracker.sized(EntryId(1, 1, 4, 0))
+    for whole in (EntryId(1, 1), EntryId(2, 2, 0, 1), EntryId(2, 2, 1, 2)):
+        assert tracker.sized(whole) == whole

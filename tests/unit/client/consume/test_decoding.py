@@ -73,6 +73,17 @@ def payloads(decoded: Decoded[str]) -> list[bytes]:
     return [each.payload for each in decoded.messages]
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_without_messages_is_damaged(size: int) -> None:
+    """Where the number is absent, it is no batch; a batch of none is nothing that could be read."""
+    entry = build_entry(metadata(num_messages_in_batch=size), b"something")
+    decoded = Reader().read(entry)
+    assert decoded.messages == []
+    assert decoded.damage == pb.CommandAck.BatchDeSerializeError
+    assert decoded.permits == 1
+    assert payloads(Reader().read(build_entry(metadata(), b"something"))) == [b"something"]
+
+
 @pytest.mark.parametrize("kind", list(CompressionType))
 def test_batches_are_unpacked_whatever_they_are_compressed_by(kind: CompressionType) -> None:
     decoded = Reader().read(batch_of(b"a", b"b" * 1000, b"", kind=kind))

@@ -11,7 +11,14 @@ from magnetar.consume.inbox import Inbox
 from magnetar.consume.received import Received
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.context import ClientContext
-from magnetar.errors import AlreadyClosed, ConnectionLost, MagnetarError, OperationTimedOut
+from magnetar.errors import (
+    AlreadyClosed,
+    ConnectionLost,
+    InvalidArgument,
+    MagnetarError,
+    OperationTimedOut,
+)
+from magnetar.message_id import EntryId
 from magnetar.wire.connection import PeerKind
 from protocol import pulsar_pb2 as pb
 from protocol.frames import Frame
@@ -400,3 +407,14 @@ class TestPieces:
         setting.inbox.put_back(whole)
         assert setting.consumer.before_open(place).key == (1, 1)
         await setting.consumer.close()
+
+
+async def test_an_id_without_the_size_of_its_batch_does_not_acknowledge_the_rest_of_it() -> None:
+    setting = await Setting(SubscriptionKind.EXCLUSIVE).open()
+    second = setting.deliver(0, b"a", b"b", b"c")[1].entry_id
+    setting.consumer.acknowledge_up_to(second._replace(batch_size=0))
+    with pytest.raises(InvalidArgument, match="not known"):
+        setting.consumer.acknowledge_up_to(EntryId(1, 5, 1, 0))
+    await setting.consumer.close()
+    (sent,) = setting.said(Kind.ACK)
+    assert [(each.batch_size, list(each.ack_set)) for each in sent.ack.message_id] == [(3, [0b100])]

@@ -14,8 +14,8 @@ Pure.  Rules:
   purpose.  Messages that were handed out before stay acknowledgeable.
 - What was acknowledged in a transaction is not known to be acknowledged: it comes again if the
   transaction aborts.
-- An id of a batch that does not say how large the batch is gets that from the batch, if it is known;
-  else it is refused: the rest of the batch would count as acknowledged.
+- An id of a batch that does not say how large the batch is gets that from the batch.  If that is
+  not known it is refused: the rest of the batch would count as acknowledged.
 - A batch is known until everything of it is acknowledged, in a transaction or not, or anything of
   it is asked for again; without being known, its messages are acknowledged one by one.
 """

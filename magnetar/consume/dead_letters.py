@@ -2,8 +2,8 @@
 
 Rules:
 
-- A dead letter is sent with its bytes (or none), key and event time as they are, in pieces if it is
-  large, and says where it comes from in its properties (`REAL_TOPIC`, `REAL_SUBSCRIPTION`,
+- A dead letter is sent with its bytes (or none), keys and event time as they are, in pieces if it
+  is large, and says where it comes from in its properties (`REAL_TOPIC`, `REAL_SUBSCRIPTION`,
   `ORIGIN_MESSAGE_ID`), as the Java client's.
 - It is acknowledged only when the broker has stored it there.  What cannot be sent is asked for
   again later, and so is what is too much at a time.
@@ -12,6 +12,8 @@ Rules:
 
 import asyncio
 import logging
+from base64 import b64decode
+from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
@@ -26,6 +28,7 @@ from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import ProducerSettings
 from magnetar.schema.plain import BYTES
 from protocol.names import parse_topic_name
+from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
 __all__ = ["DeadLetters", "dead_letter_topic"]
 
@@ -45,7 +48,7 @@ class LetterProducer(Protocol):
         self,
         value: bytes | None,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         ordering_key: bytes | None = None,
         properties: Mapping[str, str] | None = None,
         event_time_ms: int | None = None,
@@ -127,7 +130,7 @@ class DeadLetters:
             producer = await self._opened()
             await producer.send(
                 None if own.null_value else message.payload,
-                key=own.partition_key if own.HasField("partition_key") else None,
+                key=_key_of(own),
                 ordering_key=own.ordering_key if own.HasField("ordering_key") else None,
                 properties=properties,
                 event_time_ms=own.event_time or None,
@@ -165,3 +168,15 @@ class DeadLetters:
     def _producer_of(self, topic: str) -> LetterProducer:
         producer = Producer(self._context, topic, BYTES, ProducerSettings(chunking=True))
         return cast("LetterProducer", producer)
+
+
+def _key_of(own: SingleMessageMetadata | MessageMetadata) -> str | bytes | None:
+    """As a producer gives it: bytes stay bytes."""
+    if not own.HasField("partition_key"):
+        return None
+    if own.partition_key_b64_encoded:
+        try:
+            return b64decode(own.partition_key, validate=True)
+        except Base64Error:
+            pass  # Whoever wrote it meant something else; it stays what it is.
+    return own.partition_key

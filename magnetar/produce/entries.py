@@ -56,7 +56,12 @@ class EntryEncoder:
         low = high = first.bucket_hash
         for message in batch:
             payload = message.payload
-            if message.properties or message.ordering_key is not None or message.null_value:
+            if (
+                message.properties
+                or message.ordering_key is not None
+                or message.null_value
+                or message.bytes_key
+            ):
                 add(_single_head(message))
             else:
                 add(
@@ -88,9 +93,11 @@ class EntryEncoder:
             highest_sequence_id=highest if self.buckets == 1 else 0,
             entry_hashes=(low, high),
         )
-        if first.ordering_key is not None or first.txn is not None:
+        if first.ordering_key is not None or first.bytes_key or first.txn is not None:
             rest = MessageMetadata()
             _set_transaction(rest, first)
+            if first.bytes_key:
+                rest.partition_key_b64_encoded = True
             if first.ordering_key is not None:
                 rest.ordering_key = first.ordering_key
             metadata += rest.SerializePartialToString()
@@ -124,6 +131,7 @@ class EntryEncoder:
             or message.ordering_key is not None
             or message.deliver_at_ms is not None
             or message.null_value
+            or message.bytes_key
             or message.txn is not None
         ):
             metadata += _rare_metadata(message)
@@ -197,6 +205,8 @@ def _single_head(message: Outgoing) -> bytes:
         single.event_time = message.event_time_ms
     if message.null_value:
         single.null_value = True
+    if message.bytes_key:
+        single.partition_key_b64_encoded = True
     raw = single.SerializeToString()
     return len(raw).to_bytes(4, "big") + raw
 
@@ -211,6 +221,8 @@ def _rare_metadata(message: Outgoing) -> bytes:
         rest.deliver_at_time = message.deliver_at_ms
     if message.null_value:
         rest.null_value = True
+    if message.bytes_key:
+        rest.partition_key_b64_encoded = True
     _set_transaction(rest, message)
     return rest.SerializePartialToString()
 

@@ -42,16 +42,18 @@ class Awaited(Protocol):
 class Outgoing:
     """One message.  `size` is what it counts for, bytes; times are ms since 1970.
 
-    `bucket_hash` are the 16 bits that choose its entry bucket.  `sequence_id` is the user's,
-    `number` the one that it is sent under.  `txn` is the transaction's id (most and least bits);
-    `awaits`: until the transaction knows the segment.  `counted`: it takes room in its producer.
-    `first_chunk`: the entry of its first chunk, once stored.  `deadline`: when it fails, in seconds
-    of the loop's clock.  `place`: which of its producer's messages it is, from 1 on.
+    `key` is as it is on the wire, of a `bytes_key` in base64.  `bucket_hash` are the 16 bits that
+    choose its entry bucket.  `sequence_id` is the user's, `number` the one that it is sent under.
+    `txn` is the transaction's id (most and least bits); `awaits`: until the transaction knows the
+    segment.  `counted`: it takes room in its producer.  `first_chunk`: the entry of its first
+    chunk, once stored.  `deadline`: when it fails, in seconds of the loop's clock.  `place`: which
+    of its producer's messages it is, from 1 on.
     """
 
     __slots__ = (
         "awaits",
         "bucket_hash",
+        "bytes_key",
         "counted",
         "deadline",
         "deliver_at_ms",
@@ -95,6 +97,7 @@ class Outgoing:
         self.sequence_id = sequence_id
         self.deliver_at_ms = deliver_at_ms
         self.null_value = null_value
+        self.bytes_key = False
         self.number = -1
         self.counted = True
         self.first_chunk: tuple[int, int] | None = None

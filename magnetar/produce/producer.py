@@ -15,6 +15,7 @@ Rules:
 import asyncio
 import enum
 import operator
+from base64 import b64encode
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -116,7 +117,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         self,
         value: T,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         ordering_key: bytes | None = None,
         properties: Mapping[str, str] | None = None,
         event_time_ms: int | None = None,
@@ -128,7 +129,8 @@ class Producer(ClosedAfterwards, Generic[T]):
         """Send, and return when the message is stored: where.
 
         `value` None is sent as no value at all.  `key` chooses the segment, and keeps the order
-        with others of that key; `ordering_key` replaces it where consumers share keys.
+        with others of that key; bytes travel as base64.  `ordering_key` replaces it where consumers
+        share keys.
         `event_time_ms` and `deliver_at_ms` are since 1970; a delayed message is sent alone.
         `sequence_id` rises from message to message; a broker that deduplicates drops what is not
         above the last.
@@ -150,7 +152,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         self,
         value: T,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         ordering_key: bytes | None = None,
         properties: Mapping[str, str] | None = None,
         event_time_ms: int | None = None,
@@ -225,17 +227,18 @@ class Producer(ClosedAfterwards, Generic[T]):
     def _message(
         self,
         value: T,
-        key: str | None,
+        key: str | bytes | None,
         ordering_key: bytes | None,
         properties: Mapping[str, str] | None,
         event_time_ms: int | None,
         sequence_id: int | None,
     ) -> Outgoing:
         payload = b"" if value is None else self._encode(value)
-        raw_key = None if key is None else _utf8("key", key)
+        own_key = key if key is None or isinstance(key, bytes) else _utf8("key", key)
+        raw_key = b64encode(key) if isinstance(key, bytes) else own_key
         if ordering_key is not None and not isinstance(ordering_key, bytes):
             raise InvalidArgument(f"The ordering key is {ordering_key!r}; give it as bytes.")
-        sticky = raw_key if ordering_key is None else ordering_key
+        sticky = own_key if ordering_key is None else ordering_key
         bucket_hash = 0 if sticky is None else key_hash(sticky) & _BUCKET_MASK
         if sequence_id is not None or event_time_ms is not None or properties is not None:
             sequence_id = _number("sequence_id", sequence_id)
@@ -253,6 +256,8 @@ class Producer(ClosedAfterwards, Generic[T]):
         )
         if value is None:
             message.null_value = True
+        if isinstance(key, bytes):
+            message.bytes_key = True
         return message
 
     def _delay(self, message: Outgoing, after_s: float | None, at_ms: int | None) -> None:

@@ -50,7 +50,7 @@ class SendFuture(concurrent.futures.Future[MessageId]):
 class SendOptions(TypedDict, total=False):
     """What a message may have beside its value; see `magnetar.Producer.send`."""
 
-    key: str | None
+    key: str | bytes | None
     ordering_key: bytes | None
     properties: Mapping[str, str] | None
     event_time_ms: int | None

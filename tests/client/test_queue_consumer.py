@@ -1,6 +1,7 @@
 """Queue consumers on a real broker: what is acknowledged stays so, everything else comes again."""
 
 import asyncio
+from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -108,6 +109,24 @@ async def test_a_message_says_what_its_producer_said(
     assert (other.key, other.key_bytes, other.ordering_key) == (None, None, None)
     assert (dict(other.properties), other.event_time_ms) == ({}, None)
     assert other.sequence_id == message.sequence_id + 1
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_a_key_of_bytes_comes_as_bytes(
+    client: magnetar.Client, topic: MakeTopic, batching: bool
+) -> None:
+    made = await topic(segments=2)
+    key = bytes(range(256))
+    async with (
+        client.producer(made.name, batching=batching) as producer,
+        queue(client, made.name) as consumer,
+    ):
+        producer.send_nowait(b"a", key=key)
+        producer.send_nowait(b"b", key=key)
+        await producer.flush()
+        for message in await take(consumer, 2):
+            assert (message.has_bytes_key, message.key_bytes) == (True, key)
+            assert message.key == b64encode(key).decode()
 
 
 @pytest.mark.parametrize("kind", list(CompressionType))

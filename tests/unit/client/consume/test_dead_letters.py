@@ -48,6 +48,7 @@ class Letters:
         self.refuses_to_open = False
         self.sent: list[Mapping[str, str]] = []
         self.values: list[bytes | None] = []
+        self.keys: list[tuple[str | bytes | None, bytes | None]] = []
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> None:
@@ -59,13 +60,14 @@ class Letters:
         self,
         value: bytes | None,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         ordering_key: bytes | None = None,
         properties: Mapping[str, str] | None = None,
         event_time_ms: int | None = None,
     ) -> MessageId:
         self.sent.append(properties or {})
         self.values.append(value)
+        self.keys.append((key, ordering_key))
         await asyncio.shield(self.stored)
         return MessageId(EntryId(1, 1), 0)
 
@@ -162,6 +164,30 @@ async def test_what_has_no_value_has_none_as_a_dead_letter(setting: Setting) -> 
     )
     await turns()
     assert setting.producer.values == [None, b""]
+    await setting.letters.close()
+
+
+async def test_keys_stay_what_they_were(setting: Setting) -> None:
+    said = [
+        MessageMetadata(partition_key="text", ordering_key=b"o"),
+        MessageMetadata(partition_key="AP8=", partition_key_b64_encoded=True),
+        MessageMetadata(partition_key="no base64", partition_key_b64_encoded=True),
+        MessageMetadata(),
+    ]
+    segment = cast("SegmentConsumer", setting.segment)
+    setting.letters.take(
+        [
+            Received(segment, Entry((1, at), -1, 3, each, 0), -1, None, b"")
+            for at, each in enumerate(said)
+        ]
+    )
+    await turns()
+    assert setting.producer.keys == [
+        ("text", b"o"),
+        (b"\x00\xff", None),
+        ("no base64", None),
+        (None, None),
+    ]
     await setting.letters.close()
 
 

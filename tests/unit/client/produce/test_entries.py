@@ -95,6 +95,7 @@ def test_a_batch(kind: CompressionType) -> None:
     full.deliver_at_ms = None
     null = outgoing(b"")
     null.null_value = True
+    full.bytes_key = True
     batch = numbered(plain, empty, full, null, first=10)
     send, metadata, payload = one(encoder(compression=kind).encode(batch, NOW_MS))
     assert (send.sequence_id, send.highest_sequence_id, send.num_messages) == (10, 13, 4)
@@ -112,6 +113,17 @@ def test_a_batch(kind: CompressionType) -> None:
     assert {each.key: each.value for each in heads[2].properties} == {"a": "1", "b": "2"}
     assert heads[2].event_time == 1234
     assert [head.null_value for head in heads] == [False, False, False, True]
+    assert [head.partition_key_b64_encoded for head in heads] == [False, False, True, False]
+    assert not metadata.partition_key_b64_encoded
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_entry_has_a_key_of_bytes_from_its_first_message(more: int) -> None:
+    first = outgoing(b"one", key="aw==")
+    first.bytes_key = True
+    batch = numbered(first, *(outgoing(b"two") for _ in range(more)))
+    _, metadata, _ = one(encoder().encode(batch, NOW_MS))
+    assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("aw==", True)
 
 
 def test_a_batch_in_a_transaction() -> None:

@@ -118,6 +118,8 @@ MAX_ACK_GROUP: Final = 1000
 """Acknowledgements that wait together before they are sent, and in one ACK (Pulsar's number)."""
 MAX_UNANSWERED_ACKS: Final = 10_000
 """Groups of acknowledgements that a broker has not answered; of the oldest it is not known then."""
+CHUNKED_BYTES: Final = 256 * 1024 * 1024
+"""Of the incomplete messages in pieces of a segment, unless a consumer is told otherwise."""
 ORDERED_CHUNKED_MESSAGES: Final = 1000
 """Messages in pieces of a segment that may be incomplete at least where it is read in order."""
 MAX_REDELIVERY_GROUP: Final = 1000

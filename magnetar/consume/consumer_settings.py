@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from magnetar.bounds import CHUNKED_BYTES
 from magnetar.errors import InvalidArgument
 from magnetar.message_id import EntryId
 from magnetar.settings import check_positive, member_of
@@ -94,6 +95,7 @@ class SubscribeSettings:
     ack_grouping_ms: int = 100
     nack_delay: NackDelay = NackDelay()
     max_pending_chunked_messages: int = 10
+    max_pending_chunked_bytes: int = CHUNKED_BYTES
     expire_chunked_after_ms: int = 60_000
 
     def __post_init__(self) -> None:
@@ -101,6 +103,7 @@ class SubscribeSettings:
             raise InvalidArgument("The subscription has no name; give it one.")
         check_positive("receiver_queue_size", self.receiver_queue_size)
         check_positive("max_pending_chunked_messages", self.max_pending_chunked_messages)
+        check_positive("max_pending_chunked_bytes", self.max_pending_chunked_bytes)
         for name in ("ack_grouping_ms", "expire_chunked_after_ms", "priority_level"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}; give it 0 or more.")
@@ -128,6 +131,8 @@ class QueueSettings:
     """Kept with the subscription if it is new."""
     max_pending_chunked_messages: int = 10
     """Messages in pieces of which some are missing, on each segment."""
+    max_pending_chunked_bytes: int = CHUNKED_BYTES
+    """Bytes of all of them; of one alone there may be more."""
     expire_chunked_after_ms: int = 60_000
     """After that a message in pieces of which some are missing is given up; 0: never."""
 
@@ -154,6 +159,7 @@ class QueueSettings:
             ack_grouping_ms=self.ack_grouping_ms,
             nack_delay=self.nack_delay,
             max_pending_chunked_messages=self.max_pending_chunked_messages,
+            max_pending_chunked_bytes=self.max_pending_chunked_bytes,
             expire_chunked_after_ms=self.expire_chunked_after_ms,
         )
 
@@ -171,4 +177,5 @@ class QueueOptions(TypedDict, total=False):
     priority_level: int
     subscription_properties: Mapping[str, str]
     max_pending_chunked_messages: int
+    max_pending_chunked_bytes: int
     expire_chunked_after_ms: int

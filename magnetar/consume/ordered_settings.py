@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from magnetar.bounds import CHUNKED_BYTES
 from magnetar.consume.consumer_settings import (
     InitialPosition,
     InitialPositionName,
@@ -48,6 +49,8 @@ class StreamSettings:
     """Kept with the subscription if it is new."""
     max_pending_chunked_messages: int = 10
     """Messages in pieces of which some are missing, on each segment."""
+    max_pending_chunked_bytes: int = CHUNKED_BYTES
+    """Bytes of all of them; of one alone there may be more."""
     expire_chunked_after_ms: int = 60_000
     """After that a message in pieces of which some are missing is given up; 0: never."""
 
@@ -72,6 +75,7 @@ class StreamSettings:
             receiver_queue_size=self.receiver_queue_size,
             ack_grouping_ms=self.ack_grouping_ms,
             max_pending_chunked_messages=self.max_pending_chunked_messages,
+            max_pending_chunked_bytes=self.max_pending_chunked_bytes,
             expire_chunked_after_ms=self.expire_chunked_after_ms,
         )
 
@@ -87,6 +91,7 @@ class StreamOptions(TypedDict, total=False):
     hand_over_timeout_s: float | None
     subscription_properties: Mapping[str, str]
     max_pending_chunked_messages: int
+    max_pending_chunked_bytes: int
     expire_chunked_after_ms: int
 
 
@@ -102,6 +107,8 @@ class CheckpointSettings:
     """Bytes of all segments above which nothing more is asked for."""
     max_pending_chunked_messages: int = 10
     """Messages in pieces of which some are missing, on each segment."""
+    max_pending_chunked_bytes: int = CHUNKED_BYTES
+    """Bytes of all of them; of one alone there may be more."""
     expire_chunked_after_ms: int = 60_000
     """After that a message in pieces of which some are missing is given up; 0: never."""
 
@@ -128,6 +135,7 @@ class CheckpointSettings:
             schema=schema,
             receiver_queue_size=self.receiver_queue_size,
             max_pending_chunked_messages=self.max_pending_chunked_messages,
+            max_pending_chunked_bytes=self.max_pending_chunked_bytes,
             expire_chunked_after_ms=self.expire_chunked_after_ms,
         )
 
@@ -139,4 +147,5 @@ class CheckpointOptions(TypedDict, total=False):
     receiver_queue_size: int
     receiver_queue_bytes: int
     max_pending_chunked_messages: int
+    max_pending_chunked_bytes: int
     expire_chunked_after_ms: int

@@ -113,6 +113,7 @@ class SegmentConsumer(Attachment):
             how.max_pending_chunked_messages,
             how.expire_chunked_after_ms,
             MAX_UNCOMPRESSED_BYTES,
+            max_bytes=how.max_pending_chunked_bytes,
             in_order=how.kind is SubscriptionKind.EXCLUSIVE,
         )
         delay = how.nack_delay

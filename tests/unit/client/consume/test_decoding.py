@@ -46,11 +46,20 @@ class Reader:
     """A decoder with what it stands on."""
 
     def __init__(
-        self, after: EntryId | None = None, *, tracks: bool = True, in_order: bool = False
+        self,
+        after: EntryId | None = None,
+        *,
+        tracks: bool = True,
+        in_order: bool = False,
+        max_bytes: int = 1000,
     ) -> None:
         self.tracker = AckTracker()
         self.chunks = ChunkAssembly(
-            max_pending=2, expire_after_ms=60_000, max_size=1000, in_order=in_order
+            max_pending=2,
+            expire_after_ms=60_000,
+            max_size=1000,
+            max_bytes=max_bytes,
+            in_order=in_order,
         )
         self.decoder: Decoder[str] = Decoder(
             "segment", self.chunks, self.tracker if tracks else None, after
@@ -249,6 +258,42 @@ def test_the_oldest_incomplete_message_makes_room() -> None:
         decoded = reader.read(pieces_of(b"aabb", 2, uuid)[0], key=(1, at))
     assert decoded.again == ((1, 0),)
     assert len(reader.chunks) == 2
+
+
+def test_the_oldest_incomplete_message_makes_room_for_bytes() -> None:
+    reader = Reader(max_bytes=100)
+    old, new = pieces_of(bytes(120), 3, "old"), pieces_of(bytes(120), 3, "new")
+    reader.read(old[0], key=(1, 0))
+    reader.read(old[1], key=(1, 1))
+    assert (len(reader.chunks), reader.chunks.held_bytes) == (1, 80)
+    assert reader.read(new[0], key=(1, 2)).again == ((1, 0), (1, 1))
+    assert (len(reader.chunks), reader.chunks.held_bytes) == (1, 40)
+    assert reader.read(old[2], key=(1, 3)).again == ((1, 3),)
+    found = [payloads(reader.read(each, key=(1, at))) for at, each in enumerate(new[1:], 4)]
+    assert found == [[], [bytes(120)]], "alone it may be larger than all may be together"
+    assert (len(reader.chunks), reader.chunks.held_bytes) == (0, 0)
+    one, two = pieces_of(bytes(120), 2, "one"), pieces_of(bytes(100), 2, "two")
+    for at, piece in ((6, two[0]), (7, one[0])):
+        reader.read(piece, key=(1, at))
+    assert reader.chunks.held_bytes == 60
+    reader.chunks.clear()
+    assert reader.chunks.held_bytes == 0
+
+
+@pytest.mark.parametrize("sizes", [(90, 90), (100, 20)], ids=["a new one", "more of an old one"])
+def test_in_order_too_many_bytes_of_incomplete_messages_are_a_failure(
+    sizes: tuple[int, int],
+) -> None:
+    reader = Reader(in_order=True, max_bytes=80)
+    one, two = (pieces_of(bytes(size), 3, uuid) for size, uuid in zip(sizes, "ab", strict=True))
+    for at, piece in enumerate((one[0], two[0])):
+        decoded = reader.read(piece, key=(1, at))
+        assert (decoded.failure, decoded.again) == (None, ())
+    failure = reader.read(one[1], key=(1, 2)).failure
+    assert (failure is not None) is (sizes == (90, 90))
+    if failure is None:
+        failure = reader.read(two[1], key=(1, 3)).failure
+    assert "max_pending_chunked_bytes" in str(failure)
 
 
 def test_what_is_incomplete_for_too_long_is_given_up_for_good() -> None:

@@ -34,7 +34,7 @@ def value_of(kept: str | Item) -> bytes:
 @pytest.mark.parametrize("items", SENT, ids=lambda items: items[0]["what"])
 def test_what_was_sent(items: list[Item]) -> None:
     decoder: Decoder[str] = Decoder(
-        SEGMENT, ChunkAssembly(max_pending=1, expire_after_ms=0, max_size=1000), None
+        SEGMENT, ChunkAssembly(1, 0, max_size=1000, max_bytes=1000), None
     )
     received: list[Received[str]] = []
     for number, item in enumerate(items):

@@ -20,7 +20,7 @@ Pure.  Rules:
   it is asked for again; without being known, its messages are acknowledged one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from magnetar.consume.received import EntryKey
@@ -231,6 +231,22 @@ class AckTracker:
             batch.held |= 1 << index
             self._forget_if_done(key, batch)
         return [acknowledgement_of(message_id)]
+
+    def hold_up_to(
+        self, message_id: EntryId, found: Iterable[EntryId], first: EntryKey
+    ) -> tuple[Acknowledgement | None, list[Acknowledgement]]:
+        """What to send to acknowledge up to a message in a transaction, across an incomplete one.
+
+        That one begins with the entry `first`, and `found` are those of which nothing was said:
+        in front of it they are acknowledged by the last of them, behind it one by one.
+        """
+        before = max((each for each in found if each.key < first), key=place_of, default=None)
+        behind = sorted({each for each in (*found, message_id) if each.key > first}, key=place_of)
+        held = (each for message in behind for each in self.hold(message))
+        if before is None:
+            return None, list(held)
+        last = before.key
+        return acknowledgement_up_to(before), [each for each in held if each.key > last]
 
     def entries_of(self, message_id: EntryId) -> tuple[EntryKey, ...]:
         """The entries to ask for, so that a message comes again."""

@@ -108,7 +108,9 @@ class OrderedSegment(SegmentConsumer):
     def over(self, transaction: tuple[int, int], committed: EntryId | None) -> None:
         """It is over, and has committed up to that."""
         if committed is not None:
-            self._tracker.committed_up_to(committed)
+            self._chunks.passed(committed.key)
+            # What waits behind the first piece of an incomplete message is still to be sent.
+            self._tracker.committed_up_to(self.before_open(committed))
         self._transactions.discard(transaction)
         if not self._transactions:
             self._no_transactions.set()

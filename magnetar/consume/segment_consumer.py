@@ -408,8 +408,7 @@ class SegmentConsumer(Attachment):
         outcome: asyncio.Future[None] = self.context.loop.create_future()
         transaction.track(cast("asyncio.Future[object]", outcome))
         if up_to:
-            last = acknowledgement_up_to(message_id)
-            commands = [cumulative_ack_of(self.consumer_id, last, transaction.id)]
+            commands = self._commands_up_to(message_id, transaction.id)
         else:
             held = self._tracker.hold(message_id)
             commands = list(acks_of(self.consumer_id, held, transaction.id))
@@ -428,6 +427,22 @@ class SegmentConsumer(Attachment):
 
         task.add_done_callback(over)
         return asyncio.shield(outcome)
+
+    def _commands_up_to(
+        self, message_id: EntryId, transaction: tuple[int, int]
+    ) -> list[pb.BaseCommand]:
+        out = self._handed_out
+        found = out.said_up_to(message_id) if out is not None else []
+        first = self._chunks.open_across(message_id.key)
+        if first is None:
+            last = acknowledgement_up_to(message_id)
+            return [cumulative_ack_of(self.consumer_id, last, transaction)]
+        # As without a transaction: the first pieces must stay at the broker.
+        up_to, single = self._tracker.hold_up_to(message_id, found, first)
+        commands = list(acks_of(self.consumer_id, single, transaction))
+        if up_to is not None:
+            commands.insert(0, cumulative_ack_of(self.consumer_id, up_to, transaction))
+        return commands
 
     async def _answered(
         self, said: asyncio.Future[None] | None, commands: Sequence[pb.BaseCommand]

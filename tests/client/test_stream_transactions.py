@@ -21,7 +21,9 @@ from magnetar.errors import (
 from magnetar.message import Message
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
-from tests.client.conftest import MakeTopic
+from protocol import pulsar_pb2 as pb
+from tests.client.conftest import MakeTopic, Service
+from tests.client.test_transactions import raw_segment
 
 WAIT_S = 10
 QUIET_S = 0.5
@@ -202,3 +204,37 @@ async def test_what_waits_at_a_commit_is_not_handed_out_beside_it(
             await consumer.ack(held[-1], transaction=transaction)
             rest = await receive(consumer, len(sent) - len(held))
             assert {each.value for each in held + rest} == set(sent)
+
+
+async def test_a_message_in_pieces_outlives_the_transactions_inside_it(
+    service: Service, client: magnetar.Client, topic: MakeTopic
+) -> None:
+    made = await topic(1)
+    whole = b"XXYY"
+    async with (
+        raw_segment(service.url, client, made.name) as raw,
+        client.producer(made.name, schema=STRING, batching=False) as producer,
+    ):
+
+        async def send_piece(number: int) -> None:
+            metadata = pb.MessageMetadata(
+                uuid="whole", chunk_id=number, num_chunks_from_msg=2, total_chunk_msg_size=4
+            )
+            await raw.producer.send(whole[2 * number : 2 * number + 2], metadata=metadata)
+
+        await producer.send("before")
+        await send_piece(0)
+        await producer.send("inside")
+        async with stream(client, made.name, "one") as consumer:
+            inside = (await receive(consumer, 2))[-1]
+            async with client.transaction() as transaction:
+                await consumer.ack(inside, transaction=transaction)
+        async with stream(client, made.name, "one") as consumer:
+            await send_piece(1)
+            message = await consumer.receive(WAIT_S)
+            assert message.value == whole.decode()
+            async with client.transaction() as transaction:
+                await consumer.ack(message, transaction=transaction)
+        await producer.send("after")
+        async with stream(client, made.name, "one") as consumer:
+            assert (await consumer.receive(WAIT_S)).value == "after"

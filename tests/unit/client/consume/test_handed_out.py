@@ -77,3 +77,34 @@ def test_messages_are_not_kept() -> None:
     del one
     assert kept() is None
     assert len(out) == 1
+
+
+def test_what_is_said_in_a_transaction_is_said_once() -> None:
+    out = HandedOut()
+    for number in range(4):
+        out.add(message(number))
+    first, second, third, last = (message(number).entry_id for number in range(4))
+    assert out.said_up_to(second) == [first, second]
+    assert out.said_up_to(third) == [third]
+    assert len(out) == 4
+    out.attached()
+    assert out.said_up_to(last) == [last]
+    out.add(message(0))
+    assert out.said_up_to(last) == [first]
+
+
+def test_what_was_handed_out_before_is_still_to_be_acknowledged() -> None:
+    out = HandedOut()
+    for number in range(4):
+        out.add(message(number))
+    first, second, third, last = (message(number).entry_id for number in range(4))
+    out.acknowledged(second)
+    out.attached()
+    assert not out
+    out.add(message(0))
+    assert sorted(out.acknowledged_up_to(third)) == [first, third]
+    assert out.acknowledged_up_to(last) == [last]
+    out.add(message(0))
+    out.attached()
+    out.give_up()
+    assert out.acknowledged_up_to(last) == []

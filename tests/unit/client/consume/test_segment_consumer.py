@@ -393,6 +393,72 @@ class TestPieces:
         assert last.ack.message_id[0].entry_id == 4
         await setting.consumer.close()
 
+    async def test_nor_with_it_in_a_transaction(self) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE, ack_grouping_ms=0).open()
+        transaction = FakeTransaction()
+        first, second = pieces(b"XXYY")
+        setting.deliver(1, b"a")
+        setting.hand_in(2, first)
+        setting.deliver(3, b"b", b"c", b"d")
+        inner, last = pieces(b"UUVV")
+        setting.hand_in(4, inner)
+        setting.hand_in(5, last)
+        (message,) = setting.taken()
+        await setting.consumer.acknowledge_up_to(message.entry_id, transaction)
+        up_to, behind = setting.said(Kind.ACK)
+        assert up_to.ack.ack_type == pb.CommandAck.Cumulative
+        assert up_to.ack.message_id[0].entry_id == 1
+        assert behind.ack.ack_type == pb.CommandAck.Individual
+        assert [each.entry_id for each in behind.ack.message_id] == [3, 3, 3, 4, 5]
+        assert behind.ack.txnid_least_bits == up_to.ack.txnid_least_bits == 2
+        (message,) = setting.deliver(6, b"e")
+        await setting.consumer.acknowledge_up_to(message.entry_id, transaction)
+        (behind,) = setting.said(Kind.ACK)
+        assert behind.ack.ack_type == pb.CommandAck.Individual
+        assert [each.entry_id for each in behind.ack.message_id] == [6]
+        setting.hand_in(7, second)
+        (whole,) = setting.taken()
+        await setting.consumer.acknowledge_up_to(whole.entry_id, transaction)
+        (up_to,) = setting.said(Kind.ACK)
+        assert up_to.ack.ack_type == pb.CommandAck.Cumulative
+        assert up_to.ack.message_id[0].entry_id == 7
+        await setting.consumer.close()
+
+    async def test_what_is_in_front_of_both_is_acknowledged_once_in_a_transaction(self) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE, ack_grouping_ms=0).open()
+        transaction = FakeTransaction()
+        earlier, later = pieces(b"UUVV"), pieces(b"XXYY")
+        setting.hand_in(1, earlier[0])
+        setting.deliver(2, b"a")
+        setting.hand_in(3, later[0])
+        setting.hand_in(4, earlier[1])
+        (message,) = setting.taken()
+        await setting.consumer.acknowledge_up_to(message.entry_id, transaction)
+        up_to, behind = setting.said(Kind.ACK)
+        assert up_to.ack.message_id[0].entry_id == 2
+        assert [each.entry_id for each in behind.ack.message_id] == [4]
+        await setting.consumer.close()
+
+    @pytest.mark.parametrize("in_transaction", [True, False])
+    async def test_those_of_an_earlier_attachment_are_acknowledged_beside_it(
+        self, in_transaction: bool
+    ) -> None:
+        setting = await Setting(SubscriptionKind.EXCLUSIVE, ack_grouping_ms=0).open()
+        transaction = FakeTransaction() if in_transaction else None
+        setting.hand_in(1, pieces(b"XXYY")[0])
+        setting.deliver(2, b"a")
+        (message,) = setting.deliver(3, b"b")
+        lost, setting.pool.connection = setting.connection, FakeConnection()
+        lost.lose()
+        async with asyncio.timeout(WAIT_S):
+            while setting.consumer.connection is None:
+                await asyncio.sleep(0)
+        await setting.consumer.acknowledge_up_to(message.entry_id, transaction)
+        commands = setting.said(Kind.ACK)
+        assert {each.entry_id for command in commands for each in command.ack.message_id} == {2, 3}
+        assert {each.ack.ack_type for each in commands} == {pb.CommandAck.Individual}
+        await setting.consumer.close()
+
     async def test_no_place_to_go_on_from_is_inside_a_message(self) -> None:
         setting = await Setting(SubscriptionKind.EXCLUSIVE, durable=False).open()
         first, second = pieces(b"XXYY")

@@ -18,6 +18,8 @@ Rules:
   everything that was handed out before it, also in a transaction.
 - When a transaction that acknowledged does not commit, everything of all topics that is not
   acknowledged is handed out once more (`stream_consumer.py`).
+- A topic that goes, or whose consumer is made anew, before everything handed out of it was
+  acknowledged is in no transaction, and no transaction acknowledges until everything comes again.
 """
 
 import asyncio
@@ -186,6 +188,9 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
     def _forget(self, topic: str) -> None:
         """The topic has gone."""
 
+    def _ended(self, topic: str, consumer: C) -> None:
+        """A topic's consumer hands out nothing more."""
+
     # HandingOut
 
     def _take_at_hand(self) -> Message[T] | None:
@@ -246,6 +251,7 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
                 _resolve(first, None)
                 if self._consumers.get(topic) is consumer:
                     del self._consumers[topic]
+                    self._ended(topic, consumer)
                 await consumer.close()
             await asyncio.sleep(backoff.pause_s())
 
@@ -353,6 +359,8 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         self._vectors: _Vectors = MappingProxyType({})
         self._acknowledged: dict[str, Positions] = {}
         """Of each topic the last vector that was acknowledged without a transaction."""
+        self._lost: str | None = None
+        """A topic of which something may be done twice, until everything comes again."""
 
     def _consumer_of(self, topic: str, local_name: str) -> StreamConsumer[T]:
         how = replace(self._settings, consumer_name=f"{self.name}-{local_name}")
@@ -372,6 +380,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
                 each.redeliver_unacknowledged()
         vectors = {topic: each.positions for topic, each in self._consumers.items()}
         self._vectors = MappingProxyType(vectors)
+        self._lost = None
 
     async def _next_of(self, consumer: StreamConsumer[T]) -> list[Message[T]]:
         return await consumer.receive_batch(NAMESPACE_BATCH)
@@ -380,7 +389,13 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         self._vectors = MappingProxyType({**self._vectors, topic: message.id.positions})
         return NamespaceMessage(message, self._vectors)
 
+    def _ended(self, topic: str, consumer: StreamConsumer[T]) -> None:
+        if not consumer.is_all_acknowledged:
+            self._lost = topic
+
     def _forget(self, topic: str) -> None:
+        if (consumer := self._consumers.get(topic)) is not None:
+            self._ended(topic, consumer)
         kept = {each: vector for each, vector in self._vectors.items() if each != topic}
         self._vectors = MappingProxyType(kept)
         self._acknowledged.pop(topic, None)
@@ -412,6 +427,8 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         self, vectors: _Vectors, transaction: AckTransaction | None, *, wait: bool
     ) -> list[Awaitable[None]]:
         outcomes: list[Awaitable[None]] = []
+        if transaction is not None and self._lost is not None:
+            _lost(self._lost, transaction)
         for topic, positions in vectors.items():
             if self._acknowledged.get(topic) is positions:
                 continue

@@ -11,7 +11,13 @@ import magnetar
 from magnetar.consume.consumer_settings import InitialPosition, QueueSettings
 from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, NamespaceStreamConsumer
 from magnetar.consume.ordered_settings import StreamSettings
-from magnetar.errors import AlreadyClosed, OperationTimedOut, TransactionConflict
+from magnetar.errors import (
+    AlreadyClosed,
+    OperationTimedOut,
+    ServiceNotReady,
+    TransactionConflict,
+    TransactionFailed,
+)
 from magnetar.message_id import MessageId
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
@@ -161,6 +167,53 @@ async def test_what_a_transaction_aborted_is_handed_out_again(
         async with client.transaction() as transaction:
             await consumer.ack(again[-1], transaction=transaction)
         await nothing_more(consumer)
+
+
+@pytest.mark.magnetar_only
+@pytest.mark.parametrize("read_on", [True, False])
+async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], read_on: bool
+) -> None:
+    one, two = await topic(1, properties=mark), await topic(1, properties=mark)
+    await send(client, one, "a", "c")
+    await send(client, two, "b")
+    async with stream(client, mark) as consumer:
+        messages = [await consumer.receive(WAIT_S) for _ in range(3)]
+        transaction = await client.transaction()
+        before = consumer._consumers[one.name]
+        before.failed(ServiceNotReady("A test."))
+        async with asyncio.timeout(WAIT_S):
+            while consumer._consumers.get(one.name) in (before, None):
+                await asyncio.sleep(0.01)
+        if read_on:
+            messages.append(await consumer.receive(WAIT_S))
+        with pytest.raises(AlreadyClosed):
+            await consumer.ack(messages[-1], transaction=transaction)
+        with pytest.raises(TransactionFailed):
+            await transaction.commit()
+        again = [await consumer.receive(WAIT_S) for _ in range(3)]
+        assert sorted(message.value for message in again) == ["a", "b", "c"]
+        async with client.transaction() as transaction:
+            await consumer.ack(again[-1], transaction=transaction)
+        await nothing_more(consumer)
+
+
+@pytest.mark.magnetar_only
+async def test_what_was_acknowledged_before_its_topics_consumer_was_lost_hinders_nothing(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    one = await topic(1, properties=mark)
+    await send(client, one, "a")
+    async with stream(client, mark) as consumer:
+        await consumer.ack(await consumer.receive(WAIT_S), wait=True)
+        before = consumer._consumers[one.name]
+        before.failed(ServiceNotReady("A test."))
+        async with asyncio.timeout(WAIT_S):
+            while consumer._consumers.get(one.name) in (before, None):
+                await asyncio.sleep(0.01)
+        await send(client, one, "b")
+        async with client.transaction() as transaction:
+            await consumer.ack(await consumer.receive(WAIT_S), transaction=transaction)
 
 
 async def test_a_queue_acknowledges_and_refuses_one_by_one(

@@ -233,13 +233,16 @@ class AckTracker:
         return [acknowledgement_of(message_id)]
 
     def hold_up_to(
-        self, message_id: EntryId, found: Iterable[EntryId], first: EntryKey
+        self, message_id: EntryId, found: Iterable[EntryId], first: EntryKey | None
     ) -> tuple[Acknowledgement | None, list[Acknowledgement]]:
-        """What to send to acknowledge up to a message in a transaction, across an incomplete one.
+        """What to send to acknowledge up to a message in a transaction.
 
-        That one begins with the entry `first`, and `found` are those of which nothing was said:
-        in front of it they are acknowledged by the last of them, behind it one by one.
+        Messages in pieces lie across it from the entry `first` on (None: there are none), and
+        `found` are those of which nothing was said: in front of that entry they are acknowledged
+        by the last of them, behind it one by one.
         """
+        if first is None:
+            return acknowledgement_up_to(message_id), []
         before = max((each for each in found if each.key < first), key=place_of, default=None)
         behind = sorted({each for each in (*found, message_id) if each.key > first}, key=place_of)
         held = (each for message in behind for each in self.hold(message))

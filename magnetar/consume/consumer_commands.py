@@ -16,6 +16,7 @@ from protocol.ids import to_wire
 
 __all__ = [
     "acks_of",
+    "acks_up_to_of",
     "close_of",
     "cumulative_ack_of",
     "damage_of",
@@ -88,6 +89,18 @@ def cumulative_ack_of(
 ) -> pb.BaseCommand:
     """A cumulative ACK."""
     return _ack_of(consumer_id, pb.CommandAck.Cumulative, (up_to,), transaction)
+
+
+def acks_up_to_of(
+    consumer_id: int,
+    up_to: Acknowledgement | None,
+    single: Sequence[Acknowledgement],
+    transaction: tuple[int, int],
+) -> Iterator[pb.BaseCommand]:
+    """A cumulative ACK in a transaction, if there is one, and individual ones behind it."""
+    if up_to is not None:
+        yield cumulative_ack_of(consumer_id, up_to, transaction)
+    yield from acks_of(consumer_id, single, transaction)
 
 
 def damage_of(

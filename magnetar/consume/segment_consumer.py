@@ -34,11 +34,12 @@ from typing import Final, TypeVar, cast
 
 from magnetar.bounds import LEAVE_S, MAX_ACK_GROUP, MAX_UNCOMPRESSED_BYTES
 from magnetar.consume.ack_answers import AckAnswers
-from magnetar.consume.ack_tracker import AckTracker, acknowledgement_up_to
+from magnetar.consume.ack_tracker import AckTracker
 from magnetar.consume.ack_transaction import AckTransaction, Subscribed
 from magnetar.consume.chunk_assembly import ChunkAssembly
 from magnetar.consume.consumer_commands import (
     acks_of,
+    acks_up_to_of,
     close_of,
     cumulative_ack_of,
     damage_of,
@@ -433,16 +434,10 @@ class SegmentConsumer(Attachment):
     ) -> list[pb.BaseCommand]:
         out = self._handed_out
         found = out.said_up_to(message_id) if out is not None else []
+        # As without a transaction: first pieces must stay at the broker.
         first = self._chunks.open_across(message_id.key)
-        if first is None:
-            last = acknowledgement_up_to(message_id)
-            return [cumulative_ack_of(self.consumer_id, last, transaction)]
-        # As without a transaction: the first pieces must stay at the broker.
         up_to, single = self._tracker.hold_up_to(message_id, found, first)
-        commands = list(acks_of(self.consumer_id, single, transaction))
-        if up_to is not None:
-            commands.insert(0, cumulative_ack_of(self.consumer_id, up_to, transaction))
-        return commands
+        return list(acks_up_to_of(self.consumer_id, up_to, single, transaction))
 
     async def _answered(
         self, said: asyncio.Future[None] | None, commands: Sequence[pb.BaseCommand]

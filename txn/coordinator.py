@@ -192,9 +192,15 @@ class Coordinator:
         await self._ended(txn, action, owner, key)
 
     async def state(self, txn: TxnId) -> TxnState | None:
-        """Open, or how it ended; None if there is none (any more)."""
-        stored = self._open.get(txn) or await self._store.read_header(txn)
-        return None if stored is None else stored.header.state
+        """Open, or how it ended; None if there is none (any more).
+
+        By what is stored: one that is in memory as open may have been ended by another leader (K6).
+        """
+        stored = await self._store.read_header(txn)
+        state = None if stored is None else stored.header.state
+        if state is not TxnState.OPEN:
+            self._forget(txn)
+        return state
 
     async def abort(self, txn: TxnId) -> TxnState | None:
         """How it ended, by this or before (K2); None if there is none (any more)."""

@@ -67,14 +67,17 @@ class KeyHolders:
             )
 
     def remember(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
-        """That connection holds the key under that epoch."""
+        """A connection that does not hold the key yet does, under that epoch."""
         of_key = self._held.setdefault(name, {})
-        held = of_key.get(holder)
-        if held is not None:
-            held.epoch = epoch
-            return
+        assert holder not in of_key, f"it holds {name} already"
         of_key[holder] = _Held(epoch, holder.on_close(lambda: self.forget(name, holder)))
         self._count += 1
+
+    def renew(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
+        """It holds that epoch, unless it was closed meanwhile, or holds a later one."""
+        held = self._held.get(name, {}).get(holder)
+        if held is not None:
+            held.epoch = max(held.epoch, epoch)
 
     def forget(self, name: KeyName, holder: KeyHolder) -> None:
         """It does not hold it (any more)."""

@@ -120,13 +120,14 @@ class TransactionKeys:
     ) -> OpenedKey:
         """A new epoch, when all of older ones has ended (K1, K2); `holder` has it from then on.
 
+        One that a newer OPEN overtook meanwhile is refused: that one did not find its holder (K5).
         Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
         """
         if holder is not None:
             self.holders.require_room(name, holder)
         record = await self._finished(self._open(name, presented, opener, holder))
         if holder is not None:
-            self.holders.remember(name, record.epoch, holder)
+            await self._hold(name, record.epoch, holder)
         last = record.before
         if last is None:
             return OpenedKey(record.epoch, None, None)
@@ -135,20 +136,10 @@ class TransactionKeys:
     async def attach(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
         """That connection uses the key under its present epoch (K5).
 
-        It is remembered before the epoch is looked at: who opens the key after that look finds it.
         Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
         """
         self.holders.require_room(name, holder)
-        held = self.holders.epoch_of(name, holder)
-        self.holders.remember(name, epoch, holder)
-        try:
-            await self.require(name, epoch)
-        except BaseException:
-            if held is None:
-                self.holders.forget(name, holder)
-            else:
-                self.holders.remember(name, held, holder)
-            raise
+        await self._hold(name, epoch, holder)
 
     async def begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
         """Begin the key's one transaction (K3).
@@ -254,18 +245,43 @@ class TransactionKeys:
             await self._store.change(stored, touched(record, self._clock.now_ms()))
         if verdict is not IdleVerdict.DELETE:
             return False
-        await self._delete(stored)
+        if not await self._delete(stored, unless_held=True):
+            return False
         log.info("transaction_key_collected", key=stored.name.key, epoch=record.epoch)
         return True
 
-    async def _delete(self, stored: StoredKey) -> None:
-        """The floor first, then the key, on the version read (K7).  Raises `VersionConflict`."""
+    async def _delete(self, stored: StoredKey, *, unless_held: bool = False) -> bool:
+        """The floor first, then the key, on the version read (K7); whether it was deleted.
+
+        One who attached since the version was read has changed nothing of it, but is remembered.
+        Raises `VersionConflict`.
+        """
         if stored.record.epoch != NO_EPOCH:
             await self._store.raise_floor(stored.record.epoch)
+        if unless_held and self.holders.is_held(stored.name):
+            return False
         await self._store.delete(stored)
         self.holders.close_older(stored.name, None)
+        return True
 
     # Within
+
+    async def _hold(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
+        """Remember who holds it before the epoch is looked at: who opens it later finds them (K5).
+
+        Who holds an epoch already is found by that one until the look.
+        Raises `TransactionKeyFenced`, `MetadataError`.
+        """
+        is_new = self.holders.epoch_of(name, holder) is None
+        if is_new:
+            self.holders.remember(name, epoch, holder)
+        try:
+            await self.require(name, epoch)
+        except BaseException:
+            if is_new:
+                self.holders.forget(name, holder)
+            raise
+        self.holders.renew(name, epoch, holder)
 
     async def _open(
         self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None

@@ -10,7 +10,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ROW: Final = re.compile(
-    r"^\| ([\w-]+) \| (?:metadata store|ledger store), `tests/contract/(\w+)` \| (\d+) \|",
+    r"^\| ([\w-]+) \| [\w ]+, `tests/contract/(\w+)` \| (\d+) \|",
     re.MULTILINE,
 )
 COLLECTED: Final = re.compile(r"^(\w+) on (.+): (\d+) collected", re.MULTILINE)

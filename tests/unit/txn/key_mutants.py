@@ -168,16 +168,18 @@ class RemembersBeginners(TransactionKeys):
 class NoFloor(TransactionKeys):
     """K7 broken: nothing is left of the epochs that a deleted key had."""
 
-    async def _delete(self, stored: StoredKey) -> None:
+    async def _delete(self, stored: StoredKey, *, unless_held: bool = False) -> bool:
         await self._store.delete(stored)
+        return True
 
 
 class FloorAfterwards(TransactionKeys):
     """K7 broken: the key goes before the floor is raised."""
 
-    async def _delete(self, stored: StoredKey) -> None:
+    async def _delete(self, stored: StoredKey, *, unless_held: bool = False) -> bool:
         await self._store.delete(stored)
         await self._store.raise_floor(stored.record.epoch)
+        return True
 
 
 class FloorReadFirst(TransactionKeys):

@@ -14,7 +14,9 @@ from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import key_holders, key_records
 from txn.collector import Collector
+from txn.coordinator import Coordinator
 from txn.coordinators import Coordinators
+from txn.deadlines import Deadlines
 from txn.errors import (
     InvalidTransactionKey,
     InvalidTxnStatus,
@@ -356,6 +358,69 @@ async def test_k5_who_attaches_while_the_key_is_opened_is_refused_or_closed() ->
 
 
 @in_virtual_time
+async def test_k5_an_open_that_a_newer_one_overtakes_holds_nothing() -> None:
+    """It is slow to abort what was open; meanwhile another one opens the key."""
+    world = World()
+    async with world.coordinators() as (led, _):
+        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
+        await open_key(led)
+        await begin(led, 0)
+        go_on = asyncio.Event()
+
+        async def wait(what: str, key: str) -> None:
+            if what == "put" and key.startswith("/txn/id/"):
+                world.metadata.before = None
+                await go_on.wait()
+
+        world.metadata.before = wait
+        slow, newest = Holder(), Holder()
+        opening = asyncio.ensure_future(open_key(led, opener="slow", holder=slow))
+        await asyncio.sleep(0.001)
+        assert (await open_key(led, opener="newest", holder=newest)).epoch == 2
+        go_on.set()
+        with pytest.raises(TransactionKeyFenced):
+            await opening
+        assert keys.holders.epoch_of(name, newest) == 2
+        assert keys.holders.count_of(name) == 1
+        assert not newest.closed
+
+
+@in_virtual_time
+async def test_k5_a_wrong_attach_hides_no_holder_from_an_open() -> None:
+    """A connection that holds an old epoch asks for one that there is not, at any moment of it."""
+    world = World()
+    async with world.coordinators() as (led, _):
+        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
+        for turns in range(12):
+            holder = Holder()
+            now = (await open_key(led, holder=holder)).epoch
+            opening = asyncio.ensure_future(open_key(led))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            with pytest.raises(TransactionKeyFenced):
+                await keys.attach(name, now + 99, holder)
+            await opening
+            assert holder.closed, turns
+
+
+@in_virtual_time
+async def test_k5_who_is_closed_while_it_attaches_is_not_remembered() -> None:
+    world = World()
+    async with world.coordinators() as (led, _):
+        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
+        await open_key(led)
+        holder = Holder()
+
+        async def goes(what: str, key: str) -> None:
+            world.metadata.before = None
+            holder.end()
+
+        world.metadata.before = goes
+        await keys.attach(name, 0, holder)
+        assert not keys.holders.is_held(name)
+
+
+@in_virtual_time
 async def test_k5_what_is_remembered_is_bounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_holders, "TXN_KEY_CONNECTIONS", 2)
@@ -387,6 +452,23 @@ async def test_k6_keys_outlive_their_leader() -> None:
         assert await begin(led, 0, "first") == txn
         await led.require_open(txn, None, KeyEpoch(KEY, 0))
         assert await open_key(led) == OpenedKey(1, txn, ABORT)
+
+
+@in_virtual_time
+async def test_k6_what_another_leader_ended_keeps_no_key_busy() -> None:
+    """One that was deposed may end what its successor has in memory as open."""
+    world = World()
+    async with world.coordinators() as (led, _):
+        await open_key(led)
+        txn = await begin(led, 0, "first")
+        deadlines = Deadlines(world.clock, lambda txns: None)
+        deposed = Coordinator(txn.coordinator, world.parts("b"), deadlines, max_open=0)
+        await deposed.end(txn, COMMIT, None, KeyEpoch(KEY, 0))
+        again = await begin(led, 0, "first")
+        assert again != txn, "it is over"
+        assert [each.txn for each in led.open_transactions()] == [again]
+        await deposed.close()
+        deadlines.close()
 
 
 # K7: what is deleted
@@ -447,6 +529,26 @@ async def test_k7_what_is_used_meanwhile_stays() -> None:
         world.metadata.before = use
         await collect(led)
         assert (await keys.get(name)).record.transaction is not None
+
+
+@in_virtual_time
+async def test_k7_who_attaches_while_an_idle_key_is_collected_keeps_it() -> None:
+    world = World()
+    async with world.coordinators() as (led, _):
+        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
+        await open_key(led)
+        holder = Holder()
+
+        async def attach(what: str, key: str) -> None:
+            if what == "put" and key.startswith(key_records.FLOORS):
+                world.metadata.before = None
+                await keys.attach(name, 0, holder)
+
+        world.clock.shift_ms += 8 * DAY_MS
+        world.metadata.before = attach
+        await collect(led)
+        assert not holder.closed
+        assert (await keys.get(name)).record.epoch == 0
 
 
 @in_virtual_time

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import magnetar
 
-RECEIVE_S: Final = 20
-TRANSACTION_S: Final = 60
+RECEIVE_S: Final = 90
+"""What a paused process fetched ahead stays with it until its connection is missed."""
+TRANSACTION_S: Final = 300
 SUBSCRIPTION: Final = "workers"
 
 Request = dict[str, Any]

@@ -5,32 +5,25 @@ and woken when the second has opened the key, done all the work and finished.  T
 of the broker between any two steps.
 """
 
-import asyncio
-import os
-import queue
-import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from itertools import cycle
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 import magnetar
-from tests.support.broker_process import ROOT, BrokerProcess
-from tests.support.json_line_process import JsonLineProcess
+from tests.client.key_worker_process import (
+    INPUT,
+    LATE,
+    WorkerProcess,
+    everything_in,
+    two_workers,
+)
+from tests.support.broker_process import BrokerProcess
 
 pytestmark = pytest.mark.magnetar_only
 
-ANSWER_S: Final = 60
-INPUT: Final = ("a", "b", "c", "d")
-FENCED: Final = {"ExpiredTransaction", "TransactionKeyFenced"}
-LATE: Final = {"commit": FENCED, "send": FENCED | {"NotAllowed"}, "begin": FENCED}
-"""What the one that was paused asks for when it wakes, and what it may be told.  Whoever owns a
-segment knows nothing of keys: it refuses a message because its transaction has ended."""
-QUIET_S: Final = 0.5
 STEPS: Final = (
     "first opens",
     "first begins",
@@ -42,61 +35,13 @@ STEPS: Final = (
 )
 
 
-class WorkerProcess:
-    """`key_worker`, as a process that can be paused."""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._process = JsonLineProcess(
-            name,
-            [sys.executable, "-m", "tests.client.key_worker"],
-            directory / f"{name}.log",
-            on_line=self._lines.put,
-            on_end=lambda: self._lines.put(None),
-        )
-
-    def tell(self, do: str, **given: object) -> None:
-        """Say what is next; the answer is taken by `answer`."""
-        self._process.write({"do": do, **given})
-
-    async def answer(self) -> dict[str, Any]:
-        line = await asyncio.to_thread(self._lines.get, True, ANSWER_S)
-        assert line is not None, "the worker has ended"
-        return line
-
-    async def ask(self, do: str, **given: object) -> object:
-        """What the step gives; it must succeed."""
-        self.tell(do, **given)
-        answer = await self.answer()
-        assert "ok" in answer, (do, answer)
-        return answer["ok"]
-
-    async def refusal(self, do: str, **given: object) -> str:
-        """The error of a step that must fail."""
-        self.tell(do, **given)
-        answer = await self.answer()
-        assert "error" in answer, (do, answer)
-        return str(answer["error"])
-
-    def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProcess, ...]]:
-    """Two of them, for all tests: each sets them up anew."""
-    os.chdir(ROOT)
-    directory = tmp_path_factory.mktemp("workers")
-    started = [WorkerProcess(name, directory) for name in ("first", "second")]
-    yield tuple(started)
-    for worker in started:
-        worker.kill()
+def workers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
+    """For all tests: each sets them up anew."""
+    with two_workers(tmp_path_factory.mktemp("workers")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +62,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[magnetar.Client]:
 
 async def new_topic(broker: BrokerProcess, what: str) -> str:
     name = f"{what}-{uuid.uuid4().hex[:8]}"
-    status, answer = await broker.rest("PUT", f"/scalable/public/default/{name}", body={})
-    assert status == 204, answer
+    await broker.create_scalable(name, 1)
     return f"topic://public/default/{name}"
 
 
@@ -169,18 +113,3 @@ async def test_a_zombie_does_no_harm(
     for request in LATE:
         await first.refusal(request)
     assert await everything_in(client, sink) == sorted(value.upper() for value in INPUT)
-
-
-async def everything_in(client: magnetar.Client, topic: str) -> list[str]:
-    """What a reader sees of it, up to the end."""
-    found = []
-    async with client.queue_consumer(
-        topic, "audit", schema=str, initial_position="earliest"
-    ) as consumer:
-        try:
-            while True:
-                message = await consumer.receive(timeout_s=QUIET_S if found else ANSWER_S)
-                found.append(message.value)
-                await consumer.ack(message)
-        except TimeoutError:
-            return sorted(found)

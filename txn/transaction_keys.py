@@ -21,7 +21,12 @@ import structlog
 from config.bounds import TXN_KEY_DELETIONS, TXN_KEYS_OF_COORDINATOR
 from protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataError, VersionConflict
-from txn.errors import InvalidTxnStatus, TooManyTransactionKeys, TransactionKeyNotFound
+from txn.errors import (
+    InvalidTxnStatus,
+    TooManyTransactionKeys,
+    TransactionKeyNotFound,
+    TransactionNotFound,
+)
 from txn.key_holders import KeyHolder, KeyHolders
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.parts import TransactionParts
@@ -157,13 +162,14 @@ class TransactionKeys:
     async def under(self, name: KeyName, epoch: int, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` makes, under that epoch (K4).
 
-        If its transaction has ended meanwhile, a newer epoch is why, and is told.
+        If its transaction has ended meanwhile, or is collected already, a newer epoch is why, and
+        is told.
         Raises `TransactionKeyFenced`, and what `work` does.
         """
         await self.require(name, epoch)
         try:
             return await work()
-        except InvalidTxnStatus:
+        except (InvalidTxnStatus, TransactionNotFound):
             await self.require(name, epoch)
             raise
 

@@ -16,6 +16,7 @@ from typing import ClassVar, TypeVar
 from storage.metadata.store import VersionConflict
 from tests.unit.txn.schedules import ACTOR, LIFE, Choice, Died, GatedStore, Operation, StepLoop
 from txn import key_records, records
+from txn.collector import Collector
 from txn.coordinator import Coordinator
 from txn.coordinators import Coordinators
 from txn.counters import TransactionCounters
@@ -25,7 +26,7 @@ from txn.leadership import Leader
 from txn.parts import TransactionParts
 from txn.records import KeyEpoch, TxnState
 from txn.store import TransactionStore
-from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord
+from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord, OpenedKey
 from txn.transaction_keys import TransactionKeys
 from txn.txn_id import CoordinatorId, TxnId
 
@@ -42,7 +43,8 @@ class Plan:
 
     `servers`: which one each client asks; `steps`: how many requests it makes; `writes`: whether
     it says so, which only reads; `arrive_late`: what was on its way when a server died may arrive
-    at any time later, or never.
+    at any time later, or never; `collections`: rounds that delete the headers of what has ended;
+    `holds`: clients attach another connection after they opened it, and open it twice.
     """
 
     servers: tuple[int, int] = (0, 0)
@@ -51,7 +53,10 @@ class Plan:
     crashes: int = 0
     arrive_late: bool = False
     deletions: int = 0
+    collections: int = 0
+    holds: bool = False
     keys: type[TransactionKeys] = TransactionKeys
+    collector: type[Collector] = Collector
 
 
 class StandingClock:
@@ -59,6 +64,26 @@ class StandingClock:
 
     def now_ms(self) -> int:
         return NOW_MS
+
+
+class Connection:
+    """One of a client's, which the server may end."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        """That it was told to hold."""
+        self.closed = False
+        self._callbacks: dict[object, Callable[[], None]] = {}
+
+    def close(self, why: str) -> None:
+        self.closed = True
+        for callback in list(self._callbacks.values()):
+            callback()
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        token = object()
+        self._callbacks[token] = callback
+        return lambda: (self._callbacks.pop(token, None), None)[1]
 
 
 class Client:
@@ -74,6 +99,7 @@ class Client:
         self._world = world
         self.epoch: int | None = None
         """Under which epoch its present request is."""
+        self.connections: list[Connection] = []
         self.late = False
         """Whether a newer one had been answered when that came to the server."""
 
@@ -89,11 +115,10 @@ class Client:
 
     async def _work(self) -> None:
         world = self._world
-        opened = await self._ask(
-            "open",
-            lambda led: led.keys_of(ZERO, None, KEY)[0].open(NAME, NO_EPOCH, self.name),
-        )
-        world.opened(self, opened.epoch)
+        opened = await self._open(self.name)
+        if world.plan.holds and self.steps > 1:
+            await self._hold(opened.epoch)
+            return
         if opened.ended is TxnState.COMMITTED:
             self.outcome = "found it done"
             world.require_done(self)
@@ -112,6 +137,35 @@ class Client:
         await self._ask("end", lambda led: led.end(txn, TxnState.COMMITTED, None, key), key.epoch)
         self.outcome = "committed"
         world.require_done(self)
+
+    async def _open(self, opener: str) -> OpenedKey:
+        connection = self._connect() if self._world.plan.holds else None
+        opened = await self._ask(
+            "open",
+            lambda led: led.keys_of(ZERO, None, KEY)[0].open(NAME, NO_EPOCH, opener, connection),
+        )
+        if connection is not None:
+            connection.epoch = opened.epoch
+        self._world.opened(self, opened.epoch)
+        return opened
+
+    def _connect(self) -> Connection:
+        self.connections.append(Connection())
+        return self.connections[-1]
+
+    async def _hold(self, epoch: int) -> None:
+        """Attach, leave a transaction open, and open it again."""
+        other = self._connect()
+        await self._ask(
+            "attach", lambda led: led.keys_of(ZERO, None, KEY)[0].attach(NAME, epoch, other), epoch
+        )
+        other.epoch = epoch
+        key = KeyEpoch(KEY, epoch)
+        txn = await self._ask(
+            "begin", lambda led: led.begin(ZERO, 60_000, None, key, self.name), epoch
+        )
+        self._world.begun(self, txn)
+        await self._open(f"{self.name} again")
 
     async def _ask(
         self, what: str, make: Callable[[Coordinators], Awaitable[T]], epoch: int | None = None
@@ -149,6 +203,8 @@ class KeyWorld:
         self.newest_made = (NO_EPOCH, "")
         self.named: set[TxnId] = set()
         """Transactions that the key ever named."""
+        self.done: set[TxnId] = set()
+        """Transactions that were committed."""
         self.incarnation = 0
         self.late: list[Operation] = []
         self.wrong: list[str] = []
@@ -159,6 +215,7 @@ class KeyWorld:
         ]
         self.tasks = [self._start(client.name, client.run()) for client in self.clients]
         self.tasks += [self._start("operator", self._delete()) for _ in range(plan.deletions)]
+        self.tasks += [self._start("collector", self._collect()) for _ in range(plan.collections)]
         loop.settle()
 
     def _server(self) -> Coordinators:
@@ -185,6 +242,17 @@ class KeyWorld:
         """An operator deletes the key."""
         with suppress(TransactionKeyNotFound):
             await self.servers[0].keys_of(ZERO, None, KEY)[0].delete(NAME)
+
+    async def _collect(self) -> None:
+        """A round that begins when the explorer lets it."""
+
+        async def nothing_left(segment: str, found: object) -> bool:
+            return True
+
+        parts = self.servers[0]._parts
+        await self.store.get(key_records.floor_path(ZERO))
+        make = self.plan.collector
+        await make(parts, lambda _: True, nothing_left, interval_s=1, retention_s=0).collect()
 
     def _start(self, actor: str, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         token = ACTOR.set(actor)
@@ -257,13 +325,24 @@ class KeyWorld:
             (tuple(sorted(each._led[ZERO]._open)), each._led[ZERO].last_number)
             for each in self.servers
         )
+        held = tuple(
+            (
+                one.epoch,
+                one.closed,
+                self.servers[client.server]._led[ZERO].keys.holders.epoch_of(NAME, one),
+            )
+            for client in self.clients
+            for one in client.connections
+        )
         return (
-            *(self.store.contents(), clients, waiting, late, memory),
+            *(self.store.contents(), clients, waiting, late, memory, held),
             *(self.crashes, self.incarnation, self.newest_answered, tuple(sorted(self.given))),
             *(
                 self.newest_made,
                 tuple(sorted(self.named)),
                 tuple(self.store.seen.get("operator", ())),
+                tuple(self.store.seen.get("collector", ())),
+                tuple(sorted(self.done)),
             ),
             tuple(task.done() for task in self.tasks),
         )
@@ -300,9 +379,11 @@ class KeyWorld:
         assert txn not in self.given, f"{txn} was given twice"
         self.given.add(txn)
 
-    def ended(self, header: records.Header) -> None:
+    def ended(self, txn: TxnId, header: records.Header) -> None:
         """A header was written."""
         epoch = self.newest_answered if header.tied is None else header.tied.epoch
+        if header.state is TxnState.COMMITTED:
+            self.done.add(txn)
         if header.state is TxnState.COMMITTED and epoch < self.newest_answered:
             self.wrong.append(f"{epoch} committed after {self.newest_answered} was answered")
 
@@ -314,9 +395,6 @@ class KeyWorld:
                 assert record is not None
                 found[records.txn_of_header(key)] = records.decode_header(key, record.value)
         return found
-
-    def committed(self) -> list[TxnId]:
-        return [t for t, header in self.headers().items() if header.state is TxnState.COMMITTED]
 
     def key_changed(self, record: KeyRecord) -> None:
         """The key was written."""
@@ -332,9 +410,9 @@ class KeyWorld:
     def require_done(self, client: Client) -> None:
         if self.plan.deletions:
             return  # what was deleted tells no more how its last transaction ended
-        assert len(self.committed()) == 1, f"{client.name} was told that the work is done"
+        assert len(self.done) == 1, f"{client.name} was told that the work is done"
         if client.outcome == "committed":
-            assert self.committed() == [client.txn]
+            assert self.done == {client.txn}
 
     def check(self) -> None:
         """After each step."""
@@ -343,22 +421,27 @@ class KeyWorld:
                 raise error
         assert not self.wrong, self.wrong
         headers = self.headers()
-        is_open = [t for t in self.named | self.given if headers[t].state is TxnState.OPEN]
+        known = (self.named | self.given) & headers.keys()
+        is_open = [t for t in known if headers[t].state is TxnState.OPEN]
         assert len(is_open) <= 1, f"{is_open} are open at once"
         if not self.plan.deletions:
-            assert len(self.committed()) <= 1, f"the work was done twice: {self.committed()}"
+            assert len(self.done) <= 1, f"the work was done twice: {self.done}"
 
     def finish(self) -> None:
         """Nobody can go on."""
         assert all(task.done() for task in self.tasks), "somebody waits for ever"
-        if self.plan.deletions:
+        for one in (each for client in self.clients for each in client.connections):
+            assert one.closed or one.epoch in (None, self.newest_answered), (
+                f"a connection of epoch {one.epoch} is not closed"
+            )
+        if self.plan.deletions or self.plan.holds:
             return
         newest = self.answered[self.newest_answered]
         (last,) = (each for each in self.clients if each.name == newest)
         assert last.outcome in ("committed", "found it done"), (
             f"{last.name} has the newest epoch and was {last.outcome}"
         )
-        assert len(self.committed()) == 1
+        assert len(self.done) == 1
 
 
 class _Watched(GatedStore):
@@ -371,10 +454,13 @@ class _Watched(GatedStore):
             self._world.arrived(operation.actor)
 
     def changed(self, operation: Operation) -> None:
-        if operation.key.startswith(records.HEADERS):
+        if operation.key.startswith(records.HEADERS) and operation.kind == "put":
             record = self._tables.record(operation.key)
             assert record is not None
-            self._world.ended(records.decode_header(operation.key, record.value))
+            self._world.ended(
+                records.txn_of_header(operation.key),
+                records.decode_header(operation.key, record.value),
+            )
         elif operation.key.startswith(key_records.KEYS) and operation.kind == "put":
             record = self._tables.record(operation.key)
             assert record is not None

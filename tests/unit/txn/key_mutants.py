@@ -8,11 +8,15 @@ from dataclasses import dataclass, replace
 
 from storage.metadata.store import ABSENT, VersionConflict
 from tests.unit.txn.key_clients import Plan
+from txn.collector import Collector
+from txn.key_holders import KeyHolder
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.parts import TransactionParts
+from txn.store import StoredHeader
 from txn.transaction_key import (
     KeyName,
     KeyRecord,
+    OpenedKey,
     begun,
     opened,
     settled,
@@ -214,8 +218,78 @@ class DeletesWhatItDidNotRead(TransactionKeys):
         self._store = _DeletesBlindly(metadata, transactions.coordinator_id)
 
 
+class RemembersAfterwards(TransactionKeys):
+    """K5 broken: an ATTACH is remembered when the epoch was looked at."""
+
+    async def _hold(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
+        await self.require(name, epoch)
+        await self._store.read_floor()  # the answer is on its way for a while
+        self.holders.forget(name, holder)
+        self.holders.remember(name, epoch, holder)
+
+
+class ClosesFirst(TransactionKeys):
+    """K5 broken: OPEN closes older connections before its write."""
+
+    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+        self.holders.close_older(name, None)
+        return await super()._take(name, presented, opener)
+
+    async def _open(
+        self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None
+    ) -> KeyRecord:
+        return await self._settle(name, await self._take(name, presented, opener))
+
+
+class OvertakenHolds(TransactionKeys):
+    """K5 broken: an OPEN that a newer one overtook is remembered, and nobody closes it."""
+
+    async def open(
+        self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None = None
+    ) -> OpenedKey:
+        made = await super().open(name, presented, opener)
+        if holder is not None:
+            self.holders.remember(name, made.epoch, holder)
+        return made
+
+
+class NotesNothing(Collector):
+    """K8 broken: a header goes, and the key does not tell how its last transaction ended."""
+
+    async def _collect_one(self, stored: StoredHeader, *, listed: bool) -> bool:
+        try:
+            return await self._store.delete_header(stored)
+        except VersionConflict:
+            return False
+
+
+class NotesAfterwards(Collector):
+    """K8 broken: the header goes first."""
+
+    async def _collect_one(self, stored: StoredHeader, *, listed: bool) -> bool:
+        try:
+            gone = await self._store.delete_header(stored)
+            keys = TransactionKeyStore(self._store.metadata, stored.txn.coordinator)
+            await keys.note_end(stored.txn, stored.header)
+        except VersionConflict:
+            return False
+        return gone
+
+
+class AsksTheHeaderOnly(TransactionKeys):
+    """K8 broken: who finds the header collected does not read what the key tells by then."""
+
+    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        last = record.before
+        if last is None or last.ended:
+            return record
+        return settled(record, await self._transactions.abort(last.txn))
+
+
 _DELETED = Plan(steps=(1, 1), deletions=1)
 _CRASH = Plan(writes=False, crashes=1)
+HELD = Plan(steps=(4, 1), holds=True)
+COLLECTED = Plan(writes=False, collections=1)
 
 MUTANTS = (
     Mutant("K1-version", Overwrites, Plan()),
@@ -227,10 +301,16 @@ MUTANTS = (
     Mutant("K3-one", BeginsBesides, _CRASH),
     Mutant("K4-epoch", AsksNoEpoch, Plan()),
     Mutant("K4-error", AsksOnce, Plan()),
+    Mutant("K5-attach", RemembersAfterwards, HELD),
+    Mutant("K5-order", ClosesFirst, HELD),
+    Mutant("K5-overtaken", OvertakenHolds, HELD),
     Mutant("K6-record", TrustsMemory, Plan((0, 1))),
     Mutant("K6-beginner", RemembersBeginners, _CRASH),
     Mutant("K7-floor", NoFloor, _DELETED),
     Mutant("K7-order", FloorAfterwards, _DELETED),
     Mutant("K7-read", FloorReadFirst, _DELETED),
     Mutant("K7-version", DeletesWhatItDidNotRead, _DELETED),
+    Mutant("K8-note", TransactionKeys, replace(COLLECTED, collector=NotesNothing)),
+    Mutant("K8-order", TransactionKeys, replace(COLLECTED, collector=NotesAfterwards)),
+    Mutant("K8-read", AsksTheHeaderOnly, COLLECTED),
 )

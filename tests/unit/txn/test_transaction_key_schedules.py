@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.txn.key_clients import KeyWorld, Plan
-from tests.unit.txn.key_mutants import MUTANTS, Mutant
+from tests.unit.txn.key_mutants import COLLECTED, HELD, MUTANTS, Mutant
 from tests.unit.txn.schedules import Extent, Found, explore
 
 LONG = "MAGNETAR_ALL_SCHEDULES"
@@ -23,10 +23,12 @@ def explored(plan: Plan) -> Extent:
         pytest.param(Plan((0, 1)), 700, id="two-leaders-at-once"),
         pytest.param(Plan(writes=False, crashes=1), 2000, id="a-crash"),
         pytest.param(Plan(steps=(1, 1), deletions=1), 1500, id="a-deletion"),
+        pytest.param(HELD, 1500, id="connections-that-hold-it"),
+        pytest.param(COLLECTED, 3000, id="a-collection"),
     ],
 )
 def test_a_newer_epoch_ends_the_older_ones_in_every_schedule(plan: Plan, states: int) -> None:
-    """K1 to K4, K6, K7; a zombie is a client that the explorer lets go on last."""
+    """K1 to K8; a zombie is a client that the explorer lets go on last."""
     assert explored(plan).states > states, "less happened than is meant"
 
 

@@ -1,18 +1,14 @@
-"""Transaction keys of a coordinator, on a store in memory and on those of this machine."""
+"""Transaction keys of a coordinator, on a store in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
-from storage.clock import SystemClock
-from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.sqlite import SqliteMetadataStore
-from storage.metadata.store import ABSENT, MetadataError, MetadataStore, VersionConflict
+from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
+from tests.unit.txn.keyed import ABORT, COMMIT, KEY, NAME, Holder, begin, open_key, state_of
 from tests.unit.txn.virtual_time import in_virtual_time
-from txn import key_holders, key_records
+from txn import key_records
 from txn.collector import Collector
 from txn.coordinator import Coordinator
 from txn.coordinators import Coordinators
@@ -27,52 +23,11 @@ from txn.errors import (
 from txn.header import OPERATOR
 from txn.key_collector import TransactionKeyCollector
 from txn.key_store import TransactionKeyStore
-from txn.parts import TransactionParts
-from txn.records import KeyEpoch, TxnState
-from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey, begun, opened, unborn
+from txn.records import KeyEpoch
+from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey, begun
 from txn.txn_id import CoordinatorId, TxnId
 
-KEY = "k"
-NAME = KeyName("", KEY)
-COMMIT, ABORT = TxnState.COMMITTED, TxnState.ABORTED
 DAY_MS = 24 * 3600 * 1000
-
-
-class Holder:
-    """A connection."""
-
-    def __init__(self) -> None:
-        self.closed: list[str] = []
-        self.callbacks: list[Callable[[], None]] = []
-
-    def close(self, why: str) -> None:
-        self.closed.append(why)
-        self.end()
-
-    def end(self) -> None:
-        for callback in list(self.callbacks):
-            callback()
-
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        self.callbacks.append(callback)
-        return lambda: self.callbacks.remove(callback)
-
-
-async def open_key(
-    led: Coordinators, presented: int = NO_EPOCH, opener: str = "", holder: Holder | None = None
-) -> OpenedKey:
-    keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-    return await keys.open(name, presented, opener, holder)
-
-
-async def begin(led: Coordinators, epoch: int, beginner: str = "") -> TxnId:
-    key = KeyEpoch(KEY, epoch)
-    return await led.begin(led.coordinator_of(KEY), 60_000, None, key, beginner)
-
-
-async def state_of(parts: TransactionParts, txn: TxnId) -> TxnState | None:
-    stored = await parts.store.read_header(txn)
-    return None if stored is None else stored.header.state
 
 
 @in_virtual_time
@@ -277,6 +232,26 @@ async def test_k4_a_commit_that_a_newer_epoch_overtakes_is_told_of_it() -> None:
 
 
 @in_virtual_time
+async def test_k4_an_end_that_comes_when_all_is_collected_is_told_of_the_newer_epoch() -> None:
+    world = World()
+    async with world.coordinators() as (led, parts):
+        await open_key(led)
+        txn = await begin(led, 0)
+
+        async def overtake(what: str, key: str) -> None:
+            if what == "put" and key.startswith("/txn/id/"):
+                world.metadata.before = None
+                await open_key(led)
+                stored = await parts.store.read_header(txn)
+                assert stored is not None
+                await parts.store.delete_header(stored)
+
+        world.metadata.before = overtake
+        with pytest.raises(TransactionKeyFenced):
+            await led.end(txn, COMMIT, None, KeyEpoch(KEY, 0))
+
+
+@in_virtual_time
 async def test_a_deadline_ends_a_keyed_transaction() -> None:
     async with World().coordinators() as (led, parts):
         await open_key(led)
@@ -307,135 +282,6 @@ async def test_a_key_is_its_owners_own() -> None:
             await led.end(txn, COMMIT, None, KeyEpoch(KEY, 0))
         await open_key(led)
         await led.end(txn, COMMIT, "alice", KeyEpoch(KEY, 0))
-
-
-# K5: who holds it
-
-
-@in_virtual_time
-async def test_k5_a_newer_epoch_closes_the_connections_of_older_ones() -> None:
-    async with World().coordinators() as (led, _):
-        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-        first, attached, second = Holder(), Holder(), Holder()
-        await open_key(led, holder=first)
-        await keys.attach(name, 0, attached)
-        await open_key(led, holder=second)
-        assert [len(each.closed) for each in (first, attached, second)] == [1, 1, 0]
-        await open_key(led, holder=second)
-        assert not second.closed, "it holds the newer epoch itself"
-        await keys.attach(name, 2, attached)
-        with pytest.raises(TransactionKeyFenced):
-            await keys.attach(name, 1, attached)
-        assert keys.holders.epoch_of(name, attached) == 2
-        with pytest.raises(TransactionKeyFenced):
-            await keys.attach(name, 1, first)
-        assert keys.holders.count_of(name) == 2
-        second.end()
-        attached.end()
-        assert not keys.holders.is_held(name)
-        assert len(keys.holders) == 0
-
-
-@in_virtual_time
-async def test_k5_who_attaches_while_the_key_is_opened_is_refused_or_closed() -> None:
-    world = World()
-    async with world.coordinators() as (led, _):
-        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-        await open_key(led)
-        for turns in range(12):
-            holder = Holder()
-            now = (await keys.get(name)).record.epoch
-            opening = asyncio.ensure_future(open_key(led))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            try:
-                await keys.attach(name, now, holder)
-            except TransactionKeyFenced:
-                continue
-            finally:
-                await opening
-            assert holder.closed
-
-
-@in_virtual_time
-async def test_k5_an_open_that_a_newer_one_overtakes_holds_nothing() -> None:
-    """It is slow to abort what was open; meanwhile another one opens the key."""
-    world = World()
-    async with world.coordinators() as (led, _):
-        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-        await open_key(led)
-        await begin(led, 0)
-        go_on = asyncio.Event()
-
-        async def wait(what: str, key: str) -> None:
-            if what == "put" and key.startswith("/txn/id/"):
-                world.metadata.before = None
-                await go_on.wait()
-
-        world.metadata.before = wait
-        slow, newest = Holder(), Holder()
-        opening = asyncio.ensure_future(open_key(led, opener="slow", holder=slow))
-        await asyncio.sleep(0.001)
-        assert (await open_key(led, opener="newest", holder=newest)).epoch == 2
-        go_on.set()
-        with pytest.raises(TransactionKeyFenced):
-            await opening
-        assert keys.holders.epoch_of(name, newest) == 2
-        assert keys.holders.count_of(name) == 1
-        assert not newest.closed
-
-
-@in_virtual_time
-async def test_k5_a_wrong_attach_hides_no_holder_from_an_open() -> None:
-    """A connection that holds an old epoch asks for one that there is not, at any moment of it."""
-    world = World()
-    async with world.coordinators() as (led, _):
-        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-        for turns in range(12):
-            holder = Holder()
-            now = (await open_key(led, holder=holder)).epoch
-            opening = asyncio.ensure_future(open_key(led))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            with pytest.raises(TransactionKeyFenced):
-                await keys.attach(name, now + 99, holder)
-            await opening
-            assert holder.closed, turns
-
-
-@in_virtual_time
-async def test_k5_who_is_closed_while_it_attaches_is_not_remembered() -> None:
-    world = World()
-    async with world.coordinators() as (led, _):
-        keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-        await open_key(led)
-        holder = Holder()
-
-        async def goes(what: str, key: str) -> None:
-            world.metadata.before = None
-            holder.end()
-
-        world.metadata.before = goes
-        await keys.attach(name, 0, holder)
-        assert not keys.holders.is_held(name)
-
-
-@in_virtual_time
-async def test_k5_what_is_remembered_is_bounded() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_holders, "TXN_KEY_CONNECTIONS", 2)
-        async with World().coordinators() as (led, _):
-            keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
-            first, second, third = Holder(), Holder(), Holder()
-            await open_key(led, holder=first)
-            await keys.attach(name, 0, second)
-            with pytest.raises(TooManyTransactionKeys):
-                await keys.attach(name, 0, third)
-            with pytest.raises(TooManyTransactionKeys):
-                await open_key(led, holder=third)
-            await keys.attach(name, 0, first)
-            second.end()
-            await keys.attach(name, 0, third)
 
 
 # K6: restarts and moves
@@ -621,70 +467,3 @@ async def test_k8_a_header_stays_until_its_end_is_noted() -> None:
         assert await state_of(parts, last) is COMMIT
         world.metadata.before = None
         assert await collector.collect() == 1
-
-
-# What the store promises
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def metadata(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
-    clock = SystemClock()
-    store: MetadataStore = MemoryMetadataStore(clock)
-    if request.param == "sqlite":
-        await store.close()
-        store = await SqliteMetadataStore.open(tmp_path / "m.db", clock)
-    yield store
-    await store.close()
-
-
-async def test_a_key_is_changed_on_the_version_read_only(metadata: MetadataStore) -> None:
-    keys = TransactionKeyStore(metadata, CoordinatorId(3))
-    assert await keys.read(NAME) is None
-    first = await keys.create(NAME, unborn(1))
-    with pytest.raises(VersionConflict):
-        await keys.create(NAME, unborn(1))
-    second = await keys.change(first, opened(first.record, NO_EPOCH, "me", 2))
-    assert await keys.read(NAME) == second
-    for late in (keys.change(first, first.record), keys.delete(first)):
-        with pytest.raises(VersionConflict):
-            await late
-    await keys.delete(second)
-    with pytest.raises(VersionConflict):
-        await keys.change(second, second.record)
-
-
-async def test_a_floor_only_rises(metadata: MetadataStore) -> None:
-    keys = TransactionKeyStore(metadata, CoordinatorId(3))
-    assert await keys.read_floor() == NO_EPOCH
-    await asyncio.gather(*(keys.raise_floor(epoch) for epoch in (4, 7, 5)))
-    assert await keys.read_floor() == 7
-    await keys.raise_floor(2)
-    assert await keys.read_floor() == 7
-    assert await TransactionKeyStore(metadata, CoordinatorId(2)).read_floor() == NO_EPOCH
-
-
-async def test_keys_are_listed_in_pages_by_coordinator(metadata: MetadataStore) -> None:
-    keys, others = (TransactionKeyStore(metadata, CoordinatorId(n)) for n in (3, 30))
-    names = [KeyName(owner, key) for owner in ("", "bob") for key in ("a", "a%", "a b", "ab", "b")]
-    for name in names:
-        await keys.create(name, unborn(1))
-    await others.create(KeyName("", "z"), unborn(1))
-    found: list[KeyName] = []
-    after = ""
-    while True:
-        page, after = await keys.page(after, 3)
-        found += [each.name for each in page]
-        if not after:
-            break
-    assert len(found) == len(names)
-    assert set(found) == set(names)
-    damaged = KeyName("", "damaged")
-    await metadata.put(
-        key_records.key_path(damaged),
-        b"{",
-        partition=key_records.partition_of(CoordinatorId(3)),
-        expect=ABSENT,
-        indexes=key_records.key_indexes(CoordinatorId(3), damaged),
-    )
-    pages = [page async for page in keys.pages()]
-    assert sum(map(len, pages)) == len(names)

@@ -96,6 +96,8 @@ CLI_BATCH: Final = 500
 """Messages that are printed, flushed and acknowledged together."""
 PERF_TURN: Final = 500
 """Messages that `perf produce` sends before it lets the loop work."""
+PERF_QUIET_S: Final = 5.0
+"""After how long without any message `perf` says what may be lacking."""
 PERF_SHOWN_EVERY_S: Final = 0.25
 """How often `perf` draws its progress."""
 

@@ -176,6 +176,7 @@ def perf_produce(
             "Sent",
             limits,
             in_json,
+            "no receipt has come yet; look whether the broker is well, or end it by Ctrl-C.",
         )
     if not well:
         raise typer.Exit(1)
@@ -199,14 +200,18 @@ def perf_consume(
         from magnetar.cli.perf import Limits, measure_consuming, measured
 
         limits = Limits.of(count, seconds)
-        measured(
+        well = measured(
             lambda tally, stop: measure_consuming(
                 where, topic, subscription, kind, start, limits, tally, stop
             ),
             "Received",
             limits,
             in_json,
+            "no message has come yet; send some (magnetar perf produce), read those that are there "
+            "(--from earliest, and a new --subscription), or end it by Ctrl-C.",
         )
+    if not well:
+        raise typer.Exit(1)
 
 
 def demo(

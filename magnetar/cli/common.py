@@ -61,14 +61,35 @@ def ending_well(*, interrupted: int = INTERRUPTED) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered would be written when Python exits, and fail once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
         raise typer.Exit(0) from None
     except MagnetarError as error:
         typer.echo(f"magnetar: {one_line(error)}", err=True)
         raise typer.Exit(1) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        if error.filename is None:
+            _write_nowhere()
+        typer.echo(f"magnetar: {_not_usable(error)}", err=True)
+        raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise typer.Exit(interrupted) from None
+
+
+def _write_nowhere() -> None:
+    """What is still buffered would be written when Python exits, and fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _not_usable(error: OSError) -> str:
+    """The sentence of what the machine refuses: a file, else the output."""
+    if error.filename is None:
+        return (
+            f"The output cannot be written ({error.strerror}); make room, or write it elsewhere: "
+            "messages that were not printed are not acknowledged."
+        )
+    return f"{error.filename!r} cannot be used ({error.strerror}); mend that, or name another one."
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 Rules: what is counted is `tally.py`'s.  With a rate, a message's time runs from when it was due, so
 that what waits behind a slow answer counts as waiting; without, from when it was given to the
 producer.  Consumers measure from the producer's clock (milliseconds) to their own.  Ctrl-C ends the
-run as its end would: with the summary and status 0.
+run as its end would: with the summary and status 0, or 1 where there is nothing to sum up; a second
+one does not wait for what is under way: status 130.
 """
 
 import asyncio
 import json
+import math
 import random
 import signal
 import time
@@ -22,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import magnetar
-from magnetar.bounds import CLI_BATCH, PERF_SHOWN_EVERY_S, PERF_TURN
+from magnetar.bounds import CLI_BATCH, PERF_QUIET_S, PERF_SHOWN_EVERY_S, PERF_TURN
 from magnetar.cli.common import Compression, Kind, Start
 from magnetar.cli.connecting import Where
 from magnetar.cli.tally import Tally
@@ -102,8 +104,9 @@ async def produce_load(
 
 
 def _sent(tally: Tally, size: int, due_s: float, sending: "asyncio.Future[MessageId]") -> None:
-    if sending.cancelled() or sending.exception() is not None:
-        tally.failed += 1
+    failure = None if sending.cancelled() else sending.exception()
+    if sending.cancelled() or failure is not None:
+        tally.fail(failure)
         return
     now_s = time.perf_counter()
     tally.done(size, int((now_s - due_s) * 1_000_000), now_s)
@@ -183,23 +186,38 @@ async def measure_consuming(
 Run = Callable[[Tally, asyncio.Event], Awaitable[None]]
 
 
-def measured(run: Run, verb: str, limits: Limits, as_json: bool) -> bool:
-    """Do a run, show how it goes, say what came of it; whether all messages went through."""
+def measured(run: Run, verb: str, limits: Limits, as_json: bool, quiet: str) -> bool:
+    """Do a run, show how it goes, say what came of it; whether messages went through, and all.
+
+    `quiet` is said when none has for a while.  Raises KeyboardInterrupt for the second Ctrl-C,
+    after the summary.
+    """
     tally = Tally(time.perf_counter())
-    uvloop.run(_shown(run, tally, limits))
+    whole = uvloop.run(_shown(run, tally, limits, quiet))
     if as_json:
         typer.echo(json.dumps(tally.as_mapping()))
     else:
         for line in tally.summary(verb):
             typer.echo(line)
-    return not tally.failed
+    if (failed := tally.why_failed()) is not None:
+        typer.echo(f"magnetar: {failed}", err=True)
+    if not whole:
+        raise KeyboardInterrupt
+    return bool(tally.messages) and not tally.failed
 
 
-async def _shown(run: Run, tally: Tally, limits: Limits) -> None:
-    """Draws on standard error, and only if that is a terminal."""
+async def _shown(run: Run, tally: Tally, limits: Limits, quiet: str) -> bool:
+    """Draws on standard error, and only if that is a terminal.  False if it was broken off."""
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     running = asyncio.ensure_future(run(tally, stop))
+
+    def interrupt() -> None:
+        if stop.is_set():
+            running.cancel()
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    quiet_at_s = time.perf_counter() + PERF_QUIET_S
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
@@ -215,6 +233,12 @@ async def _shown(run: Run, tally: Tally, limits: Limits) -> None:
         while not running.done():
             await asyncio.wait((running,), timeout=PERF_SHOWN_EVERY_S)
             now_s = time.perf_counter()
+            if now_s > quiet_at_s and not tally.messages and not running.done():
+                quiet_at_s = math.inf
+                console.print(f"magnetar: {quiet}", markup=False, highlight=False, soft_wrap=True)
             done = tally.messages if limits.messages is not None else now_s - tally.started_s
             progress.update(shown, completed=done, description=tally.line(now_s))
+    if running.cancelled():
+        return False
     await running
+    return True

@@ -17,6 +17,7 @@ class Tally:
         self.ended_s = started_s
         self.messages = 0
         self.failed = 0
+        self._first_failure: str | None = None
         self.payload_bytes = 0
         self.latencies = Histogram()
         self._shown_s = started_s
@@ -29,10 +30,23 @@ class Tally:
         self.ended_s = now_s
         self.latencies.record(latency_us)
 
+    def fail(self, error: BaseException | None) -> None:
+        """One message did not; None: it was given up."""
+        self.failed += 1
+        if self._first_failure is None and error is not None:
+            self._first_failure = " ".join(str(error).split())
+
+    def why_failed(self) -> str | None:
+        """A sentence, if any failed."""
+        if not self.failed:
+            return None
+        why = self._first_failure or "it was given up."
+        return f"{self.failed:,} messages failed; the first: {why}"
+
     @property
     def elapsed_s(self) -> float:
         """From the start to the last message."""
-        return self.ended_s - self.started_s
+        return max(self.ended_s - self.started_s, 0.0)
 
     def lately(self, now_s: float) -> float:
         """Messages a second since this was asked last."""
@@ -51,18 +65,17 @@ class Tally:
 
     def summary(self, verb: str) -> list[str]:
         """What is said at the end."""
+        if not self.messages:
+            return [f"{verb} no messages."]
         per_s, mb_per_s = self._rates()
         latencies = "  ".join(
             f"{name} {value_ms:,.2f} ms" for name, value_ms in self._latencies_ms().items()
         )
-        lines = [
+        return [
             f"{verb} {self.messages:,} messages in {self.elapsed_s:.2f} s: "
             f"{per_s:,.0f} messages/s, {mb_per_s:,.2f} MB/s",
             f"latency  {latencies}",
         ]
-        if self.failed:
-            lines.append(f"{self.failed:,} messages failed.")
-        return lines
 
     def as_mapping(self) -> Mapping[str, object]:
         """The same for programs."""

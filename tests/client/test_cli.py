@@ -163,6 +163,55 @@ async def test_an_interruption_of_perf_ends_it_with_its_summary(
     assert re.match(r"Sent [\d,]+ messages in .* MB/s\nlatency  p50 .* max .* ms\n$", shown)
 
 
+async def test_perf_says_why_messages_failed(service: Service, topic: MakeTopic) -> None:
+    name = str(await topic())
+    async with started(service, "perf", "produce", name, "--size", "6000000", "-n", "2") as perf:
+        out, err = await perf.communicate()
+    assert perf.returncode == 1
+    assert out == b"Sent no messages.\n"
+    assert err.startswith(b"magnetar: 2 messages failed; the first: A message takes 6")
+    assert len(err.splitlines()) == 1
+
+
+async def test_perf_consume_says_that_nothing_comes(service: Service, topic: MakeTopic) -> None:
+    name = str(await topic())
+    async with started(service, "perf", "consume", name, "--seconds", "1") as perf:
+        assert perf.stderr is not None
+        told = await asyncio.wait_for(perf.stderr.readline(), PATIENCE_S)
+        assert b"--from earliest" in told
+        assert await interrupted(perf) == (1, "Received no messages.\n", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["consume", "-s", "s", "-n", "1"], ["peek"], ["produce", "-m", "x"], ["perf", "produce"]],
+    ids=" ".join,
+)
+async def test_a_full_disk_is_told_and_what_is_not_printed_not_acknowledged(
+    service: Service, topic: MakeTopic, command: list[str]
+) -> None:
+    name = str(await topic())
+    await lines(service, "produce", name, "-m", "one")
+    at = 2 if command[0] == "perf" else 1
+    more = ["-n", "1"] if command[0] == "perf" else []
+    with Path("/dev/full").open("wb") as full:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "broker.cli.main", *command[:at], name, *command[at:], *more],
+            cwd=ROOT,
+            env={**os.environ, "MAGNETAR_URL": service.url},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    assert said.startswith("magnetar: The output cannot be written (No space left on device); ")
+    assert len(said.splitlines()) == 1
+    assert (await lines(service, "consume", name, "-s", "s", "-n", "1")) == ["one"]
+
+
 async def test_a_refusal_is_one_sentence_and_status_1(service: Service, topic: MakeTopic) -> None:
     name = f"{await topic()}-missing/x y"
     done = await run(service, "produce", f"topic://nobody/nowhere/{name[-3:]}", "-m", "x")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -32,13 +33,13 @@ STEPS = (
 )
 
 
-def started(directory: Path) -> "subprocess.Popen[str]":
+def started(directory: Path, out: int | IO[bytes] = subprocess.PIPE) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "broker.cli.main", "demo", "--orders", "300"]
     return subprocess.Popen(
         dying_with_its_parent(command),
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(directory)},
-        stdout=subprocess.PIPE,
+        stdout=out,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -65,6 +66,18 @@ def test_the_demo_proves_that_nothing_is_lost_or_doubled(tmp_path: Path) -> None
     told = iter(lines)
     for step in STEPS:
         assert any(step in line for line in told), f"{step!r} is not told in its turn:\n{out}"
+    assert list(tmp_path.iterdir()) == []
+    assert processes_on(tmp_path) == []
+
+
+def test_a_demo_that_cannot_tell_its_story_says_so_and_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    with Path("/dev/full").open("wb") as full, started(tmp_path, full) as demo:
+        _, err = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 1
+    assert err.startswith("magnetar: The output cannot be written (No space left on device); ")
+    assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
     assert processes_on(tmp_path) == []
 

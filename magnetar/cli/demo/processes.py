@@ -100,9 +100,12 @@ class _Process:
             self._process = None
 
     async def ended(self) -> int:
-        """Wait for the end; the exit status."""
-        async with asyncio.timeout(DEMO_STEP_S):
-            return await self._running.wait()
+        """Wait for the end; the exit status.  Raises DemoFailed."""
+        try:
+            async with asyncio.timeout(DEMO_STEP_S):
+                return await self._running.wait()
+        except TimeoutError:
+            raise self.failure(f"{self.name} did not end in time.") from None
 
     def failure(self, what: str) -> DemoFailed:
         """An error that shows the end of the log."""

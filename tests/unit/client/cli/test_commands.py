@@ -41,6 +41,35 @@ def test_the_demos_worker_is_not_shown() -> None:
     assert "demo-worker" not in CliRunner().invoke(build_app(), ["--help"]).output
 
 
+def test_perf_ends_at_the_second_interruption_even_if_it_waits_for_something() -> None:
+    script = (
+        "import asyncio, typer\n"
+        "from magnetar.cli.common import ending_well\n"
+        "from magnetar.cli.perf import Limits, measured\n"
+        "async def stuck(tally, stop):\n"
+        "    for said in ('ready', 'told'):\n"
+        "        print(said, flush=True)\n"
+        "        await stop.wait()\n"
+        "    await asyncio.sleep(1000)\n"
+        "def main():\n"
+        "    with ending_well():\n"
+        "        measured(stuck, 'Sent', Limits(None, 1.0), False, 'nothing')\n"
+        "typer.run(main)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[4],
+    ) as process:
+        assert process.stdout is not None
+        for said in (b"ready\n", b"told\n"):
+            assert process.stdout.readline() == said
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, b"Sent no messages.\n", b"")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_all_that_connect_have_the_same_options(command: list[str]) -> None:
     help_text = CliRunner().invoke(build_app(), [*command, "--help"], env={"COLUMNS": "1000"})

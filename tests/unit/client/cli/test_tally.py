@@ -1,6 +1,7 @@
 """What `magnetar perf` counts and says."""
 
 from magnetar.cli.tally import Tally
+from magnetar.errors import MessageTooLarge
 
 
 def counted(messages: int, size: int, every_s: float) -> Tally:
@@ -27,14 +28,22 @@ def test_percentiles_are_named_as_people_name_them() -> None:
     assert list(counted(1000, 1, 1.0)._latencies_ms()) == ["p50", "p95", "p99", "p99.9", "max"]
 
 
-def test_the_summary_is_two_lines_and_one_more_for_failures() -> None:
+def test_the_summary_is_two_lines() -> None:
     tally = counted(1000, 2000, 0.002)
     first, second = tally.summary("Sent")
     assert first == "Sent 1,000 messages in 2.00 s: 500 messages/s, 1.00 MB/s"
     assert second.startswith("latency  p50 5.0")
     assert second.endswith("max 10.00 ms")
-    tally.failed = 3
-    assert tally.summary("Sent")[-1] == "3 messages failed."
+
+
+def test_the_first_failure_is_told() -> None:
+    tally = counted(1000, 2000, 0.002)
+    assert tally.why_failed() is None
+    for text in ("No\nroom.", "Another."):
+        tally.fail(MessageTooLarge(text))
+    tally.fail(None)
+    assert tally.failed == 3
+    assert tally.why_failed() == "3 messages failed; the first: No room."
 
 
 def test_lately_is_since_it_was_asked_last() -> None:
@@ -46,5 +55,7 @@ def test_lately_is_since_it_was_asked_last() -> None:
 
 def test_nothing_at_all_can_be_told() -> None:
     tally = Tally(5.0)
-    assert tally.summary("Read")[0] == "Read 0 messages in 0.00 s: 0 messages/s, 0.00 MB/s"
+    tally.started_s = 6.0
+    assert tally.summary("Read") == ["Read no messages."]
+    assert tally.as_mapping()["seconds"] == 0.0
     assert tally.line(5.0).startswith("0 messages  0/s")

@@ -5,17 +5,27 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from magnetar.bounds import DEMO_ROOM_BYTES
 from magnetar.cli.demo.processes import DemoFailed
 from magnetar.cli.demo.story import Story
+
+MIB: Final = 1024 * 1024
 
 
 def perform(orders: int, keep: bool) -> bool:
     """Tell the story; whether all was whole.  Raises DemoFailed."""
+    place = tempfile.gettempdir()
+    if (free := shutil.disk_usage(place).free) < DEMO_ROOM_BYTES:
+        raise DemoFailed(
+            f"Only {free // MIB} MiB are free in {place}, and the demo wants "
+            f"{DEMO_ROOM_BYTES // MIB}: make room, or name another directory by TMPDIR."
+        )
     directory = Path(tempfile.mkdtemp(prefix="magnetar-demo-"))
     console = Console(highlight=False, soft_wrap=True)
     if keep:

@@ -1,0 +1,26 @@
+"""The demo is not begun where it cannot come to its end."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from magnetar.bounds import DEMO_ROOM_BYTES
+from magnetar.cli.demo.processes import DemoFailed
+from magnetar.cli.demo.stage import perform
+
+
+def test_a_disk_without_room_is_told_before_anything_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(place: str) -> SimpleNamespace:
+        assert place == str(tmp_path)
+        return SimpleNamespace(free=DEMO_ROOM_BYTES - 1)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(DemoFailed, match=r"Only 63 MiB are free .* by TMPDIR"):
+        perform(300, keep=False)
+    assert list(tmp_path.iterdir()) == []

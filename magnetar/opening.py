@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from magnetar.errors import InvalidArgument
+from magnetar.errors import InvalidArgument, MagnetarError
 
-__all__ = ["ClosedAfterwards", "Openable", "Opening", "completed", "finished"]
+__all__ = ["ClosedAfterwards", "Openable", "Opening", "completed", "finished", "resolve"]
 
 R = TypeVar("R")
 
@@ -65,10 +65,20 @@ class ClosedAfterwards(ABC):
 T = TypeVar("T", bound=Openable)
 
 
-async def finished(task: asyncio.Task[None]) -> None:
-    """Wait for its end, without ending it if the caller is cancelled; raises what it raised."""
+async def finished(task: asyncio.Task[R]) -> R:
+    """What it gives in the end, or raises; it goes on if the caller is cancelled."""
     await asyncio.wait((task,))
-    task.result()
+    return task.result()
+
+
+def resolve(outcome: asyncio.Future[None] | None, error: MagnetarError | None) -> None:
+    """Say how something ended, if somebody waits for that and was not told before."""
+    if outcome is None or outcome.done():
+        return
+    if error is None:
+        outcome.set_result(None)
+    else:
+        outcome.set_exception(error)
 
 
 async def completed(work: Coroutine[None, None, R]) -> R:

@@ -51,6 +51,7 @@ from magnetar.context import ClientContext
 from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
 from magnetar.message import Message
 from magnetar.message_id import MessageId, Positions
+from magnetar.opening import resolve
 from magnetar.schema.schema import Schema
 from magnetar.wire.backoff import Backoff
 from protocol.names import parse_topic_name
@@ -237,7 +238,7 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
             try:
                 async with self._openings:
                     await consumer.open()
-                _resolve(first, None)
+                resolve(first, None)
                 self._consumers[topic] = consumer
                 backoff.reset()
                 while True:
@@ -245,10 +246,10 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
                     await self._ready.put(topic, consumer, self._times_back(consumer), messages)
             except MagnetarError as error:
                 # What went between the listing and the subscription is no failure.
-                _resolve(first, None if isinstance(error, TopicNotFound) else error)
+                resolve(first, None if isinstance(error, TopicNotFound) else error)
                 _log.warning("topic_not_consumed topic=%s error=%s", topic, error)
             finally:
-                _resolve(first, None)
+                resolve(first, None)
                 if self._consumers.get(topic) is consumer:
                     del self._consumers[topic]
                     self._ended(topic, consumer)
@@ -452,16 +453,6 @@ def _lost(topic: str, transaction: AckTransaction | None) -> Awaitable[None]:
             f"{topic} is not consumed any more; abort the transaction, and open it anew."
         )
     return DONE
-
-
-def _resolve(first: asyncio.Future[None] | None, error: MagnetarError | None) -> None:
-    """Say how the first attempt ended, if somebody waits for that."""
-    if first is None or first.done():
-        return
-    if error is None:
-        first.set_result(None)
-    else:
-        first.set_exception(error)
 
 
 async def _all_of(outcomes: list[Awaitable[None]]) -> None:

@@ -38,6 +38,7 @@ from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
 from magnetar.layout import Layout, Segment
 from magnetar.layout_watch import LayoutWatch
 from magnetar.message import Message
+from magnetar.opening import resolve
 from magnetar.schema.schema import Schema
 from magnetar.schema.schema_reader import SchemaReader
 from magnetar.wire.attachment import AttachmentState
@@ -269,7 +270,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         try:
             await consumer.open(self._context.settings.operation_timeout_s)
             backoff.reset()
-            _resolve(first, None)
+            resolve(first, None)
             await over.wait()
         except MagnetarError as error:
             refusal = error
@@ -280,9 +281,9 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         if consumer.ended:
             return True
         if not (isinstance(refusal, TopicNotFound) and not segment.active):
-            _resolve(first, refusal)
+            resolve(first, refusal)
         # Else it was pruned meanwhile, as a next layout will tell.
-        _resolve(first, None)
+        resolve(first, None)
         why = refusal or consumer.error
         _log.warning("segment_not_consumed topic=%s error=%s", segment.topic, why)
         return False
@@ -307,16 +308,6 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
             *self._tasks,
             return_exceptions=True,
         )
-
-
-def _resolve(first: asyncio.Future[None] | None, error: MagnetarError | None) -> None:
-    """Say how the first attempt ended, if somebody waits for that."""
-    if first is None or first.done():
-        return
-    if error is None:
-        first.set_result(None)
-    else:
-        first.set_exception(error)
 
 
 async def _all_of(outcomes: Iterable[Awaitable[None]]) -> None:

@@ -164,9 +164,9 @@ class Producer(ClosedAfterwards, Generic[T]):
         """As `send`, without waiting: the future has the id or the error when it is known.
 
         Raises `ProducerQueueFull` when there is no room, or others have asked for it before (await
-        `room()`), `InvalidArgument`,
-        `AlreadyClosed` and `ProducerFenced`.  Errors of futures that nobody looks at are raised by
-        `flush`; without it asyncio reports each ("exception was never retrieved").
+        `room()`), `InvalidArgument`, `AlreadyClosed` and `ProducerFenced`.  Errors of futures that
+        nobody looks at are raised by `flush`; without it asyncio reports each ("exception was never
+        retrieved").
         """
         if self._state is not _OPEN:
             self._check_open()

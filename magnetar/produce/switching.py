@@ -106,12 +106,6 @@ class Switching:
             self._held.append(message)
         return segment
 
-    def take_held(self) -> list[Outgoing]:
-        """Everything that is held, in order: nothing is, afterwards."""
-        taken = list(self._held)
-        self._held.clear()
-        return taken
-
     def prune(self) -> list[Outgoing]:
         """Take out of the hold what nobody waits for any more."""
         unwanted = [message for message in self._held if message.outcome.done()]

@@ -14,6 +14,7 @@ from functools import partial
 from magnetar.bounds import MAX_WRITER_SCHEMAS
 from magnetar.context import ClientContext
 from magnetar.errors import InvalidMessage, TopicNotFound
+from magnetar.opening import finished
 from magnetar.retries import retried
 from protocol import pulsar_pb2 as pb
 
@@ -41,8 +42,7 @@ class SchemaReader:
             fetch = self._context.loop.create_task(self._fetch(version))
             self._fetches[version] = fetch
             fetch.add_done_callback(partial(self._fetched, version))
-        await asyncio.wait((fetch,))
-        return fetch.result()
+        return await finished(fetch)
 
     def _fetched(self, version: bytes, fetch: asyncio.Task[pb.Schema]) -> None:
         failed = fetch.cancelled() or fetch.exception() is not None

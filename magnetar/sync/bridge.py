@@ -15,8 +15,10 @@ import concurrent.futures
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Generic, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Generic, ParamSpec, Self, TypeVar
 
 import uvloop
 
@@ -25,6 +27,25 @@ from magnetar.errors import AlreadyClosed, ClientError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+class ClosedAfterwards(ABC):
+    """What `with` gives as it is, and closes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it.  Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Bridge:

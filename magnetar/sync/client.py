@@ -6,8 +6,8 @@ is closed again.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack, overload
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, Unpack, overload
 
 import magnetar
 from magnetar.checkpoint import Checkpoint
@@ -18,7 +18,7 @@ from magnetar.options import ProducerOptions
 from magnetar.schema.plain import BYTES
 from magnetar.schema.schema import Schema
 from magnetar.settings import ClientOptions
-from magnetar.sync.bridge import Bridge
+from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
 from magnetar.sync.producer import Producer
 from magnetar.sync.transaction import Transaction, TransactionKey
@@ -41,7 +41,7 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
     return Client(bridge, core)
 
 
-class Client:
+class Client(ClosedAfterwards):
     """See the module's rules.  Any thread may use it."""
 
     def __init__(self, bridge: Bridge, core: magnetar.Client) -> None:
@@ -229,17 +229,6 @@ class Client:
     def close(self) -> None:
         """As `magnetar.Client.close`; then the thread ends.  Idempotent."""
         self._bridge.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _opened(self, opening: Opening[O]) -> O:
         return self._bridge.run_or_hand(self._let_go, lambda: opening)

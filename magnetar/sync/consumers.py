@@ -6,14 +6,13 @@ kept and handed out next, so none is lost on the way.  Iterating ends when the c
 
 from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from magnetar.checkpoint import Checkpoint
 from magnetar.consume.segment_consumer import AckTransaction
 from magnetar.errors import AlreadyClosed
 from magnetar.message import Message
-from magnetar.sync.bridge import Bridge
+from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.transaction import Transaction
 
 T = TypeVar("T")
@@ -69,7 +68,7 @@ class Reading(Receiving[T], Protocol[T]):
         ...
 
 
-class _Consumer(Generic[T]):
+class _Consumer(ClosedAfterwards, Generic[T]):
     """What all of them do."""
 
     def __init__(self, bridge: Bridge, receiving: Receiving[T]) -> None:
@@ -108,17 +107,6 @@ class _Consumer(Generic[T]):
             except AlreadyClosed:
                 return
             yield message
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _take_kept(self, max_messages: int) -> list[Message[T]]:
         taken: list[Message[T]] = []

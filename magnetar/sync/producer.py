@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypedDict, TypeVar, Unpack
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 from magnetar.bounds import SYNC_NOTICE_S, SYNC_TURN, UNREAD_FAILURES
 from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, ProducerQueueFull
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer as AsyncProducer
-from magnetar.sync.bridge import Bridge, outcome_of
+from magnetar.sync.bridge import Bridge, ClosedAfterwards, outcome_of
 from magnetar.sync.transaction import Transaction
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class SendOptions(TypedDict, total=False):
     transaction: Transaction | None
 
 
-class Producer(Generic[T]):
+class Producer(ClosedAfterwards, Generic[T]):
     """Writes to one topic.  Any thread may use it."""
 
     def __init__(self, bridge: Bridge, core: AsyncProducer[T]) -> None:
@@ -170,9 +170,6 @@ class Producer(Generic[T]):
             self._bridge.run(self._close)
         except AlreadyClosed:
             return
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from magnetar.errors import AlreadyClosed
-from magnetar.sync.bridge import Bridge
+from magnetar.sync.bridge import Bridge, ClosedAfterwards
 
 if TYPE_CHECKING:
     from magnetar.transactions.keys import TransactionKey as AsyncTransactionKey
@@ -81,7 +81,7 @@ class Transaction:
         await self.core.__aexit__(kind, error, traceback)
 
 
-class TransactionKey:
+class TransactionKey(ClosedAfterwards):
     """As `magnetar.TransactionKey`: while it is the newest, nobody else's transactions count."""
 
     def __init__(self, bridge: Bridge, core: "AsyncTransactionKey") -> None:
@@ -109,14 +109,3 @@ class TransactionKey:
             self._bridge.run(self.core.close)
         except AlreadyClosed:
             return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -36,7 +36,7 @@ from magnetar.errors import (
     TransactionNotFound,
     TransactionTimedOut,
 )
-from magnetar.opening import ClosedAfterwards, completed
+from magnetar.opening import ClosedAfterwards, completed, finished
 from magnetar.settings import check_positive
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
@@ -116,8 +116,7 @@ class Transaction(ClosedAfterwards):
         began = loop.time()
         ttl_ms = math.ceil(self.timeout_s * 1000)
         self._beginning = loop.create_task(self._coordinators.begin(ttl_ms, self.key))
-        await asyncio.wait((self._beginning,))
-        self._began(self._beginning.result())
+        self._began(await finished(self._beginning))
         self._deadline = loop.call_at(began + self.timeout_s, self._time_is_up)
 
     async def commit(self) -> None:

@@ -6,7 +6,7 @@ be.  `SubscribeSettings` is what one SUBSCRIBE needs; consumers make it of what 
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from magnetar.bounds import CHUNKED_BYTES
@@ -22,8 +22,12 @@ __all__ = [
     "NackDelay",
     "QueueOptions",
     "QueueSettings",
+    "ReceivingOptions",
+    "ReceivingSettings",
     "SubscribeSettings",
     "SubscriptionKind",
+    "SubscriptionOptions",
+    "SubscriptionSettings",
 ]
 
 
@@ -110,25 +114,17 @@ class SubscribeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSettings:
-    """Of `Client.queue_consumer`."""
+class ReceivingSettings:
+    """What every consumer has."""
 
-    initial_position: InitialPosition | InitialPositionName = InitialPosition.LATEST
-    """Where the subscription begins if it is new."""
     consumer_name: str | None = None
-    """In statistics of the broker; on each segment `<name>-seg-<id>`."""
+    """In statistics of the broker; on each segment `<name>-seg-<id>`.  To the controller of a
+    stream, or of a group, it says who it is: who comes back under its name gets back what it had.
+    """
     receiver_queue_size: int = 1000
     """Messages of each segment that are fetched ahead."""
     receiver_queue_bytes: int = 64 * 1024 * 1024
     """Bytes of all segments above which nothing more is asked for."""
-    ack_grouping_ms: int = 100
-    """How long an acknowledgement may wait for others; 0: not at all."""
-    nack_delay: NackDelay = NackDelay()
-    dead_letters: DeadLetterPolicy | None = None
-    priority_level: int = 0
-    """Consumers of a lower level get messages first."""
-    subscription_properties: Mapping[str, str] = field(default_factory=dict)
-    """Kept with the subscription if it is new."""
     max_pending_chunked_messages: int = 10
     """Messages in pieces of which some are missing, on each segment."""
     max_pending_chunked_bytes: int = CHUNKED_BYTES
@@ -136,46 +132,108 @@ class QueueSettings:
     expire_chunked_after_ms: int = 60_000
     """After that a message in pieces of which some are missing is given up; 0: never."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
+        """What `SubscribeSettings` does not check."""
         check_positive("receiver_queue_bytes", self.receiver_queue_bytes)
         if self.consumer_name is not None and not self.consumer_name.strip():
             raise InvalidArgument("consumer_name is empty; give it a name, or leave it out.")
-        self.of_segment("-", 0, None)
 
-    def of_segment(
-        self, subscription: str, segment_id: int, schema: pb.Schema | None
+    def _receiving(
+        self,
+        subscription: str,
+        kind: SubscriptionKind,
+        consumer_name: str,
+        schema: pb.Schema | None,
     ) -> SubscribeSettings:
-        """What to subscribe to a segment with.  Raises `InvalidArgument`."""
-        name = self.consumer_name
+        """What it says of one segment.  Raises `InvalidArgument`."""
         return SubscribeSettings(
             subscription=subscription,
-            kind=SubscriptionKind.SHARED,
-            initial_position=member_of(InitialPosition, self.initial_position),
-            consumer_name="" if name is None else f"{name}-seg-{segment_id}",
-            priority_level=self.priority_level,
+            kind=kind,
+            consumer_name=consumer_name,
             schema=schema,
-            subscription_properties=self.subscription_properties,
             receiver_queue_size=self.receiver_queue_size,
-            ack_grouping_ms=self.ack_grouping_ms,
-            nack_delay=self.nack_delay,
             max_pending_chunked_messages=self.max_pending_chunked_messages,
             max_pending_chunked_bytes=self.max_pending_chunked_bytes,
             expire_chunked_after_ms=self.expire_chunked_after_ms,
         )
 
 
-class QueueOptions(TypedDict, total=False):
-    """The fields of `QueueSettings`, to be given by name."""
+class ReceivingOptions(TypedDict, total=False):
+    """The fields of `ReceivingSettings`, to be given by name."""
 
-    initial_position: InitialPosition | InitialPositionName
     consumer_name: str | None
     receiver_queue_size: int
     receiver_queue_bytes: int
-    ack_grouping_ms: int
-    nack_delay: NackDelay
-    dead_letters: DeadLetterPolicy | None
-    priority_level: int
-    subscription_properties: Mapping[str, str]
     max_pending_chunked_messages: int
     max_pending_chunked_bytes: int
     expire_chunked_after_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSettings(ReceivingSettings):
+    """What every consumer of a subscription has."""
+
+    initial_position: InitialPosition | InitialPositionName = InitialPosition.LATEST
+    """Where the subscription begins if it is new."""
+    ack_grouping_ms: int = 100
+    """How long an acknowledgement may wait for others; 0: not at all."""
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    """Kept with the subscription if it is new."""
+
+    def _subscribing(
+        self,
+        subscription: str,
+        kind: SubscriptionKind,
+        consumer_name: str,
+        schema: pb.Schema | None,
+    ) -> SubscribeSettings:
+        """What it says of one segment.  Raises `InvalidArgument`."""
+        return replace(
+            self._receiving(subscription, kind, consumer_name, schema),
+            initial_position=member_of(InitialPosition, self.initial_position),
+            ack_grouping_ms=self.ack_grouping_ms,
+            subscription_properties=self.subscription_properties,
+        )
+
+
+class SubscriptionOptions(ReceivingOptions, total=False):
+    """The fields of `SubscriptionSettings`, to be given by name."""
+
+    initial_position: InitialPosition | InitialPositionName
+    ack_grouping_ms: int
+    subscription_properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings(SubscriptionSettings):
+    """Of `Client.queue_consumer`."""
+
+    nack_delay: NackDelay = NackDelay()
+    """How long a message that was not processed waits until it comes again."""
+    dead_letters: DeadLetterPolicy | None = None
+    """What becomes of messages that come again too often; None: they come on."""
+    priority_level: int = 0
+    """Consumers of a lower level get messages first."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        self.of_segment("-", 0, None)
+
+    def of_segment(
+        self, subscription: str, segment_id: int, schema: pb.Schema | None
+    ) -> SubscribeSettings:
+        """What to subscribe to a segment with.  Raises `InvalidArgument`."""
+        name = "" if self.consumer_name is None else f"{self.consumer_name}-seg-{segment_id}"
+        return replace(
+            self._subscribing(subscription, SubscriptionKind.SHARED, name, schema),
+            priority_level=self.priority_level,
+            nack_delay=self.nack_delay,
+        )
+
+
+class QueueOptions(SubscriptionOptions, total=False):
+    """The fields of `QueueSettings`, to be given by name."""
+
+    nack_delay: NackDelay
+    dead_letters: DeadLetterPolicy | None
+    priority_level: int

@@ -4,6 +4,13 @@ from dataclasses import fields
 
 import pytest
 
+from magnetar.consume.consumer_settings import QueueOptions, QueueSettings
+from magnetar.consume.ordered_settings import (
+    CheckpointOptions,
+    CheckpointSettings,
+    StreamOptions,
+    StreamSettings,
+)
 from magnetar.errors import AuthenticationFailed, InvalidArgument
 from magnetar.options import ProducerOptions
 from magnetar.produce.producer_settings import ProducerSettings
@@ -69,7 +76,13 @@ def test_settings_that_cannot_be(options: ClientOptions) -> None:
 
 @pytest.mark.parametrize(
     ("options", "settings"),
-    [(ClientOptions, ClientSettings), (ProducerOptions, ProducerSettings)],
+    [
+        (ClientOptions, ClientSettings),
+        (ProducerOptions, ProducerSettings),
+        (QueueOptions, QueueSettings),
+        (StreamOptions, StreamSettings),
+        (CheckpointOptions, CheckpointSettings),
+    ],
 )
 def test_options_are_the_settings(options: type, settings: type) -> None:
     assert set(options.__annotations__) == {each.name for each in fields(settings)}

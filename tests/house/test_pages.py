@@ -8,6 +8,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
+import magnetar
 from broker.cli.main import build_app
 from config.settings import ConfigurationError, load_settings
 
@@ -51,6 +52,12 @@ def test_commands_exist(command: str) -> None:
 def test_every_command_is_named() -> None:
     shown = {name for name, command in commands().commands.items() if not command.hidden}
     assert shown <= set(re.findall(r"`magnetar ([a-z]+)", README))
+
+
+@pytest.mark.parametrize("name", magnetar.__all__)
+def test_every_name_of_the_client_is_on_its_page(name: str) -> None:
+    page = (ROOT / "docs/client.md").read_text("utf-8")
+    assert re.search(rf"\b{name}\b", page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)

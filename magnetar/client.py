@@ -8,6 +8,9 @@ Rules:
   producers send what they have, consumers acknowledge what they were told, transaction keys and
   coordinators are left, then the connections go; each step has `close_timeout_s` at most.  A
   closed client opens nothing more.
+- What makes something raises `InvalidArgument` at once for settings that cannot be, and
+  `AlreadyClosed` on a closed client; awaiting or entering it raises what its making (a name that
+  cannot be) and its `open` do.
 """
 
 import asyncio
@@ -327,7 +330,9 @@ class Client(ClosedAfterwards):
         """What is sent and acknowledged in it happens as one, or not at all.
 
         `async with` commits it, or aborts it on an error.  The broker aborts it by itself after
-        `timeout_s`.  `key`: under which nobody with an older epoch can have one any more.
+        `timeout_s`.  `key`: under which nobody with an older epoch can have one any more.  Opening
+        it raises `NotSupported` and `NotAllowed` where there are no transactions, and
+        `TransactionKeyFenced`.
         """
         return self._opening(
             _Step.TRANSACTIONS,
@@ -345,7 +350,11 @@ class Client(ClosedAfterwards):
         )
 
     def attach_transaction_key(self, name: str, epoch: int) -> Opening[TransactionKey]:
-        """Use a transaction key that another process of the same program has opened."""
+        """Use a transaction key that another process of the same program has opened.
+
+        Raises `TransactionKeyFenced` if `epoch` is not its newest, `NotSupported` where there are
+        no keys.
+        """
         return self._opening(
             _Step.KEYS,
             lambda: TransactionKey(self.context, self._transactions(), name, epoch, attach=True),

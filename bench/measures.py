@@ -118,20 +118,25 @@ def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -
     return results
 
 
-def raw_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
-    """Unbatched 1 KB sends from the raw generator, window 1,000, one segment."""
-    name = f"public/default/raw-{uuid.uuid4().hex[:8]}"
+def create_topic(broker: BrokerUnderTest, local: str) -> None:
+    """A scalable topic of one segment."""
     request = urllib.request.Request(
-        f"{broker.admin_url}/admin/v2/scalable/{name}?numInitialSegments=1",
+        f"{broker.admin_url}/admin/v2/scalable/public/default/{local}?numInitialSegments=1",
         data=b"{}",
         headers={"Content-Type": "application/json"},
         method="PUT",
     )
     with urllib.request.urlopen(request, timeout=30):
         pass
+
+
+def raw_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
+    """Unbatched 1 KB sends from the raw generator, window 1,000, one segment."""
+    local = f"raw-{uuid.uuid4().hex[:8]}"
+    create_topic(broker, local)
     port = int(broker.url.rpartition(":")[2])
     begin, used = time.perf_counter(), processor_s(broker.pid)
-    rates = run_generator(port, f"segment://{name}/0000-ffff-0", effort)
+    rates = run_generator(port, f"segment://public/default/{local}/0000-ffff-0", effort)
     took = time.perf_counter() - begin
     return {
         "raw_sends_per_s": statistics.median(rates),

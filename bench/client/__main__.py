@@ -14,11 +14,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import uuid
 import venv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +25,9 @@ from rich.table import Table
 
 from bench.__main__ import OUTPUT, machine, magnetar, running, say
 from bench.client.work import CONCURRENT, SENDS_IN_TRANSACTION, Work
-from bench.measures import Effort, Results, run_case
+from bench.measures import Effort, Results, create_topic, run_case
 from bench.processes import peak_resident_mib
+from bench.report import Row
 from tests.stock import stock_driver
 from tests.stock.broker_under_test import BrokerUnderTest
 from tests.stock.stock_driver import StockDriver
@@ -39,16 +38,6 @@ ENVIRONMENT: Final = ROOT / "build" / "bench" / "pulsar-client"
 WORK_TIMEOUT_S: Final = 600
 SCALABLE: Final = "topic://public/default/"
 PLAIN: Final = "persistent://public/default/"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure of the table."""
-
-    key: str
-    label: str
-    unit: str
-    decimals: int = 0
 
 
 ROWS: Final = (
@@ -92,18 +81,6 @@ def measured(broker_url: str, domain: str, do: Do, effort: Effort, *, txn: bool)
         names = ("transactions_per_s", "commit_p50_ms", "commit_p99_ms")
         one("transactions", effort.transactions_s, True, {name: name for name in names})
     return results
-
-
-def create_topic(broker: BrokerUnderTest, local: str) -> None:
-    """A scalable topic of one segment."""
-    request = urllib.request.Request(
-        f"{broker.admin_url}/admin/v2/scalable/public/default/{local}?numInitialSegments=1",
-        data=b"{}",
-        headers={"Content-Type": "application/json"},
-        method="PUT",
-    )
-    with urllib.request.urlopen(request, timeout=30):
-        pass
 
 
 def by_process(broker: BrokerUnderTest, python: Path, *program: str, path: Path = ROOT) -> Do:

@@ -131,6 +131,10 @@ class BrokerCollector(Collector):
             return _Family(name, text, SUBSCRIPTION_LABELS)
 
         backlog = family("pulsar_subscription_back_log", "Entries not acknowledged")
+        not_delayed = family(
+            "pulsar_subscription_back_log_no_delayed", "The same without delayed ones"
+        )
+        delayed = family("pulsar_subscription_delayed", "Entries kept back until their time")
         unacked = family("pulsar_subscription_unacked_messages", "Delivered, not acknowledged")
         consumers = family("pulsar_subscription_consumers_count", "Consumers attached")
         delivered = family("pulsar_subscription_out_messages_total", "Messages delivered")
@@ -140,12 +144,16 @@ class BrokerCollector(Collector):
             for subscription in topic.subscriptions.values():
                 labels = (*self._labels(topic), subscription.name)
                 backlog.add(labels, subscription.backlog)
+                not_delayed.add(labels, max(0, subscription.backlog - subscription.delayed))
+                delayed.add(labels, subscription.delayed)
                 unacked.add(labels, subscription.unacked)
                 consumers.add(labels, len(subscription.consumers))
                 delivered.add(labels, subscription.messages_out_total)
                 redelivered.add(labels, subscription.redelivered_total)
                 acknowledged.add(labels, subscription.acknowledged_total)
-        for filled in (backlog, unacked, consumers, delivered, redelivered, acknowledged):
+        for filled in (backlog, not_delayed, delayed, unacked, consumers):
+            yield filled.metric
+        for filled in (delivered, redelivered, acknowledged):
             yield filled.metric
 
 

@@ -93,6 +93,11 @@ class Subscription:
         return sum(consumer.unacked for consumer in self.consumers)
 
     @property
+    def delayed(self) -> int:
+        """Entries of the backlog that are kept back until their time; 0 while nobody consumes."""
+        return 0 if self.dispatcher is None else self.dispatcher.delayed
+
+    @property
     def active_consumer(self) -> Consumer | None:
         """Who gets the messages of an Exclusive or Failover subscription."""
         dispatcher = self.dispatcher
@@ -108,7 +113,8 @@ class Subscription:
             return True
         if self.durable or self.dispatcher is None:
             return False
-        return self.dispatcher.reader.next_position > topic.ledger.last_confirmed
+        read_to_end = self.dispatcher.reader.next_position > topic.ledger.last_confirmed
+        return read_to_end and not self.dispatcher.delayed
 
     @property
     def idle(self) -> bool:

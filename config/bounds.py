@@ -85,6 +85,10 @@ READ_RETRY_MAX_S = 10.0
 """Pause before a read for dispatch that failed is tried again: doubles from one to the other."""
 ROUND_ROBIN_RUN_ENTRIES = 20
 """Entries that one Shared consumer gets in a row before it is the next one's turn."""
+MAX_DELAYED_PER_SUBSCRIPTION = 200_000
+"""Entries kept back until their time; above it a subscription reads on when one of them is due."""
+DELAYED_LOOK_S = 10.0
+"""Longest pause of the timer of delayed entries, so that changes of the wall clock are noticed."""
 KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000
 """Entries a Key_Shared subscription reads past consumers that have no room."""
 SEEK_REATTACH_S = 60

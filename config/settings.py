@@ -153,6 +153,12 @@ class Settings(BaseSettings):
     cursor_flush_ms: Positive = Field(
         100, description="Acknowledgements are durable within this time"
     )
+    delayed_delivery_enabled: bool = Field(
+        True, description="Keep messages with a delivery time back until then, for queue consumers"
+    )
+    delayed_delivery_tick_time_ms: Positive = Field(
+        100, description="... and look for what is due not more often than this"
+    )
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
 
     # Operations

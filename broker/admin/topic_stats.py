@@ -53,6 +53,8 @@ def _subscription(subscription: "Subscription") -> dict[str, object]:
     return {
         "type": kind.label if kind is not None else "None",
         "msgBacklog": subscription.backlog,
+        "msgBacklogNoDelayed": max(0, subscription.backlog - subscription.delayed),
+        "msgDelayed": subscription.delayed,
         "unackedMessages": subscription.unacked,
         "msgOutCounter": subscription.messages_out_total,
         "bytesOutCounter": subscription.bytes_out_total,

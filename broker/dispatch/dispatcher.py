@@ -51,6 +51,11 @@ class Dispatcher(ABC):
         self._closed = False
         self._stop_listening = self.ledger.on_append(self.run)
 
+    @property
+    def delayed(self) -> int:
+        """Entries that were read and are kept back until their time."""
+        return 0
+
     # Events
 
     def wake(self) -> None:

@@ -39,13 +39,23 @@ def _count(metadata: MessageMetadata) -> int:
     return count if 0 < count <= MAX_BATCH_SIZE else 1
 
 
+def _special(metadata: MessageMetadata) -> bool:
+    return (
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits")
+    )
+
+
 def facts_of(data: bytes) -> tuple[int, bool]:
-    """How many messages an entry holds, and whether `is_withheld` must be asked about it."""
+    """How many messages an entry holds, and whether it has something special.
+
+    Special are markers, entries of transactions, and those with a time to be delivered at.
+    """
     metadata = _metadata(data)
     if metadata is None:
         return 1, False
-    special = metadata.marker_type != 0 or metadata.HasField("txnid_least_bits")
-    return _count(metadata), special
+    return _count(metadata), _special(metadata)
 
 
 def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
@@ -53,8 +63,7 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
     metadata = _metadata(data)
     if metadata is None:
         return 1, False, _KEYLESS_HASH
-    special = metadata.marker_type != 0 or metadata.HasField("txnid_least_bits")
-    return _count(metadata), special, sticky_hash(sticky_key(metadata))
+    return _count(metadata), _special(metadata), sticky_hash(sticky_key(metadata))
 
 
 def is_marker(data: bytes) -> bool:
@@ -67,6 +76,12 @@ def publish_time_ms(data: bytes) -> int:
     """When the producer sent the entry, by the producer's clock; 0 when that cannot be read."""
     metadata = _metadata(data)
     return 0 if metadata is None else metadata.publish_time
+
+
+def deliver_at_ms(data: bytes) -> int:
+    """When the entry may be delivered, since 1970; 0 or less: at once."""
+    metadata = _metadata(data)
+    return 0 if metadata is None else metadata.deliver_at_time
 
 
 def last_batch_index(data: bytes) -> int:

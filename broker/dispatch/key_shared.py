@@ -65,12 +65,20 @@ class KeySharedDispatcher(PendingDispatcher):
             key_hash: int | None = owner.pending[position][1]
         else:
             key_hash = self._aside.get(position) or self._order.unpark(position)
+            if key_hash is None and not remaining:
+                key_hash = self._delayed.discard(position)
         super().held(position, remaining)
         if key_hash is not None:
             if remaining and owner is None:
                 self._order.park(position, key_hash)
             elif not remaining:
                 self._aside[position] = key_hash
+
+    def _let_wait(self, position: "Position", key_hash: int) -> None:
+        self._order.park(position, key_hash)
+
+    def _room_for_due(self) -> int:
+        return KEY_SHARED_LOOK_AHEAD_ENTRIES - self._order.waiting
 
     def _bring_back(self, position: "Position") -> None:
         key_hash = self._aside.pop(position, None)
@@ -81,7 +89,7 @@ class KeySharedDispatcher(PendingDispatcher):
         if self._order.settled(key_hash, consumer):
             self.wake()
 
-    def _dispatch(self) -> bool:
+    def _send(self) -> bool:
         budget = READ_BATCH_ENTRIES
         for consumer in self.consumers:
             budget -= self._send_waiting(consumer, budget)
@@ -108,7 +116,7 @@ class KeySharedDispatcher(PendingDispatcher):
                 self._aside[position] = key_hash
                 continue
             count, special = facts_of(entry.data)
-            if not (special and self._withheld(entry)):
+            if not (special and self._keeps_back(entry, key_hash)):
                 order.sent(key_hash, consumer)
                 self._hand_over(consumer, entry, count, key_hash)
         return used
@@ -118,6 +126,8 @@ class KeySharedDispatcher(PendingDispatcher):
         limit = self.topic.max_read_position()
         order, reader, held, used = self._order, self.reader, self._held(), 0
         while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
+            if self._delayed.full:
+                break
             if not reader.buffer and not (self._any_room() and reader.fill(limit, budget)):
                 break
             entry = reader.buffer.popleft()
@@ -125,10 +135,10 @@ class KeySharedDispatcher(PendingDispatcher):
             if self.cursor.is_acknowledged(entry.position):
                 continue
             count, special, key_hash = keyed_facts_of(entry.data)
-            if special and self._withheld(entry):
-                continue
             if held is not None and held.is_pending(entry.position):
                 self._aside[entry.position] = key_hash
+                continue
+            if special and self._keeps_back(entry, key_hash):
                 continue
             consumer = order.receiver(key_hash)
             if consumer is None or not self._has_room(consumer):

@@ -8,6 +8,8 @@ Rules:
   relieved.
 - What an open transaction holds is pending at nobody and does not wait: dispatch has passed it, and
   its release brings it back.
+- An entry whose time has not come is pending at nobody either: it is kept back without permits, and
+  waits to be sent when it is due.  Never before, and not as a redelivery.
 - A consumer with MAX_UNACKED_PER_CONSUMER unacknowledged messages, and all of a subscription with
   MAX_UNACKED_PER_SUBSCRIPTION, get nothing until acknowledgements come.
 """
@@ -16,10 +18,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import structlog
+
+from broker.dispatch.delay_timer import DelayTimer
+from broker.dispatch.delayed_messages import DelayedMessages
 from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.entry_facts import deliver_at_ms
 from broker.dispatch.entry_reader import GONE, Absent
 from broker.dispatch.redelivery import RedeliveryCounts
-from config.bounds import MAX_UNACKED_PER_SUBSCRIPTION
+from config.bounds import MAX_UNACKED_PER_SUBSCRIPTION, READ_BATCH_ENTRIES
 from protocol.ack_set import from_words
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
     from protocol.ids import Position
     from storage.managed_ledger_types import Entry
 
+log = structlog.get_logger(__name__)
+
 
 class PendingDispatcher(Dispatcher):
     """See the module's rules; who gets what is for the two kinds to say."""
@@ -35,8 +44,32 @@ class PendingDispatcher(Dispatcher):
     def __init__(self, subscription: "Subscription", counts: RedeliveryCounts) -> None:
         super().__init__(subscription, counts)
         self.unacked = 0
+        settings = subscription.topic.broker.settings
+        self._delays = settings.delayed_delivery_enabled
+        self._delayed = DelayedMessages()
+        self._timer = DelayTimer(
+            subscription.now_ms, settings.delayed_delivery_tick_time_ms, self.wake
+        )
+        self._told_full = False
+
+    @property
+    def delayed(self) -> int:
+        """See the base class."""
+        return len(self._delayed)
 
     # What the two kinds do
+
+    @abstractmethod
+    def _send(self) -> bool:
+        """Send what waits, then what is new; True when there is more to do at once."""
+
+    @abstractmethod
+    def _room_for_due(self) -> int:
+        """How many more entries that are due may wait to be sent."""
+
+    @abstractmethod
+    def _let_wait(self, position: "Position", key_hash: int) -> None:
+        """An entry that nobody has is to be sent as soon as somebody has room."""
 
     @abstractmethod
     def _return(self, consumer: "Consumer", position: "Position", key_hash: int) -> None:
@@ -51,6 +84,18 @@ class PendingDispatcher(Dispatcher):
         """`consumer` acknowledged the last message of an entry of this hash."""
 
     # Events
+
+    def close(self) -> None:
+        """See the base class."""
+        super().close()
+        self._timer.aim(None)
+
+    def _dispatch(self) -> bool:
+        more_due = bool(self._delayed) and self._release_due()
+        more = self._send()
+        if self._delayed:
+            self._aim_timer()
+        return more or more_due
 
     def redeliver(self, consumer: "Consumer", positions: "Sequence[Position] | None") -> None:
         """Those of the entries that `consumer` has pending wait again, at their old places."""
@@ -91,6 +136,8 @@ class PendingDispatcher(Dispatcher):
                 del owner.pending[position]
                 self._relieved(owner, key_hash)
         elif not remaining:
+            was_full = was_full or self._delayed.full
+            self._delayed.discard(position)
             self._forget_waiting(position)
         if for_good and not remaining and len(self.counts):
             self.counts.forget(position)
@@ -110,6 +157,8 @@ class PendingDispatcher(Dispatcher):
             owner = self._owner(None, position)
             if (owner is not None and not again) or position >= read_up_to:
                 continue
+            if position in self._delayed:
+                continue
             if again:
                 self.counts.raise_for(position)
             if owner is None:
@@ -119,6 +168,47 @@ class PendingDispatcher(Dispatcher):
                 self._debit(owner, unacked)
                 self._return(owner, position, key_hash)
         self.wake()
+
+    # Delayed entries
+
+    def _keeps_back(self, entry: "Entry", key_hash: int) -> bool:
+        """Whether an entry with something special is not sent: never, or not before its time."""
+        if self._withheld(entry):
+            return True
+        if not self._delays:
+            return False
+        due_ms = deliver_at_ms(entry.data)
+        if due_ms <= self.subscription.now_ms():
+            return False
+        self._delayed.add(entry.position, due_ms, key_hash)
+        if self._delayed.full and not self._told_full:
+            self._told_full = True
+            log.warning(
+                "delayed_messages_bound_reached",
+                topic=str(self.topic.name),
+                subscription=self.subscription.name,
+                delayed=len(self._delayed),
+            )
+        return True
+
+    def _release_due(self) -> bool:
+        """Let a slice of what is due wait to be sent; True when another one may follow at once."""
+        at_most = min(self._room_for_due(), READ_BATCH_ENTRIES)
+        if at_most <= 0:
+            return False
+        due = self._delayed.pop_due(self.subscription.now_ms(), at_most)
+        for position, key_hash in due:
+            if not self.cursor.is_acknowledged(position):
+                self._let_wait(position, key_hash)
+        return len(due) == at_most and self._room_for_due() > 0
+
+    def _aim_timer(self) -> None:
+        """At what is due next, unless that waits for room already."""
+        due_ms = self._delayed.next_due_ms
+        waits = due_ms is not None and due_ms <= self.subscription.now_ms()
+        self._timer.aim(None if waits and self._room_for_due() <= 0 else due_ms)
+
+    # What they share
 
     def _has_room(self, consumer: "Consumer") -> bool:
         """Whether `consumer` may get an entry now; if only its socket is full, wait for that."""

@@ -38,8 +38,8 @@ class SharedDispatcher(PendingDispatcher):
         """What it had goes to the others at once."""
         self.consumers.remove(consumer)
         self._rotation.remove(consumer)
-        for position, _ in self._take_all_pending(consumer):
-            self._replay.add(position)
+        for position, key_hash in self._take_all_pending(consumer):
+            self._let_wait(position, key_hash)
         self.wake()
 
     def _return(self, consumer: "Consumer", position: "Position", key_hash: int) -> None:
@@ -48,13 +48,19 @@ class SharedDispatcher(PendingDispatcher):
     def _forget_waiting(self, position: "Position") -> None:
         self._replay.discard(position)
 
+    def _let_wait(self, position: "Position", key_hash: int) -> None:
+        self._replay.add(position)
+
+    def _room_for_due(self) -> int:
+        return READ_BATCH_ENTRIES - len(self._replay)
+
     def _bring_back(self, position: "Position") -> None:
         self._replay.add(position)
 
     def _relieved(self, consumer: "Consumer", key_hash: int) -> None:
         """Keys do not matter here."""
 
-    def _dispatch(self) -> bool:
+    def _send(self) -> bool:
         limit, held = self.topic.max_read_position(), self._held()
         budget = READ_BATCH_ENTRIES
         served: dict[Consumer, None] = {}
@@ -78,7 +84,7 @@ class SharedDispatcher(PendingDispatcher):
                 if held is not None and held.is_pending(entry.position):
                     continue
                 count, special = facts_of(entry.data)
-                if not (special and self._withheld(entry)):
+                if not (special and self._keeps_back(entry, _NO_HASH)):
                     self._hand_over(consumer, entry, count, _NO_HASH)
             budget -= used
         for consumer in served:
@@ -95,6 +101,8 @@ class SharedDispatcher(PendingDispatcher):
             if entry is not None:
                 self._replay.discard(position)
             return entry
+        if self._delayed.full:
+            return None
         reader = self.reader
         if reader.buffer or reader.fill(limit, READ_BATCH_ENTRIES):
             return reader.buffer.popleft()

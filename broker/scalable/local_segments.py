@@ -171,6 +171,7 @@ def stats_of(topic: Topic) -> Members:
         "subscriptions": {
             name: {
                 "msgBacklog": subscription.backlog,
+                "msgDelayed": subscription.delayed,
                 "unackedMessages": subscription.unacked,
                 "consumers": [_consumer_stats(consumer) for consumer in subscription.consumers],
             }

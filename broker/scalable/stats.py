@@ -86,6 +86,7 @@ class TopicStats:
                 consumers.extend(attached)
                 per_segment[str(segment_id)] = {
                     "msgBacklog": _count(found, "msgBacklog"),
+                    "msgDelayed": _count(found, "msgDelayed"),
                     "unackedMessages": _count(found, "unackedMessages"),
                     "consumerCount": len(attached),
                 }
@@ -96,6 +97,7 @@ class TopicStats:
             "type": kind.value,
             "consumerCount": most if group is None else len(group.group.registered()),
             "msgBacklog": sum(_count(s, "msgBacklog") for s in per_segment.values()),
+            "msgDelayed": sum(_count(s, "msgDelayed") for s in per_segment.values()),
             "unackedMessages": sum(_count(s, "unackedMessages") for s in per_segment.values()),
             "segments": per_segment,
             "consumers": consumers if group is None else _registered(group),

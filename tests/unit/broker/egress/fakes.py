@@ -11,6 +11,7 @@ from broker.consumer import Consumer, KeySharedPolicy, SubscribeRequest, Subscri
 from broker.dispatch.last_message import LastMessage
 from broker.subscription import Subscription
 from broker.topic import Topic
+from config.settings import load_settings
 from protocol.ack_set import from_words, pending_all, to_words
 from protocol.frames import Frame, FrameDecoder, encode_command
 from protocol.ids import LATEST, Position
@@ -191,8 +192,10 @@ class FakeTopic:
         self.subscriptions: dict[str, Subscription] = {}
         self.unsubscribed: list[str] = []
         self.scalable = FakeScalable()
+        self.now_ms = 10_000
         self.broker = SimpleNamespace(
-            clock=SimpleNamespace(now_ms=lambda: 10_000),
+            clock=SimpleNamespace(now_ms=lambda: self.now_ms),
+            settings=load_settings(),
             scalable=self.scalable,
             random=random.Random(1),
             transactions=SimpleNamespace(enabled=False),

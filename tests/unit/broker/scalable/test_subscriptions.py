@@ -122,7 +122,12 @@ async def test_statistics(topic: Node) -> None:
     assert stats["storageSize"] > 0
     queue, stream, group = (stats["subscriptions"][n] for n in ("queue", "stream", "group"))
     assert (queue["type"], queue["msgBacklog"], queue["consumerCount"]) == ("QUEUE", 3, 0)
-    assert queue["segments"]["0"] == {"msgBacklog": 3, "unackedMessages": 0, "consumerCount": 0}
+    assert queue["segments"]["0"] == {
+        "msgBacklog": 3,
+        "msgDelayed": 0,
+        "unackedMessages": 0,
+        "consumerCount": 0,
+    }
     assert (stream["type"], stream["consumerCount"]) == ("STREAM", 1)
     assert stream["consumers"][0]["consumerName"] == "a"
     assert stream["consumers"][0]["connected"] is True

@@ -1,0 +1,46 @@
+"""When a dispatcher looks for what has become due: one timer, on the earliest.
+
+Rules:
+
+- Due times are of the wall clock, the timer is the loop's: it only wakes, and who is woken asks the
+  clock.  It wakes at least every DELAYED_LOOK_S, so that a clock that is put forward is noticed.
+- It wakes not more often than once in a tick.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from config.bounds import DELAYED_LOOK_S
+
+
+class DelayTimer:
+    """Calls `wake` when a due time has come; times are milliseconds, `now_ms` is the clock."""
+
+    __slots__ = ("_for_ms", "_loop", "_not_before_s", "_now_ms", "_tick_s", "_timer", "_wake")
+
+    def __init__(self, now_ms: Callable[[], int], tick_ms: int, wake: Callable[[], None]) -> None:
+        self._now_ms = now_ms
+        self._tick_s = tick_ms / 1000
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._not_before_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._for_ms = 0
+
+    def aim(self, due_ms: int | None) -> None:
+        """Wake at `due_ms`, instead of at what was said before; None: not at all."""
+        if self._timer is not None:
+            if due_ms == self._for_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due_ms is not None:
+            self._for_ms = due_ms
+            now_s = self._loop.time()
+            in_s = min((due_ms - self._now_ms()) / 1000, DELAYED_LOOK_S)
+            self._timer = self._loop.call_at(max(now_s + in_s, self._not_before_s), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._not_before_s = self._loop.time() + self._tick_s
+        self._wake()

@@ -362,7 +362,8 @@ async def test_a_transaction_that_holds_it_and_lets_go(kind: SubscriptionType) -
     dispatcher.held(at(2), 1)
     assert subscription.delayed == 1
     held -= {at(0)}
-    dispatcher.released([at(0), at(2)], again=False)
+    dispatcher.released([at(0)], again=False)
+    dispatcher.released([at(2)], again=True)
     await settle()
     assert (peer.got(), subscription.delayed) == ([], 2)
     await pass_to(topic, NOW_MS + 100)

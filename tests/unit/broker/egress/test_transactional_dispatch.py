@@ -1,4 +1,7 @@
-"""Dispatch while transactions hold messages: nothing is lost, nothing that is held is shown."""
+"""Dispatch while transactions hold messages: nothing is lost, nothing that is held is shown.
+
+Some messages have a delivery time, and nobody who shares gets them before.
+"""
 
 import random
 from collections.abc import Iterable
@@ -35,6 +38,7 @@ class History:
         self.listener.pending = SimpleNamespace(core=self.core)  # type: ignore[assignment]
         self.subscription.messages_held = self.core.held
         self.sizes: list[int] = []
+        self.due_ms: list[int] = []
         self.consumers: list[tuple[Consumer, FakeConnection]] = []
         self.seen: dict[FakeConnection, int] = {}
         self.flying: list[list[PendingAck]] = []
@@ -67,6 +71,11 @@ class History:
             held_all_along = before & self.pending()
             shown = {position for position, _ in self.delivered()}
             assert not shown & held_all_along
+            if self.kind.individual:
+                early = [each for each in shown if self.due_ms[each.entry_id] > self.topic.now_ms]
+                assert not early
+            self.topic.now_ms += self.rng.randint(0, 5)
+            self.subscription.wake()
         await self.finish()
 
     # Moves
@@ -76,7 +85,10 @@ class History:
             size = self.rng.choice((1, 1, 3))
             number = len(self.sizes)
             self.sizes.append(size)
-            self.topic.ledger.put(entry_bytes(number, f"k{number % 5}", count=size))
+            due_ms = self.topic.now_ms + self.rng.randint(1, 50) if self.rng.random() < 0.3 else 0
+            self.due_ms.append(due_ms)
+            data = entry_bytes(number, f"k{number % 5}", count=size, deliver_at_time=due_ms)
+            self.topic.ledger.put(data)
 
     async def join(self) -> None:
         self.names += 1
@@ -216,6 +228,7 @@ class History:
         assert not self.core.held.any
         if not self.consumers:
             await self.join()
+        self.topic.now_ms += 100
         await settle()
         self.delivered()
         for consumer, _ in self.consumers:
@@ -234,6 +247,7 @@ class History:
             else:
                 assert position not in got
         if self.kind.individual:
+            assert not self.subscription.delayed
             unacked = sum(got[position].bit_count() for position in got)
             assert self.subscription.unacked == unacked
 

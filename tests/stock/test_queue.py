@@ -3,6 +3,10 @@
 from tests.stock.conftest import RunCase
 from tests.stock.expectations import assert_every_message_once
 
+DELAY_MS = 5_000
+PEER_TICK_MS = 1_000
+"""delayedDeliveryTickTimeMillis: unless told to be strict, the peer is early by as much."""
+
 
 def test_keyed_messages_on_four_segments_and_nothing_left(run_case: RunCase) -> None:
     facts = run_case("queue", messages=500, segments=4)
@@ -36,6 +40,21 @@ def test_negative_acknowledgement_redelivers(run_case: RunCase) -> None:
     assert facts["accepted_twice"] == 0
     assert facts["marked_redelivered"] == 60
     assert facts["left_after_acks"] == 0
+
+
+def test_a_delayed_message_is_overtaken_and_stream_consumers_get_it_at_once(
+    run_case: RunCase, on_peer: bool
+) -> None:
+    facts = run_case("delayed", delayMs=DELAY_MS)
+    assert facts["stream_order"] == ["at", "twice", "after", "a", "b", "c"]
+    assert facts["stream_done_before_due"]
+    order, after_due_ms = facts["queue_order"], facts["queue_after_due_ms"]
+    assert order == ["a", "b", "c", "at", "after", "twice"]
+    early_ms = PEER_TICK_MS if on_peer else 0  # docs/differences.md, delayed delivery
+    assert after_due_ms[2] < 0
+    assert min(after_due_ms[3:5]) >= -early_ms
+    assert after_due_ms[5] >= DELAY_MS - early_ms
+    assert (facts["redeliveries"], facts["left"]) == (0, 0)
 
 
 def test_refused_messages_go_to_the_dead_letter_topic(run_case: RunCase) -> None:

@@ -36,6 +36,7 @@ public final class Driver {
     private static Map<String, Case> cases() {
         Map<String, Case> cases = new TreeMap<>();
         QueueCases.addTo(cases);
+        DelayCases.addTo(cases);
         StreamCases.addTo(cases);
         CheckpointCases.addTo(cases);
         ReshapeCases.addTo(cases);

@@ -11,6 +11,8 @@ MAX_MESSAGE_SIZE: Final = 5 * 1024 * 1024
 """Of a message, metadata and payload, until CONNECTED says otherwise."""
 FRAME_HEADROOM: Final = 10 * 1024
 """How much larger than a message a frame may be (Pulsar's own number)."""
+MAX_DESCRIPTION: Final = 64
+"""Characters of what a client says of itself (Pulsar's number)."""
 MAX_ANNOUNCED_MESSAGE_SIZE: Final = 1024 * 1024 * 1024
 """The most that is believed of CONNECTED."""
 WRITE_HIGH_WATER: Final = 1024 * 1024

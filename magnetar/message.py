@@ -149,6 +149,17 @@ class Message(Generic[T]):
         return from_wire(self.received.entry.metadata.sequence_id)
 
     @property
+    def size_bytes(self) -> int:
+        """Of the payload, unpacked."""
+        return len(self.received.payload)
+
+    @property
+    def replicated_from(self) -> str | None:
+        """The cluster from which it was copied; None for one that was sent to this cluster."""
+        metadata = self.received.entry.metadata
+        return metadata.replicated_from if metadata.HasField("replicated_from") else None
+
+    @property
     def schema_version(self) -> bytes | None:
         """The version of the topic's schema that it was written with."""
         metadata = self.received.entry.metadata

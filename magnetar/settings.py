@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
+from magnetar.bounds import MAX_DESCRIPTION
 from magnetar.errors import InvalidArgument
 
 __all__ = ["ClientOptions", "ClientSettings", "Token", "check_positive", "member_of"]
@@ -62,6 +63,8 @@ class ClientSettings:
     """Whether the broker's certificate must be of the host that was connected to."""
     listener_name: str | None = None
     """Which of their addresses brokers are to tell (`advertisedListeners`)."""
+    description: str = ""
+    """What statistics of brokers show of this client beside its version; 64 characters at most."""
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout_s", "connect_timeout_s", "keep_alive_s", "close_timeout_s"):
@@ -70,6 +73,11 @@ class ClientSettings:
             raise InvalidArgument(
                 "A TLS certificate goes with its key; "
                 "give both tls_certificate_file and tls_key_file, or neither."
+            )
+        if len(self.description) > MAX_DESCRIPTION or not self.description.isprintable():
+            raise InvalidArgument(
+                f"The description is {self.description!r:.100}; "
+                f"give it {MAX_DESCRIPTION} printable characters at most."
             )
         if self.token == "":
             raise InvalidArgument("The token is empty; give one, or leave it out.")
@@ -89,3 +97,4 @@ class ClientOptions(TypedDict, total=False):
     tls_check_certificate: bool
     tls_check_hostname: bool
     listener_name: str | None
+    description: str

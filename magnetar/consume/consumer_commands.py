@@ -57,6 +57,8 @@ def subscribe_of(
         command.key_shared_meta.CopyFrom(how.key_shared)
     for name, value in how.subscription_properties.items():
         command.subscription_properties.add(key=name, value=value)
+    for name, value in how.consumer_properties.items():
+        command.metadata.add(key=name, value=value)
     if not topic.startswith(SEGMENT_DOMAIN):
         command.metadata.add(key=MANAGED, value="true")
     if not how.durable:

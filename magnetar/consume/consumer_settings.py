@@ -94,6 +94,7 @@ class SubscribeSettings:
     priority_level: int = 0
     schema: pb.Schema | None = None
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    consumer_properties: Mapping[str, str] = field(default_factory=dict)
     key_shared: pb.KeySharedMeta | None = None
     receiver_queue_size: int = 1000
     ack_grouping_ms: int = 100
@@ -121,6 +122,8 @@ class ReceivingSettings:
     """In statistics of the broker; on each segment `<name>-seg-<id>`.  To the controller of a
     stream, or of a group, it says who it is: who comes back under its name gets back what it had.
     """
+    consumer_properties: Mapping[str, str] = field(default_factory=dict)
+    """Of this consumer, in statistics of the broker."""
     receiver_queue_size: int = 1000
     """Messages of each segment that are fetched ahead."""
     receiver_queue_bytes: int = 64 * 1024 * 1024
@@ -151,6 +154,7 @@ class ReceivingSettings:
             kind=kind,
             consumer_name=consumer_name,
             schema=schema,
+            consumer_properties=self.consumer_properties,
             receiver_queue_size=self.receiver_queue_size,
             max_pending_chunked_messages=self.max_pending_chunked_messages,
             max_pending_chunked_bytes=self.max_pending_chunked_bytes,
@@ -162,6 +166,7 @@ class ReceivingOptions(TypedDict, total=False):
     """The fields of `ReceivingSettings`, to be given by name."""
 
     consumer_name: str | None
+    consumer_properties: Mapping[str, str]
     receiver_queue_size: int
     receiver_queue_bytes: int
     max_pending_chunked_messages: int

@@ -45,10 +45,12 @@ def client_version() -> str:
     return f"Magnetar-Python-{version('magnetar')}"
 
 
-def hello(address: BrokerAddress, method: str, proof: bytes) -> CommandConnect:
+def hello(
+    address: BrokerAddress, method: str, proof: bytes, description: str = ""
+) -> CommandConnect:
     """CONNECT of this client: of the generation after 5.0.0-M1."""
     command = CommandConnect(
-        client_version=client_version(),
+        client_version="-".join(filter(None, (client_version(), description))),
         protocol_version=PROTOCOL_VERSION,
         auth_method_name=method,
         auth_data=proof,
@@ -344,7 +346,7 @@ async def connect_to(
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
             proof = await authentication.data()
-            greeting = hello(address, authentication.method, proof)
+            greeting = hello(address, authentication.method, proof, settings.description)
             host, port = address.physical
             made = connection = Connection(address, greeting, settings, ids, authentication)
             await asyncio.get_running_loop().create_connection(

@@ -9,7 +9,7 @@ import pytest
 import magnetar
 from magnetar.consume.consumer_settings import InitialPosition
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
-from tests.client.conftest import MakeTopic, Service
+from tests.client.conftest import NAMESPACE, MakeTopic, Service, rest
 from tests.support.broker_process import running
 from tests.support.child_process import HOST
 from tests.support.waiting import until
@@ -151,3 +151,16 @@ async def test_consumers_that_cannot_be(client: magnetar.Client, what: dict[str,
     for make in (client.queue_consumer, client.stream_consumer):
         with pytest.raises(InvalidArgument):
             make(**what)  # type: ignore[call-overload]
+
+
+@pytest.mark.magnetar_only
+async def test_what_a_client_says_of_itself_is_in_statistics(
+    service: Service, topic: MakeTopic
+) -> None:
+    made = await topic()
+    async with (
+        magnetar.connect(service.url, description="night shift") as client,
+        client.stream_consumer(made.name, "s"),
+    ):
+        status, told = await rest(service, "GET", f"/scalable/{NAMESPACE}/{made.local_name}/stats")
+    assert (status, "-night shift" in str(told)) == (200, True), told

@@ -105,6 +105,7 @@ async def test_a_message_says_what_its_producer_said(
     assert (message.event_time_ms, message.redelivery_count) == (77, 0)
     assert message.producer_name.startswith("p")
     assert message.schema_version is not None
+    assert (message.size_bytes, message.replicated_from) == (4, None)
     assert message.publish_time_ms > 0
     assert (other.key, other.key_bytes, other.ordering_key) == (None, None, None)
     assert (dict(other.properties), other.event_time_ms) == ({}, None)

@@ -85,7 +85,12 @@ def test_options_are_what_connect_takes(tmp_path: Path) -> None:
     assert settings == ClientSettings()
     names = {each.name for each in fields(ClientSettings)}
     given = {each.name for each in fields(Where)} - {"url", "token_file"}
-    assert names - given == {"connect_timeout_s", "keep_alive_s", "close_timeout_s"}
+    assert names - given == {
+        "connect_timeout_s",
+        "keep_alive_s",
+        "close_timeout_s",
+        "description",
+    }
 
 
 def test_a_token_of_a_file_is_read_whenever_it_is_asked_for(tmp_path: Path) -> None:

@@ -58,6 +58,19 @@ def test_addresses_are_written_as_brokers_write_them() -> None:
     assert not hello(BrokerAddress(logical, logical), "none", b"").HasField("proxy_to_broker_url")
 
 
+def test_a_description_is_told_behind_the_version() -> None:
+    here = BrokerAddress(HostPort("h", 1), HostPort("h", 1))
+    plain = hello(here, "none", b"").client_version
+    assert hello(here, "none", b"", "night shift").client_version == f"{plain}-night shift"
+
+
+@pytest.mark.parametrize("text", ["x" * 65, "two\nlines"])
+def test_a_description_is_short_and_of_one_line(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="64 printable"):
+        ClientSettings(description=text)
+    assert ClientSettings(description="x" * 64).description
+
+
 @pytest.mark.parametrize(
     "options",
     [

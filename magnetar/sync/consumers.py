@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from magnetar.checkpoint import Checkpoint
+from magnetar.consume.queue_consumer import QueueConsumer as AsyncQueueConsumer
 from magnetar.consume.segment_consumer import AckTransaction
-from magnetar.errors import AlreadyClosed
+from magnetar.errors import AlreadyClosed, NotSupported
 from magnetar.message import Message
 from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.transaction import Transaction
@@ -37,10 +38,17 @@ class InOrder(Receiving[T], Protocol[T]):
     """What stream consumers have."""
 
     def ack(
-        self, message: Message[T], *, transaction: AckTransaction | None = None
+        self,
+        message: Message[T],
+        *,
+        transaction: AckTransaction | None = None,
+        wait: bool = False,
     ) -> Awaitable[None]:
         """Acknowledge up to it."""
         ...
+
+    def redeliver_unacknowledged(self) -> None:
+        """Hand out again what is not acknowledged."""
 
 
 class Shared(Receiving[T], Protocol[T]):
@@ -125,9 +133,23 @@ class StreamConsumer(_Consumer[T]):
         super().__init__(bridge, core)
         self._core = core
 
-    def ack(self, message: Message[T], *, transaction: Transaction | None = None) -> None:
-        """Acknowledge everything up to this message."""
-        self._bridge.run(self._core.ack, message, transaction=_core_of(transaction))
+    def ack(
+        self,
+        message: Message[T],
+        *,
+        transaction: Transaction | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Acknowledge everything up to this message; `wait`: until the broker has confirmed it."""
+        self._bridge.run(self._core.ack, message, transaction=_core_of(transaction), wait=wait)
+
+    def redeliver_unacknowledged(self) -> None:
+        """Have everything again that was handed out and is not acknowledged, in order."""
+        self._bridge.call(self._go_back)
+
+    def _go_back(self) -> None:
+        self._kept.clear()
+        self._core.redeliver_unacknowledged()
 
 
 class QueueConsumer(_Consumer[T]):
@@ -150,6 +172,15 @@ class QueueConsumer(_Consumer[T]):
     def nack(self, message: Message[T]) -> None:
         """Have this message delivered again after a pause."""
         self._bridge.call(self._core.nack, message)
+
+    def unsubscribe(self, *, force: bool = False) -> None:
+        """End the subscription, and close; `ConsumerBusy` while others share it, unless `force`.
+
+        Raises `NotSupported` of a namespace.
+        """
+        if not isinstance(self._core, AsyncQueueConsumer):
+            raise NotSupported("A namespace has no subscription of its own: end it topic by topic.")
+        self._bridge.run(self._core.unsubscribe, force=force)
 
 
 class CheckpointConsumer(_Consumer[T]):

@@ -60,6 +60,50 @@ async def test_what_is_sent_is_received_and_acknowledged(
         assert again.receive_batch(10, timeout_s=0.2) == []
 
 
+async def test_what_an_abort_leaves_is_asked_for(
+    threaded: magnetar.sync.Client, topic: MakeTopic
+) -> None:
+    name = str(await topic(segments=1))
+    with (
+        threaded.producer(name, schema=str) as producer,
+        threaded.stream_consumer(name, "s", schema=str, initial_position=EARLIEST) as stream,
+    ):
+        producer.send("first")
+        producer.send("second")
+        message = stream.receive(PATIENCE_S)
+
+        def acknowledge_and_fail() -> None:
+            with threaded.transaction() as transaction:
+                stream.ack(message, transaction=transaction)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            acknowledge_and_fail()
+        assert stream.receive(PATIENCE_S).value == "first"
+        with pytest.raises(ZeroDivisionError), threaded.transaction():
+            raise ZeroDivisionError
+        stream.redeliver_unacknowledged()
+        assert stream.receive(PATIENCE_S).value == "first"
+        last = stream.receive(PATIENCE_S)
+        stream.ack(last, wait=True)
+    with threaded.stream_consumer(name, "s", schema=str) as again:
+        assert again.receive_batch(10, timeout_s=0.2) == []
+
+
+async def test_a_subscription_is_ended(threaded: magnetar.sync.Client, topic: MakeTopic) -> None:
+    name = str(await topic(segments=1))
+    with threaded.producer(name, schema=str) as producer:
+        consumer = threaded.queue_consumer(name, "s", schema=str)
+        producer.send("before")
+        consumer.unsubscribe()
+        with threaded.queue_consumer(name, "s", schema=str) as anew:
+            producer.send("after")
+            assert anew.receive(PATIENCE_S).value == "after"
+    of_all = threaded.queue_consumer(namespace="public/default", subscription="s-of-all")
+    with of_all, pytest.raises(magnetar.errors.NotSupported):
+        of_all.unsubscribe()
+
+
 async def test_many_threads_send_and_each_keeps_its_order(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:

@@ -9,6 +9,11 @@ Rules:
   message that is not acknowledged.
 - What comes back does so in the order of its positions and when all of it is released, a slice in
   each turn of the loop: a half of an abort would change the order that is kept for keys.
+- To Exclusive and Failover nothing is delivered that comes after what a transaction of another
+  consumer acknowledged cumulatively, until that has ended: acknowledging it cumulatively would, if
+  it aborts, acknowledge what comes back and was never seen.  The same consumer, which knows its
+  transaction, gets what follows also on a new connection: it has the same name, and the same
+  incarnation if it tells one.  After a load nobody is known to be that consumer.
 - What the ledger does not have is refused: a transaction must not commit what was passed over.
 - Subscriptions that are not durable take no acknowledgements in transactions: nobody would keep
   them.
@@ -21,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from broker.dispatch.errors import ConsumerNotAllowed, SubscriptionUnavailable
 from config.bounds import TXN_SLICE_POSITIONS
 from protocol.ack_set import from_words
+from protocol.incarnation import INCARNATION
 from txn import ack_records
 from txn.errors import TransactionConflict
 from txn.pending_acks import PendingAcks
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from txn.pending_ack import PendingAck
     from txn.txn_id import TxnId
 
+_Identity = tuple[str, str | None]
 _COMMON_BATCH = 4096
 """Bits are made for batches of this size whatever the peer sent; larger ones must send words."""
 
@@ -49,6 +56,8 @@ class TransactionalAcks:
     def __init__(self, subscription: "Subscription") -> None:
         self._subscription = subscription
         self._coming_back: list[Position] = []
+        self._reader: tuple[TxnId, _Identity] | None = None
+        """Whose cumulative acknowledgement was taken last."""
 
     @classmethod
     async def load(cls, subscription: "Subscription") -> Self:
@@ -101,8 +110,16 @@ class TransactionalAcks:
             for position, words, batch_size in acks
         ]
         task = self.pending.acknowledge(txn, named, cumulative=cumulative)
+        if cumulative and self._reader != (reader := (txn, _identity(consumer))):
+            self._reader = reader
+            subscription.wake()
         consumer.acknowledged_total += len(named)
         return task
+
+    def keeps_from(self, consumer: "Consumer") -> bool:
+        """Whether a transaction of another one has to end before a consumer gets anything."""
+        txn = self.pending.core.held.up_to
+        return txn is not None and self._reader != (txn, _identity(consumer))
 
     # What becomes of it
 
@@ -127,6 +144,7 @@ class TransactionalAcks:
                     dispatcher.settled(None, each.position, 0)
                 else:
                     dispatcher.held(each.position, self._remaining(each))
+            dispatcher.wake()
         subscription.look_at_end()
 
     def released(self, acks: "Sequence[PendingAck]") -> None:
@@ -176,6 +194,10 @@ async def forget_subscription(topic: "Topic", subscription: str) -> None:
     """Delete the records of a subscription whose cursor is gone, or not made yet."""
     store = topic.broker.transactions.parts.store
     await ack_records.forget_subscription(store, str(topic.name), subscription)
+
+
+def _identity(consumer: "Consumer") -> _Identity:
+    return consumer.name, consumer.metadata.get(INCARNATION)
 
 
 def _individual(acks: "Sequence[PendingAck]") -> "list[AckedPosition]":

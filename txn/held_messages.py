@@ -51,6 +51,11 @@ class HeldMessages:
         self._cumulative: dict[TxnId, dict[PendingAck, None]] = {}
         self._top: PendingAck | None = None
 
+    @property
+    def up_to(self) -> TxnId | None:
+        """The transaction with the furthest cumulative acknowledgement."""
+        return None if self._top is None else self._top.txn
+
     def is_pending(self, position: Position) -> bool:
         """Whether what the cursor has not of the entry is all held."""
         bits, size = self._held_of(position)

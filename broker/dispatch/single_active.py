@@ -8,6 +8,8 @@ Rules:
 - When another consumer becomes the active one, it begins with the first entry not acknowledged.
 - Only the active consumer can ask for redelivery.
 - What a transaction released is read again too, from the first entry that is not acknowledged.
+- Behind what a transaction of another consumer acknowledged cumulatively nothing is sent until that
+  has ended.
 """
 
 from collections.abc import Sequence
@@ -96,6 +98,10 @@ class SingleActiveDispatcher(Dispatcher):
             return False
         if not consumer.connection.writable:
             consumer.when_writable(self.wake)
+            return False
+        transactional = self.subscription.transactional
+        if transactional is not None and transactional.keeps_from(consumer):
+            self._passed_over = True
             return False
         limit = self.topic.max_read_position()
         reader, cursor, buffer = self.reader, self.cursor, self.reader.buffer

@@ -13,6 +13,7 @@ from magnetar.consume.received import EntryKey
 from magnetar.message_id import EARLIEST_ENTRY, EntryId
 from protocol import pulsar_pb2 as pb
 from protocol.ids import to_wire
+from protocol.incarnation import INCARNATION
 
 __all__ = [
     "acks_of",
@@ -59,6 +60,8 @@ def subscribe_of(
         command.subscription_properties.add(key=name, value=value)
     for name, value in how.consumer_properties.items():
         command.metadata.add(key=name, value=value)
+    if how.incarnation:
+        command.metadata.add(key=INCARNATION, value=how.incarnation)
     if not topic.startswith(SEGMENT_DOMAIN):
         command.metadata.add(key=MANAGED, value="true")
     if not how.durable:

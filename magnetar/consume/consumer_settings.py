@@ -91,6 +91,8 @@ class SubscribeSettings:
     """For what is not durable: reading begins behind it."""
     consumer_name: str = ""
     """Empty: the broker makes one."""
+    incarnation: str = ""
+    """Another one for each consumer of that name (`protocol.incarnation`); empty: not told."""
     priority_level: int = 0
     schema: pb.Schema | None = None
     subscription_properties: Mapping[str, str] = field(default_factory=dict)

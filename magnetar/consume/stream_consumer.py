@@ -31,6 +31,7 @@ Rules:
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -102,6 +103,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         self._settings = settings
         self.name: Final = settings.consumer_name or random_name(context, "stream-")
         """By which the controller knows it."""
+        self._incarnation: Final = random_name(context, "", 16)
         self._session = ControllerSession(
             context, topic, subscription, self.name, create_if_missing=create_if_missing
         )
@@ -366,6 +368,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         how = self._settings.of_segment(
             self._subscription, self.name, segment.segment_id, self._given_schema.info
         )
+        how = replace(how, incarnation=self._incarnation)
         self._acks.begins_anew(segment.segment_id)
         self._lost.discard(segment.segment_id)
         return OrderedSegment(self._context, segment, how, self._inbox, self)

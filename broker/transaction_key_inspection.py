@@ -11,7 +11,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from config.bounds import TXN_KEYS_LISTED
+from config.bounds import TXN_KEY_BYTES, TXN_KEYS_LISTED
 from txn.errors import InvalidTransactionKey
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.records import TxnState
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from broker.service import Broker
 
 Json = dict[str, object]
-_PLACE = re.compile(r"([0-9]{1,6}):(.*)")
+_NAME_LENGTH = 2 * 3 * TXN_KEY_BYTES + 1
+_PLACE = re.compile(rf"([0-9]{{1,6}}):([0-9A-Za-z_.*+%&-]{{0,{_NAME_LENGTH}}})")
+"""A coordinator, and an encoded name or nothing."""
 
 
 class TransactionKeyInspection:

@@ -1,7 +1,8 @@
 """`/admin/v2/transactions/transaction-keys`: which there are, one of them, and to delete it.
 
 A request about one key is sent on to the broker that leads its coordinator (307).  `owner` is the
-role that the key belongs to, empty for an anonymous one.  While transactions are off, all is 503.
+role that the key belongs to, empty for an anonymous one.  The key may be given as `?key=` too: in a
+path clients make something else of `.` and `..`.  While transactions are off, all is 503.
 """
 
 from aiohttp import web
@@ -22,6 +23,7 @@ def routes() -> list[web.RouteDef]:
     """The resource's routes."""
     return [
         web.get(BASE, list_keys),
+        web.delete(BASE, delete),
         web.get(BASE + "/{key:.+}", show),
         web.delete(BASE + "/{key:.+}", delete),
     ]
@@ -30,7 +32,8 @@ def routes() -> list[web.RouteDef]:
 def _named(request: web.Request) -> tuple[TransactionKeys, KeyName, CoordinatorId]:
     """The key asked about, whose coordinator must be led here."""
     coordinators = enabled(request).coordinators
-    key, owner = request.match_info["key"], request.query.get("owner", "")
+    key = request.match_info.get("key", request.query.get("key", ""))
+    owner = request.query.get("owner", "")
     coordinator = coordinators.coordinator_of(key)
     require_led(request, coordinator)
     keys, name = coordinators.keys_of(coordinator, owner, key)
@@ -38,7 +41,12 @@ def _named(request: web.Request) -> tuple[TransactionKeys, KeyName, CoordinatorI
 
 
 async def list_keys(request: web.Request) -> web.Response:
-    """GET `?limit=&after=`: keys by coordinator and name; `next` is where the next page begins."""
+    """GET `?limit=&after=`: keys by coordinator and name; `next` is where the next page begins.
+
+    With `?key=` it is `show`.
+    """
+    if "key" in request.query:
+        return await show(request)
     limit = number(request, "limit", DEFAULT_LIMIT)
     if not 0 < limit <= TXN_KEYS_LISTED:
         raise refused(f"limit = {limit} is out of bounds: give 1 to {TXN_KEYS_LISTED}.")

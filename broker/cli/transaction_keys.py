@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import typer
 
@@ -26,9 +26,17 @@ def _or_dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
+def _printable(name: object) -> str:
+    """What clients chose, without what a terminal would act on."""
+    text = _or_dash(name)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def _line(row: Mapping[str, object]) -> str:
     return (
-        f"{_or_dash(row.get('key')):<24}  {_or_dash(row.get('owner')):<12}  "
+        f"{_printable(row.get('key')):<24}  {_printable(row.get('owner')):<12}  "
         f"{_or_dash(row.get('epoch')):>6}  {_or_dash(row.get('transactionId')):<16}  "
         f"{_or_dash(row.get('transactionState')):<9}  {_seconds(row.get('ageMs')):>8}  "
         f"{_seconds(row.get('idleMs')):>8}  {_or_dash(row.get('connections'))}"
@@ -40,8 +48,7 @@ def _mapping(answer: object) -> Mapping[str, object]:
 
 
 def _path(key: str, owner: str) -> str:
-    query = f"?{urlencode({'owner': owner})}" if owner else ""
-    return f"{BASE}/{quote(key, safe='')}{query}"
+    return f"{BASE}?{urlencode({'key': key, **({'owner': owner} if owner else {})})}"
 
 
 def list_keys(
@@ -75,7 +82,7 @@ def delete(
 ) -> None:
     """Abort what the key has open, close who holds it, and forget it."""
     ask(admin_url, "DELETE", _path(key, owner))
-    typer.echo(f"Transaction key {key} is deleted.")
+    typer.echo(f"Transaction key {_printable(key)} is deleted.")
 
 
 def register_keys(group: typer.Typer) -> None:

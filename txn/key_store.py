@@ -115,9 +115,8 @@ class TransactionKeyStore:
         # Names are escaped, so "!" is below all that could follow one.
         lo = key_records.index_key(self._coordinator, f"{after}!" if after else "")
         hi = key_records.index_key(self._coordinator, LAST)
-        hits = await self._metadata.scan_index(
-            key_records.KEY_INDEX, lo, hi, partition=self._partition, limit=limit
-        )
+        # All of the range is in one partition; a store that is told so reads it whole to see to it.
+        hits = await self._metadata.scan_index(key_records.KEY_INDEX, lo, hi, limit=limit)
         found = []
         for hit in hits:
             path, value = hit.record.key, hit.record.value

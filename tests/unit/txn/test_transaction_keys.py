@@ -24,7 +24,7 @@ from txn.header import OPERATOR
 from txn.key_collector import TransactionKeyCollector
 from txn.key_store import TransactionKeyStore
 from txn.records import KeyEpoch
-from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey, begun
+from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey, begun, unborn
 from txn.txn_id import CoordinatorId, TxnId
 
 DAY_MS = 24 * 3600 * 1000
@@ -315,6 +315,24 @@ async def test_k6_what_another_leader_ended_keeps_no_key_busy() -> None:
         assert [each.txn for each in led.open_transactions()] == [again]
         await deposed.close()
         deadlines.close()
+
+
+@in_virtual_time
+async def test_no_more_keys_are_read_than_a_page_has() -> None:
+    """A store that is to look at the partition of each hit cannot stop at the limit."""
+    world = World()
+    store = TransactionKeyStore(world.metadata, CoordinatorId(3))
+    await store.create(NAME, unborn(1))
+    asked: list[dict[str, object]] = []
+    scan = world.metadata.scan_index
+
+    async def scan_index(index: str, lo: str, hi: str, **given: object) -> object:
+        asked.append(given)
+        return await scan(index, lo, hi, **given)
+
+    world.metadata.scan_index = scan_index  # type: ignore[method-assign]
+    assert [each.name for each in (await store.page("", 5))[0]] == [NAME]
+    assert asked == [{"limit": 5}]
 
 
 # K7: what is deleted

@@ -17,6 +17,7 @@ from storage import managed_ledger_cursors
 from storage.cursor_store import CursorStore
 from storage.metadata.store import Record
 from tests.simulation.injection import Parts
+from tests.unit.txn import key_mutants
 from txn.buffer import SegmentBuffer
 from txn.buffer_core import SegmentBufferCore
 from txn.buffer_effects import Admission, DeleteClaims, RecordAborted
@@ -27,6 +28,7 @@ from txn.pending_ack import PendingAck
 from txn.pending_acks import PendingAcks
 from txn.records import Claim, decode_next, sequence_key
 from txn.segment_owner import SegmentOwner
+from txn.transaction_keys import TransactionKeys
 from txn.txn_id import TxnId
 
 
@@ -188,6 +190,13 @@ async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
     return await work
 
 
+def _with_keys(keys: type[TransactionKeys]) -> Parts:
+    return {(Coordinator, "keys_class"): keys}
+
+
+ZOMBIE = "zombie_with_a_key"
+AT_ONCE = "a_key_is_opened_at_once_and_begun_under_late"
+
 MUTANTS = (
     Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
     Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 3),
@@ -217,4 +226,8 @@ MUTANTS = (
         "numbers_are_never_used_again",
         "restarts",
     ),
+    Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 2),
+    Mutant("K2-abort", _with_keys(key_mutants.LeavesOpen), ZOMBIE, "keys"),
+    Mutant("K3-name", _with_keys(key_mutants.NamesNothing), ZOMBIE, "keys"),
+    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 3),
 )

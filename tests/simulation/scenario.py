@@ -5,7 +5,8 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
 
     topic [segments=N]          make topic `t` with subscriptions `q` (queue) and `s` (stream)
     client NAME ...             connect clients
-    begin C T [timeout=MS]      a transaction, called T from then on
+    begin C T [timeout=MS]      a transaction, called T from then on; under C's epoch, if it has one
+    open C                      the transaction key `task`: its epoch, and its last transaction
     join C T [seg=N]            ADD_PARTITION_TO_TXN
     send C NAME [seg=N] [txn=T] one message; "receipt", or the error
     consume C q|s               attach to all segments, where that is possible
@@ -41,8 +42,9 @@ from protocol.names import parse_topic_name
 from protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, Layout, Sender, segment_topic
 from tests.simulation.client import GONE, SimulatedClient
-from tests.simulation.history import Message, Transaction, Txn
+from tests.simulation.history import KeyOpened, Message, Transaction, Txn
 from tests.simulation.injection import ASSERTING, Parts
+from tests.simulation.key_worker import COORDINATOR, KEY
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
@@ -63,6 +65,15 @@ class Block:
     comment: str
     directive: str
     expected: str
+
+
+class NotBegun(Exception):
+    """A story speaks of a transaction whose beginning failed, as with a broken rule it may."""
+
+
+class _Begun(dict[str, Txn]):
+    def __missing__(self, called: str) -> Txn:
+        raise NotBegun(called)
 
 
 def parse(text: str) -> list[Block]:
@@ -87,7 +98,8 @@ class Story(World):
         self.senders: dict[str, Sender] = {}
         self.consumers: dict[str, list[RawConsumer]] = {}
         self.received: dict[tuple[str, str], tuple[RawConsumer, Delivery]] = {}
-        self.txns: dict[str, Txn] = {}
+        self.txns: dict[str, Txn] = _Begun()
+        self.epochs: dict[str, int] = {}
         self._begun: dict[str, asyncio.Task[str]] = {}
 
     async def _main(self) -> None:
@@ -112,7 +124,7 @@ class Story(World):
             return await asyncio.wait_for(work(*plain, **given), limit)
         except BrokerError as error:
             return pb.ServerError.Name(error.code)
-        except MagnetarError as error:
+        except (MagnetarError, NotBegun) as error:
             return type(error).__name__
         except TimeoutError:
             return "no answer"
@@ -132,16 +144,38 @@ class Story(World):
         for name in names:
             sender = Sender(self, name, self.loop.new_host(name), self.rng, [TOPIC])
             work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S)
+            before = self.clients.get(name)
             self.clients[name] = await self.loop.spawn(sender.host, work)
+            if before is not None:
+                self.clients[name].keys = before.keys
             await self.loop.spawn(sender.host, sender.open(self.clients[name]))
             self.senders[name] = sender
         return ""
 
     async def _begin(self, client: str, called: str, timeout: str = "60000") -> str:
-        txn = await self._on(client, self.clients[client].begin(int(timeout)))
+        key = (KEY, self.epochs[client]) if client in self.epochs else None
+        coordinator = 0 if key is None else COORDINATOR
+        work = self.clients[client].begin(int(timeout), coordinator, key, called)
+        txn = await self._on(client, work)
         self.txns[called] = txn
-        self.history.transactions[txn] = Transaction(txn, self.loop.time(), int(timeout))
+        self.history.transactions[txn] = Transaction(txn, self.loop.time(), int(timeout), key)
         return f"{txn[0]}_{txn[1]}"
+
+    async def _open(self, client: str) -> str:
+        work = self.clients[client].open_key(COORDINATOR, KEY, -1, client)
+        answer = await self._on(client, work)
+        self.epochs[client] = answer.epoch
+        last, ended = None, None
+        if answer.HasField("last_txnid_least_bits"):
+            last = (answer.last_txnid_most_bits, answer.last_txnid_least_bits)
+            ended = answer.last_committed if answer.HasField("last_committed") else None
+        now = self.loop.time()
+        self.history.key_opened(KeyOpened(KEY, answer.epoch, client, now, last, ended))
+        if last is None:
+            return f"epoch {answer.epoch}, nothing before it"
+        called = next((name for name, txn in self.txns.items() if txn == last), str(last))
+        told = {True: "committed", False: "aborted", None: "unknown"}[ended]
+        return f"epoch {answer.epoch}, {called} {told}"
 
     async def _join(self, client: str, called: str, seg: str = "0") -> str:
         segment = await self._segment(client, int(seg))

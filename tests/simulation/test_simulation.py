@@ -14,7 +14,7 @@ from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.scenario import CHECKER, STORIES, run
 from tests.simulation.world import simulate
-from tests.unit.txn.key_mutants import AnswersEarly, LeavesOpen, NamesNothing
+from tests.unit.txn.key_mutants import AnswersEarly
 from txn.coordinator import Coordinator
 from txn.transaction_keys import TransactionKeys
 
@@ -91,9 +91,7 @@ def test_a_broken_rule_breaks_its_story(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     ("keys", "seed"),
     [
-        pytest.param(LeavesOpen, 2, id="K2-abort"),
         pytest.param(AnswersEarly, 1, id="K2-answer"),
-        pytest.param(NamesNothing, 1, id="K3-name"),
     ],
 )
 def test_zombies_of_a_key_are_seen_when_a_rule_is_broken(

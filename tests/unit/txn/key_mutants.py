@@ -68,6 +68,7 @@ class AnswersEarly(TransactionKeys):
 
     async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
         self._later = asyncio.ensure_future(super()._settle(name, record))
+        self._later.add_done_callback(lambda done: done.cancelled() or done.exception())
         return record
 
 

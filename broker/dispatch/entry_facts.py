@@ -34,19 +34,6 @@ def _metadata(data: bytes) -> MessageMetadata | None:
         return None
 
 
-def _count(metadata: MessageMetadata) -> int:
-    count = metadata.num_messages_in_batch
-    return count if 0 < count <= MAX_BATCH_SIZE else 1
-
-
-def _special(metadata: MessageMetadata) -> bool:
-    return (
-        metadata.marker_type != 0
-        or metadata.deliver_at_time != 0
-        or metadata.HasField("txnid_least_bits")
-    )
-
-
 def facts_of(data: bytes) -> tuple[int, bool]:
     """How many messages an entry holds, and whether it has something special.
 
@@ -55,7 +42,13 @@ def facts_of(data: bytes) -> tuple[int, bool]:
     metadata = _metadata(data)
     if metadata is None:
         return 1, False
-    return _count(metadata), _special(metadata)
+    count = metadata.num_messages_in_batch  # no more calls than need be: this is for every entry
+    return (
+        count if 0 < count <= MAX_BATCH_SIZE else 1,
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits"),
+    )
 
 
 def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
@@ -63,7 +56,14 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
     metadata = _metadata(data)
     if metadata is None:
         return 1, False, _KEYLESS_HASH
-    return _count(metadata), _special(metadata), sticky_hash(sticky_key(metadata))
+    count = metadata.num_messages_in_batch
+    return (
+        count if 0 < count <= MAX_BATCH_SIZE else 1,
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits"),
+        sticky_hash(sticky_key(metadata)),
+    )
 
 
 def is_marker(data: bytes) -> bool:
@@ -89,4 +89,4 @@ def last_batch_index(data: bytes) -> int:
     metadata = _metadata(data)
     if metadata is None or not metadata.HasField("num_messages_in_batch"):
         return -1
-    return _count(metadata) - 1
+    return facts_of(data)[0] - 1

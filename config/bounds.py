@@ -85,6 +85,8 @@ READ_RETRY_MAX_S = 10.0
 """Pause before a read for dispatch that failed is tried again: doubles from one to the other."""
 ROUND_ROBIN_RUN_ENTRIES = 20
 """Entries that one Shared consumer gets in a row before it is the next one's turn."""
+REPLAY_NEAR_ENTRIES = 16
+"""Entries that go out again are read with what is behind them if the next one is as near as this."""
 MAX_DELAYED_PER_SUBSCRIPTION = 200_000
 """Entries kept back until their time; above it a subscription reads on when one of them is due."""
 DELAYED_LOOK_S = 10.0

@@ -110,8 +110,11 @@ class EntryReader:
         self._buffer(entries, limit)
         return bool(self.buffer)
 
-    def at(self, position: Position) -> "Entry | Absent":
-        """The entry at `position`, unless it is `GONE`; `PENDING` when `ready` will be called."""
+    def at(self, position: Position, is_dense: Callable[[], bool]) -> "Entry | Absent":
+        """The entry at `position`, unless it is `GONE`; `PENDING` when `ready` will be called.
+
+        If it must be read and `is_dense`, what is behind it is read too, for the next calls.
+        """
         entry = self._replayed.pop(position, None)
         if entry is not None:
             return entry
@@ -122,7 +125,7 @@ class EntryReader:
             self._gone.discard(position)
             return GONE
         if not self.busy and not self._closed:
-            self._start(partial(self._read_single, self._generation, position))
+            self._start(partial(self._read_single, self._generation, position, dense=is_dense()))
         return PENDING
 
     def seek(self, position: Position) -> None:
@@ -195,10 +198,10 @@ class EntryReader:
         if generation == self._generation:
             self._buffer(entries, limit)
 
-    async def _read_single(self, generation: int, position: Position) -> None:
-        """Read on from `position`: what waits behind it is mostly near."""
+    async def _read_single(self, generation: int, position: Position, *, dense: bool) -> None:
+        max_entries = READ_BATCH_ENTRIES if dense else 1
         entries = await self._ledger.read(
-            position, max_entries=READ_BATCH_ENTRIES, max_bytes=READ_BATCH_BYTES
+            position, max_entries=max_entries, max_bytes=READ_BATCH_BYTES
         )
         if generation != self._generation:
             return

@@ -92,6 +92,11 @@ class KeyOrder(Generic[C]):
         queue = self._queues.get(owner)
         return None if queue is None else queue.first()
 
+    def is_dense(self, owner: C) -> bool:
+        """Whether what `owner` may get now lies near together: see `ReplayQueue`."""
+        queue = self._queues.get(owner)
+        return queue is not None and queue.is_dense()
+
     def unpark(self, position: Position) -> int | None:
         """The entry waits no longer (it is sent, or was acknowledged); its hash if it did wait."""
         key_hash = self._waiting.pop(position, None)

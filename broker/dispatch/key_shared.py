@@ -6,6 +6,7 @@ bounds that.  What waits goes out before anything new for the same consumer.  Wh
 holds is put aside with its hash, and does not hold up its key.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.consumer import KeySharedMode, KeySharedPolicy
@@ -101,12 +102,15 @@ class KeySharedDispatcher(PendingDispatcher):
     def _send_waiting(self, consumer: "Consumer", budget: int) -> int:
         """Send `consumer` what waits for it; how many entries were looked at."""
         order, held, used = self._order, self._held(), 0
+        is_dense = partial(order.is_dense, consumer)
         while used < budget and order.has_waiting(consumer):
             if self._full() or not self._has_room(consumer):
                 break
             position = order.first_waiting(consumer)
-            entry = None if position is None else self._read_again(position)
-            if position is None or entry is None:
+            if position is None:
+                break
+            entry = self._read_again(position, is_dense)
+            if entry is None:
                 break
             used += 1
             key_hash = order.unpark(position)

@@ -15,7 +15,7 @@ Rules:
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -221,9 +221,9 @@ class PendingDispatcher(Dispatcher):
     def _full(self) -> bool:
         return self.unacked >= MAX_UNACKED_PER_SUBSCRIPTION
 
-    def _read_again(self, position: "Position") -> "Entry | None":
+    def _read_again(self, position: "Position", is_dense: Callable[[], bool]) -> "Entry | None":
         """A waiting entry; None when it cannot be sent now, or never (then it is done with)."""
-        entry = self.reader.at(position)
+        entry = self.reader.at(position, is_dense)
         if not isinstance(entry, Absent):
             return entry
         if entry is GONE:

@@ -7,6 +7,7 @@ connection ends: what was only prefetched does not come nearer to a dead-letter 
 
 from heapq import heappop, heappush
 
+from config.bounds import REPLAY_NEAR_ENTRIES
 from protocol.ids import Position
 
 
@@ -45,6 +46,18 @@ class ReplayQueue:
                 return heap[0]
             heappop(heap)
         return None
+
+    def is_dense(self) -> bool:
+        """Whether the two lowest are near each other, so that it pays to read on from the first.
+
+        Called after `first`.  One that left may still count: then too much is read, or too little.
+        """
+        heap = self._heap
+        if len(heap) < 2:
+            return False
+        first, second = heap[0], min(heap[1:3])
+        near = second.entry_id - first.entry_id <= REPLAY_NEAR_ENTRIES
+        return near and second.ledger_id == first.ledger_id
 
     def pop(self) -> Position | None:
         """The lowest waiting position, taken out."""

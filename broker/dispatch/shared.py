@@ -97,7 +97,7 @@ class SharedDispatcher(PendingDispatcher):
             position = self._replay.first()
             if position is None:
                 return None
-            entry = self._read_again(position)
+            entry = self._read_again(position, self._replay.is_dense)
             if entry is not None:
                 self._replay.discard(position)
             return entry

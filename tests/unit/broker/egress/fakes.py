@@ -40,6 +40,7 @@ class FakeLedger:
         self.entries: list[Entry] = []
         self.cached_from = 0
         self.reads = 0
+        self.entries_read = 0
         self.read_errors: list[Exception] = []
         self.listeners: list[Callable[[], None]] = []
 
@@ -87,7 +88,9 @@ class FakeLedger:
         await asyncio.sleep(0)
         if self.read_errors:
             raise self.read_errors.pop()
-        return [e for e in self._from(start, max_entries) if up_to is None or e.position <= up_to]
+        found = self._from(start, max_entries)
+        self.entries_read += len(found)
+        return [each for each in found if up_to is None or each.position <= up_to]
 
 
 class FakeCursor:

@@ -220,6 +220,27 @@ async def test_many_that_are_due_go_to_whoever_has_room(kind: SubscriptionType) 
 
 
 @BOTH
+async def test_of_what_is_far_apart_on_disk_no_more_is_read(kind: SubscriptionType) -> None:
+    topic = FakeTopic()
+    put(topic, *(NOW_MS + (100 if number % 100 == 7 else 900) for number in range(1000)))
+    topic.ledger.cached_from = 1000
+    subscription = topic.subscription()
+    _, peer = await attach(subscription, kind, permits=2000)
+    await settle(60)
+    assert (subscription.delayed, topic.ledger.entries_read) == (1000, 1000)
+    topic.now_ms = NOW_MS + 100
+    subscription.wake()
+    await settle(60)
+    assert peer.got() == list(range(7, 1000, 100))
+    assert topic.ledger.entries_read == 1010
+    topic.now_ms = NOW_MS + 900
+    subscription.wake()
+    await settle(200)
+    assert len(peer.got()) == 1000
+    assert topic.ledger.reads < 5 + 10 + 30
+
+
+@BOTH
 async def test_what_is_acknowledged_while_it_waits_never_comes(kind: SubscriptionType) -> None:
     topic = FakeTopic()
     put(topic, NOW_MS + 100, NOW_MS + 100, NOW_MS + 100)

@@ -86,9 +86,10 @@ READ_RETRY_MAX_S = 10.0
 ROUND_ROBIN_RUN_ENTRIES = 20
 """Entries that one Shared consumer gets in a row before it is the next one's turn."""
 REPLAY_NEAR_ENTRIES = 16
-"""Entries that go out again are read with what is behind them if the next one is as near as this."""
+"""An entry that goes out again is read with what is behind it if the next one is as near."""
 MAX_DELAYED_PER_SUBSCRIPTION = 200_000
-"""Entries kept back until their time; above it a subscription reads on when one of them is due."""
+"""Entries kept back until their time, 0.3 KB each; above it a subscription reads on when one of
+them is due."""
 DELAYED_LOOK_S = 10.0
 """Longest pause of the timer of delayed entries, so that changes of the wall clock are noticed."""
 KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000

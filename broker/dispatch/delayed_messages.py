@@ -29,7 +29,7 @@ class DelayedMessages:
         """Whether the bound is reached."""
         self._bound = bound
         self._heap: list[tuple[int, Position]] = []
-        self._tracked: dict[Position, tuple[int, int]] = {}
+        self._tracked: dict[Position, int] = {}
 
     def __len__(self) -> int:
         return len(self._tracked)
@@ -48,20 +48,20 @@ class DelayedMessages:
     def add(self, position: Position, due_ms: int, key_hash: int = 0) -> None:
         """Keep `position` until `due_ms`; once, however often it is added."""
         if position not in self._tracked:
-            self._tracked[position] = (due_ms, key_hash)
+            self._tracked[position] = key_hash
             heappush(self._heap, (due_ms, position))
             self.full = len(self._tracked) >= self._bound
 
     def discard(self, position: Position) -> int | None:
         """It need not come out (it was acknowledged); its hash if it was tracked."""
-        found = self._tracked.pop(position, None)
-        if found is None:
+        key_hash = self._tracked.pop(position, None)
+        if key_hash is None:
             return None
         self.full = len(self._tracked) >= self._bound
         if len(self._heap) > 2 * len(self._tracked) + _STALE_ALLOWED:
-            self._heap = [(due_ms, each) for each, (due_ms, _) in self._tracked.items()]
+            self._heap = [each for each in self._heap if each[1] in self._tracked]
             heapify(self._heap)
-        return found[1]
+        return key_hash
 
     def pop_due(self, now_ms: int, at_most: int) -> list[tuple[Position, int]]:
         """Take out what is due, with hashes."""
@@ -69,8 +69,8 @@ class DelayedMessages:
         due: list[tuple[Position, int]] = []
         while heap and heap[0][0] <= now_ms and len(due) < at_most:
             _, position = heappop(heap)
-            found = tracked.pop(position, None)
-            if found is not None:
-                due.append((position, found[1]))
+            key_hash = tracked.pop(position, None)
+            if key_hash is not None:
+                due.append((position, key_hash))
         self.full = len(tracked) >= self._bound
         return due

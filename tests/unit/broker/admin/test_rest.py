@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from broker.admin.app import AdminServer
 from broker.admin.rest import errors_as_json
+from protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawClient
 from tests.unit.broker.ingress.conftest import running
 
@@ -144,17 +145,28 @@ async def test_persistent_topics(rest: Rest) -> None:
     assert isinstance(stats, dict)
     assert stats["msgInCounter"] == 3
     assert stats["subscriptions"]["s"]["msgBacklog"] == 3
+    later = pb.MessageMetadata(deliver_at_time=2**62)
+    await producer.send(b"later", metadata=later)
+    options = pb.CommandSubscribe(sub_type=pb.CommandSubscribe.Shared)
+    consumer = await client.subscribe("persistent://public/default/x", "s", options, permits=10)
+    for _ in range(3):
+        await consumer.receive()
+    stats = await rest.get(f"{PERSISTENT}/x/stats")
+    assert isinstance(stats, dict)
+    counts = stats["subscriptions"]["s"]
+    assert (counts["msgBacklog"], counts["msgBacklogNoDelayed"], counts["msgDelayed"]) == (4, 3, 1)
+    await consumer.close()
     assert stats["publishers"][0]["accessMode"] == "Shared"
     await rest.refused(412, "DELETE", f"{PERSISTENT}/x")
     await rest.done("POST", f"{PERSISTENT}/x/subscription/s/skip_all")
     internal = await rest.get(f"{PERSISTENT}/x/internalStats")
     assert isinstance(internal, dict)
-    assert internal["numberOfEntries"] == 3
-    assert [ledger["entries"] for ledger in internal["ledgers"]] == [3]
+    assert internal["numberOfEntries"] == 4
+    assert [ledger["entries"] for ledger in internal["ledgers"]] == [4]
     assert internal["ledgers"][0]["size"] == internal["totalSize"]
     last = await rest.get(f"{PERSISTENT}/x/lastMessageId")
     assert isinstance(last, dict)
-    assert last["entryId"] == 2
+    assert last["entryId"] == 3
     await client.close()
     await rest.done("DELETE", f"{PERSISTENT}/x?force=true")
     assert await rest.get(PERSISTENT) == []

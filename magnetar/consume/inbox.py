@@ -169,19 +169,21 @@ class Inbox(Generic[S]):
         try:
             await taker
         except asyncio.CancelledError:
-            if taker.cancelled() or not taker.done():
+            if taker in self._takers:
                 self._takers.remove(taker)
-            else:
+            elif not taker.cancelled():
                 # It was this one's turn: it is the next one's.
                 self._wake()
             raise
 
     def _wake(self) -> None:
-        """One waiting taker for each message."""
-        for _ in range(min(len(self._messages), len(self._takers))):
+        """One waiting taker for each message; those that are cancelled do not count."""
+        woken = 0
+        while self._takers and woken < len(self._messages):
             taker = self._takers.popleft()
             if not taker.done():
                 taker.set_result(None)
+                woken += 1
 
     def _wake_all(self) -> None:
         while self._takers:

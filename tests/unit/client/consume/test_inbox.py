@@ -63,6 +63,28 @@ async def test_a_taker_that_is_cancelled_when_its_message_is_there_leaves_it_to_
     assert segment.taken_of == [b"a"]
 
 
+async def test_a_taker_that_is_cancelled_just_before_its_message_comes_is_passed_over() -> None:
+    inbox: Inbox[Segment] = Inbox(10, 10_000)
+    segment = Segment()
+    first, second = (asyncio.ensure_future(inbox.take()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    inbox.put(segment, messages(segment, b"a"))
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (await asyncio.wait_for(second, 1)).payload == b"a"
+
+
+async def test_a_taker_that_is_cancelled_just_before_the_inbox_fails_is_cancelled() -> None:
+    inbox: Inbox[Segment] = Inbox(10, 10_000)
+    taker = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    taker.cancel()
+    inbox.fail(AlreadyClosed("It is over; open another one."))
+    with pytest.raises(asyncio.CancelledError):
+        await taker
+
+
 async def test_cancelled_and_late_takers_have_taken_nothing() -> None:
     inbox: Inbox[Segment] = Inbox(10, 10_000)
     segment = Segment()

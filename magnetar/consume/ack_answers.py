@@ -51,6 +51,11 @@ class AckAnswers:
     def __len__(self) -> int:
         return len(self._unanswered)
 
+    @property
+    def awaited(self) -> list[asyncio.Future[None]]:
+        """Those that wait."""
+        return [outcome for _, outcome in self._waiting]
+
     def sent(self, commands: int, forget: Callable[[], None]) -> Answer:
         """A group leaves in so many commands; what is returned takes the answer to each.
 

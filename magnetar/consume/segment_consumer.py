@@ -175,10 +175,12 @@ class SegmentConsumer(Attachment):
             self._inbox.fail(error)
 
     async def leave(self, connection: Connection) -> None:
-        """The last acknowledgements, then CLOSE_CONSUMER."""
+        """The last acknowledgements, then CLOSE_CONSUMER; their answers may come behind it."""
         if self.state is AttachmentState.CLOSED:
             self._write_acks(connection)
         await connection.request(close_of(self.consumer_id), LEAVE_S)
+        if self.state is AttachmentState.CLOSED and (awaited := self._answers.awaited):
+            await asyncio.wait(awaited)
 
     async def close(self) -> None:
         """Acknowledge what was acknowledged, give back everything else, and end."""

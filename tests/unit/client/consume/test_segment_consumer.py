@@ -349,6 +349,20 @@ class TestTheBrokersWord:
             await asyncio.wait_for(waiting, WAIT_S)
         await setting.consumer.close()
 
+    async def test_comes_after_the_consumer_was_closed(self) -> None:
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        setting.consumer.acknowledge_received(message)
+        waiting = asyncio.ensure_future(setting.consumer.confirmed())
+        await turns()
+        (command,) = setting.said(Kind.ACK)
+        closing = asyncio.ensure_future(setting.consumer.close())
+        await turns()
+        assert len(setting.said(Kind.CLOSE_CONSUMER)) == 1
+        setting.answer(command)
+        await asyncio.wait_for(closing, WAIT_S)
+        await asyncio.wait_for(waiting, WAIT_S)
+
     async def test_is_not_awaited_for_ever(self) -> None:
         setting = await Setting(operation_timeout_s=0.05).open()
         (message,) = setting.deliver(1, b"a")

@@ -42,6 +42,7 @@ from magnetar.consume.consumer_settings import QueueSettings
 from magnetar.consume.known_topics import Change
 from magnetar.consume.namespace_watch import NamespaceWatch
 from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.consume.outcomes import AllOf
 from magnetar.consume.queue_consumer import QueueConsumer
 from magnetar.consume.receiving import HandingOut
 from magnetar.consume.refusals import cannot_commit
@@ -422,7 +423,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
                     consumer.follow(transaction)
                 cannot_commit(self._context, transaction, error)
             raise
-        return _all_of(outcomes) if outcomes else DONE
+        return AllOf(outcomes) if outcomes else DONE
 
     def _ack_all(
         self, vectors: _Vectors, transaction: AckTransaction | None, *, wait: bool
@@ -453,10 +454,3 @@ def _lost(topic: str, transaction: AckTransaction | None) -> Awaitable[None]:
             f"{topic} is not consumed any more; abort the transaction, and open it anew."
         )
     return DONE
-
-
-async def _all_of(outcomes: list[Awaitable[None]]) -> None:
-    """Until all are over; raises the first error."""
-    for outcome in await asyncio.gather(*outcomes, return_exceptions=True):
-        if outcome is not None:
-            raise outcome

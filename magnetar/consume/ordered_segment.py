@@ -12,7 +12,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from magnetar.consume.consumer_settings import SubscribeSettings
@@ -99,6 +99,11 @@ class OrderedSegment(SegmentConsumer):
         self._reader.begins_anew(self.segment.segment_id)
 
     # Transactions
+
+    @property
+    def unanswered(self) -> "Collection[asyncio.Task[None]]":
+        """Acknowledgements in transactions that the broker has not answered."""
+        return self._answering
 
     def joined(self, transaction: tuple[int, int]) -> None:
         """A transaction acknowledges here."""

@@ -29,6 +29,7 @@ from magnetar.bounds import INBOX_SEGMENTS
 from magnetar.consume.consumer_settings import QueueSettings
 from magnetar.consume.dead_letters import DeadLetters
 from magnetar.consume.inbox import Inbox
+from magnetar.consume.outcomes import AllOf
 from magnetar.consume.received import Received
 from magnetar.consume.receiving import Receiving
 from magnetar.consume.refusals import cannot_commit
@@ -158,7 +159,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         if not wait:
             return DONE
         segments = {segment for each in messages if (segment := self._segment_of(each))}
-        return _all_of([segment.confirmed() for segment in segments])
+        return AllOf([segment.confirmed() for segment in segments])
 
     def _ack_in(
         self, transaction: AckTransaction, messages: Sequence[Message[T]]
@@ -176,7 +177,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
             for each in messages
             if (segment := self._segment_of(each)) is not None
         ]
-        return outcomes[0] if len(outcomes) == 1 else _all_of(outcomes)
+        return outcomes[0] if len(outcomes) == 1 else AllOf(outcomes)
 
     def _has_gone(self, segment_id: int) -> bool:
         """Whether nothing of a segment can come again."""
@@ -308,8 +309,3 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
             *self._tasks,
             return_exceptions=True,
         )
-
-
-async def _all_of(outcomes: Iterable[Awaitable[None]]) -> None:
-    """Until all are over; raises the first error."""
-    await asyncio.gather(*outcomes)

@@ -53,6 +53,7 @@ from magnetar.consume.consumer_settings import SubscribeSettings, SubscriptionKi
 from magnetar.consume.decoding import Decoded, Decoder, permits_of
 from magnetar.consume.handed_out import HandedOut
 from magnetar.consume.inbox import Inbox
+from magnetar.consume.outcomes import awaited_or_not
 from magnetar.consume.permits import Permits
 from magnetar.consume.received import EntryKey, Received
 from magnetar.consume.redelivery import Redelivery
@@ -429,7 +430,7 @@ class SegmentConsumer(Attachment):
                 outcome.set_result(None)
 
         task.add_done_callback(over)
-        return asyncio.shield(outcome)
+        return awaited_or_not(outcome)
 
     def _commands_up_to(
         self, message_id: EntryId, transaction: tuple[int, int]

@@ -21,7 +21,8 @@ Rules:
   been handed out before was not acknowledged, a transaction is refused too (`ordered_acks.py`).
 - When a transaction with an acknowledgement of this consumer does not commit, everything that was
   handed out and is not acknowledged is handed out once more, in order; until it is known that the
-  broker has let go of it nothing is handed out.  Messages from before are not acknowledged any
+  broker has let go of it, and every acknowledgement in it is answered, nothing is handed out.
+  Messages from before are not acknowledged any
   more: that raises `TransactionConflict`.  Who gives up a message before acknowledging it in the
   transaction asks for that itself (`redeliver_unacknowledged`).
 - Only one transaction at a time acknowledges on a segment; another one raises too.
@@ -43,6 +44,7 @@ from magnetar.consume.holdings import AssignedSegment
 from magnetar.consume.ordered_acks import Followed, OrderedAcks
 from magnetar.consume.ordered_segment import OrderedInbox, OrderedSegment
 from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.consume.outcomes import AllOf
 from magnetar.consume.received import Received
 from magnetar.consume.receiving import Receiving
 from magnetar.consume.refusals import cannot_commit
@@ -233,7 +235,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
                 consumer.joined(transaction.id)
         if transaction is None and self._lost:
             self._forget_lost(positions)
-        return _all_of(outcomes) if outcomes else DONE
+        return AllOf(outcomes) if outcomes else DONE
 
     def _to_acknowledge(
         self, segment_id: int, entry: EntryId, transaction: AckTransaction | None
@@ -281,6 +283,11 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             transaction.when_over(partial(self._over, transaction.id))
 
     def _over(self, transaction: tuple[int, int], committed: bool) -> None:
+        unanswered = () if committed else [t for s in self._segments() for t in s.unanswered]
+        if unanswered and self._closing is None:
+            # The broker may hold what one of them names until it has refused it.
+            unanswered[0].add_done_callback(lambda _: self._over(transaction, committed))
+            return
         entries = self._acks.over(transaction, committed=committed)
         if self._closing is not None:
             return
@@ -419,10 +426,3 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
 def _without(positions: Positions, gone: Container[int]) -> Positions:
     kept: Mapping[int, EntryId] = {i: entry for i, entry in positions.items() if i not in gone}
     return MappingProxyType(kept)
-
-
-async def _all_of(outcomes: list[Awaitable[None]]) -> None:
-    """Until all are over; raises the first error."""
-    for outcome in await asyncio.gather(*outcomes, return_exceptions=True):
-        if outcome is not None:
-            raise outcome

@@ -238,3 +238,23 @@ async def test_a_message_in_pieces_outlives_the_transactions_inside_it(
         await producer.send("after")
         async with stream(client, made.name, "one") as consumer:
             assert (await consumer.receive(WAIT_S)).value == "after"
+
+
+async def test_what_is_acknowledged_while_its_transaction_aborts_comes_again(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    """The broker may hold it still when the end is answered, as the two cross."""
+    name = str(await topic(1))
+    values = [str(number) for number in range(30)]
+    async with client.producer(name, schema=STRING) as producer:
+        await asyncio.gather(*(producer.send(each) for each in values))
+    async with stream(client, name, "one") as consumer:
+        for value in values:
+            aborted = await consumer.receive(WAIT_S)
+            transaction = await client.transaction()
+            consumer.ack(aborted, transaction=transaction)
+            await transaction.abort()
+            again = await consumer.receive(WAIT_S)
+            assert (aborted.value, again.value) == (value, value)
+            async with client.transaction() as transaction:
+                consumer.ack(again, transaction=transaction)

@@ -1,6 +1,7 @@
 """One SUBSCRIBE at a broker made of calls: closing, losing connections, acknowledgements."""
 
 import asyncio
+import gc
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from magnetar.errors import (
     InvalidArgument,
     MagnetarError,
     OperationTimedOut,
+    TransactionConflict,
 )
 from magnetar.message_id import EntryId
 from magnetar.wire.connection import PeerKind
@@ -275,6 +277,26 @@ class TestInATransaction:
         await asyncio.wait(transaction.tracked)
         assert len(setting.said(Kind.ACK)) == 1
         assert transaction.tracked[0].exception() is None
+        await setting.consumer.close()
+
+    async def test_what_nobody_awaits_is_not_reported_when_it_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def refuse(command: pb.BaseCommand, timeout_s: float | None = None) -> None:
+            raise TransactionConflict("Somebody else did it; abort.")
+
+        reported: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, report: reported.append(report))
+        setting = await Setting().open()
+        (message,) = setting.deliver(1, b"a")
+        transaction = FakeTransaction()
+        monkeypatch.setattr(setting.connection, "request", refuse)
+        setting.consumer.acknowledge(message.entry_id, transaction)
+        await turns()
+        assert isinstance(transaction.tracked.pop().exception(), TransactionConflict)
+        gc.collect()
+        assert not reported
         await setting.consumer.close()
 
     async def test_who_closes_before_it_is_sent_is_told(self) -> None:

@@ -123,7 +123,9 @@ class SingleActiveDispatcher(Dispatcher):
                 continue
             ack_set = cursor.ack_set(position) if count > 1 else None
             if held is not None and count > 1:
-                ack_set = held.remaining(position, ack_set, count) or None
+                left = held.remaining(position, ack_set, count)
+                self._passed_over |= left is not ack_set
+                ack_set = left or None
             consumer.deliver(position, data, count, 0, ack_set)
         consumer.flush()
         if not consumer.connection.writable:

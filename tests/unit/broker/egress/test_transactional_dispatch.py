@@ -263,3 +263,22 @@ async def test_random_histories_lose_nothing_and_show_nothing_held(kind: Subscri
             raise AssertionError(f"seed {seed}: {error}") from error
         released += history.released
     assert released > 30
+
+
+async def test_messages_of_a_batch_that_were_left_out_come_when_their_ack_is_refused() -> None:
+    """Asked for again while it is written, as a client does that aborts meanwhile."""
+    history = History(0, SubscriptionType.EXCLUSIVE)
+    history.sizes = [3]
+    history.topic.ledger.put(entry_bytes(0, count=3))
+    await history.join()
+    history.consumers[0][0].flow(10)
+    await settle()
+    assert history.delivered() == [(Position(1, 0), 0b111)]
+    first = AckedPosition(Position(1, 0), (0b110,), 3)
+    taken = history.core.reserve(history.txns[0], [first], cumulative=True)
+    history.subscription.redeliver(history.consumers[0][0], None, None)
+    await settle()
+    assert history.delivered() == [(Position(1, 0), 0b110)]
+    history.do(history.core.failed(taken))
+    await settle()
+    assert history.delivered() == [(Position(1, 0), 0b111)]

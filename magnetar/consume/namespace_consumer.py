@@ -5,7 +5,8 @@
     NamespaceStreamConsumer(context, namespace, subscription, schema, settings: StreamSettings,
                             properties={})
     await open(), await close(); receive, receive_batch, async for (`HandingOut`)
-    ack(message, transaction=None, wait=False); nack(message) for queues
+    ack(message, transaction=None, wait=False); nack(message) for queues;
+    redeliver_unacknowledged() in order
 
 Rules:
 
@@ -375,7 +376,14 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
     def _times_back(self, consumer: StreamConsumer[T]) -> int:
         return consumer.times_back
 
-    def _went_back(self, consumer: StreamConsumer[T]) -> None:
+    def redeliver_unacknowledged(self) -> None:
+        """Everything of all topics that was handed out and is not acknowledged comes once more.
+
+        As `StreamConsumer.redeliver_unacknowledged`.
+        """
+        self._went_back(None)
+
+    def _went_back(self, consumer: StreamConsumer[T] | None) -> None:
         """The vectors of one topic are in the ids of the others."""
         for each in self._consumers.values():
             if each is not consumer:

@@ -170,6 +170,27 @@ async def test_what_a_transaction_aborted_is_handed_out_again(
 
 
 @pytest.mark.magnetar_only
+async def test_what_is_given_up_before_it_is_acknowledged_is_asked_for_again(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    one, two = await topic(1, properties=mark), await topic(1, properties=mark)
+    await send(client, one, "a", "c")
+    await send(client, two, "b", "d")
+    async with stream(client, mark) as consumer:
+        first = await consumer.receive(WAIT_S)
+        await consumer.ack(first, wait=True)
+        given_up = await consumer.receive(WAIT_S)
+        consumer.redeliver_unacknowledged()
+        with pytest.raises(TransactionConflict):
+            await consumer.ack(given_up)
+        again = [await consumer.receive(WAIT_S) for _ in range(3)]
+        assert {message.value for message in (first, *again)} == set("abcd")
+        async with client.transaction() as transaction:
+            await consumer.ack(again[-1], transaction=transaction)
+        await nothing_more(consumer)
+
+
+@pytest.mark.magnetar_only
 @pytest.mark.parametrize("read_on", [True, False])
 async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], read_on: bool

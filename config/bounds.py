@@ -228,6 +228,8 @@ NAMESPACE_WATCH_COALESCE_S = 0.05
 """Changes of a watched namespace within this time are told together, as Apache Pulsar does."""
 RELEASE_WAIT_S = 5
 """How long a segment waits for a former owner that was told of it and never seen there."""
+LETTING_GO_CHECK_S = 5
+"""How often the connection of who has yet to let go of a segment has to show that it lives."""
 TAKE_UP_WAIT_S = 30
 """How long a consumer may leave all its segments unread before others get them."""
 RECORD_LOOK_RETRY_S = 1.0

@@ -8,6 +8,9 @@ Rules:
   it; what an earlier connection does (its end above all) changes nothing any more.
 - A consumer that was thought to have left and turns up at a segment again while its connection
   lives is taken back: leaving is guessed from what the stock client does, and guesses can be wrong.
+- Who is still attached at a segment that was taken from it has to show that its connection lives,
+  again and again: of a connection that only the client knows to be lost it closes nothing any more,
+  and nobody else asks for the segment before it is free.
 """
 
 import asyncio
@@ -22,7 +25,7 @@ from broker.scalable.group import Assignments, ConsumerGroup, SessionState
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind
-from config.bounds import RELEASE_WAIT_S, TAKE_UP_WAIT_S
+from config.bounds import LETTING_GO_CHECK_S, RELEASE_WAIT_S, TAKE_UP_WAIT_S
 from protocol.pulsar_pb2 import ScalableConsumerAssignment
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ class GroupController:
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._release: dict[int, asyncio.TimerHandle] = {}
         self._take_up: dict[str, asyncio.TimerHandle] = {}
+        self._proving: dict[Connection, asyncio.Task[None]] = {}
+        """Connections of consumers that have yet to let go of a segment."""
 
     def begin(self, names: Iterable[str], drained: Collection[int]) -> None:
         """Take in consumers registered earlier; their grace periods begin now."""
@@ -93,6 +98,7 @@ class GroupController:
             for timer in timers.values():
                 timer.cancel()
             timers.clear()
+        self._end_proofs(self._proving.keys())
         for member in (*self._members.values(), *self._former.values()):
             member.forget_connection()
         self._members.clear()
@@ -276,6 +282,27 @@ class GroupController:
             self._cancel(self._take_up, name)
         for name in idle - self._take_up.keys():
             self._take_up[name] = self._loop.call_later(TAKE_UP_WAIT_S, self._not_taken_up, name)
+        releasing = self.group.holdings.releasing
+        letting_go = {
+            consumer.connection
+            for consumer, (segment_id, name) in self._attached.items()
+            if releasing.get(segment_id) == name and consumer.connection is not None
+        }
+        self._end_proofs(self._proving.keys() - letting_go)
+        for connection in letting_go - self._proving.keys():
+            self._proving[connection] = self._loop.create_task(self._prove(connection))
+
+    async def _prove(self, connection: "Connection") -> None:
+        while True:
+            if not await connection.is_alive():
+                break
+            await asyncio.sleep(LETTING_GO_CHECK_S)
+        del self._proving[connection]
+        connection.abort("it is silent and others wait for a segment that was taken from it")
+
+    def _end_proofs(self, connections: Iterable["Connection"]) -> None:
+        for connection in list(connections):
+            self._proving.pop(connection).cancel()
 
     def _give_up(self, segment_id: int) -> None:
         self._release.pop(segment_id, None)

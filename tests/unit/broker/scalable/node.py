@@ -136,6 +136,7 @@ class Peer:
         self.remote = "127.0.0.1:1"
         self.connected_ms = 0
         self.closing = False
+        self.silent = False
         self.writable = True
         self.closed_because: str | None = None
         self.sent: list[pb.BaseCommand] = []
@@ -178,7 +179,7 @@ class Peer:
     abort = close
 
     async def is_alive(self) -> bool:
-        return not self.closing
+        return not self.closing and not self.silent
 
     # What it was sent
 

@@ -100,6 +100,27 @@ async def test_segments_are_handed_over_when_they_are_closed(topic: Node) -> Non
     assert await registered(topic) == ["a", "b"]
 
 
+async def test_a_connection_that_only_its_client_knows_to_be_lost_holds_no_segment_back(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "LETTING_GO_CHECK_S", 0)
+    lost, second = topic.peer(), topic.peer()
+    await lost.register("a")
+    for n in (1, 3):
+        await lost.attach(n, "a")
+    back = topic.peer()
+    await back.register("a")
+    for n in (0, 2):
+        await back.attach(n, "a")
+    _, answer = await second.register("b")
+    assert segments(answer) == [], "its client closes nothing of what it lost"
+    lost.silent = True
+    await until_told(second, [1, 3], answer)
+    assert lost.closing
+    assert not back.closing
+    assert await registered(topic) == ["a", "b"]
+
+
 async def test_closing_all_segments_is_leaving(topic: Node) -> None:
     first, second = topic.peer(), topic.peer()
     await first.register("a")

@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 3),
     Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 2),
     Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 2),
-    Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers", 13),
+    Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers", 109),
     Mutant(
         "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 2
     ),

@@ -18,7 +18,8 @@ Rules:
 - In order, each message carries the position vectors of all topics: acknowledging it acknowledges
   everything that was handed out before it, also in a transaction.
 - When a transaction that acknowledged does not commit, everything of all topics that is not
-  acknowledged is handed out once more (`stream_consumer.py`).
+  acknowledged is handed out once more (`stream_consumer.py`).  Messages from before are not
+  acknowledged any more, as they would acknowledge what waits here to be handed out again.
 - A topic that goes, or whose consumer is made anew, before everything handed out of it was
   acknowledged is in no transaction, and no transaction acknowledges until everything comes again.
 """
@@ -50,7 +51,7 @@ from magnetar.consume.refusals import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction
 from magnetar.consume.stream_consumer import StreamConsumer, random_name
 from magnetar.context import ClientContext
-from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
+from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound, TransactionConflict
 from magnetar.message import Message
 from magnetar.message_id import MessageId, Positions
 from magnetar.opening import resolve
@@ -321,9 +322,11 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
 class NamespaceMessage(Message[T]):
     """A message whose id names its topic, and the position vectors of all topics if there are."""
 
-    __slots__ = ("_positions_of_topics",)
+    __slots__ = ("_positions_of_topics", "times_back")
 
-    def __init__(self, message: Message[T], positions_of_topics: _Vectors) -> None:
+    def __init__(
+        self, message: Message[T], positions_of_topics: _Vectors, times_back: int = 0
+    ) -> None:
         super().__init__(
             message.received,
             message._schema,
@@ -332,6 +335,8 @@ class NamespaceMessage(Message[T]):
             message._positions,
         )
         self._positions_of_topics = positions_of_topics
+        self.times_back = times_back
+        """How often everything had come again when it was handed out."""
 
     @property
     def id(self) -> MessageId:
@@ -362,6 +367,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         self._vectors: _Vectors = MappingProxyType({})
         self._acknowledged: dict[str, Positions] = {}
         """Of each topic the last vector that was acknowledged without a transaction."""
+        self._all_times_back = 0
         self._lost: str | None = None
         """A topic of which something may be done twice, until everything comes again."""
 
@@ -385,6 +391,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
 
     def _went_back(self, consumer: StreamConsumer[T] | None) -> None:
         """The vectors of one topic are in the ids of the others."""
+        self._all_times_back += 1
         for each in self._consumers.values():
             if each is not consumer:
                 each.redeliver_unacknowledged()
@@ -397,7 +404,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
 
     def _hand_out(self, topic: str, message: Message[T]) -> Message[T]:
         self._vectors = MappingProxyType({**self._vectors, topic: message.id.positions})
-        return NamespaceMessage(message, self._vectors)
+        return NamespaceMessage(message, self._vectors, self._all_times_back)
 
     def _ended(self, topic: str, consumer: StreamConsumer[T]) -> None:
         if not consumer.is_all_acknowledged:
@@ -424,6 +431,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
         try:
+            self._check_not_from_before(message)
             outcomes = self._ack_all(message.id.positions_of_topics, transaction, wait=wait)
         except MagnetarError as error:
             if transaction is not None:
@@ -432,6 +440,18 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
                 cannot_commit(self._context, transaction, error)
             raise
         return AllOf(outcomes) if outcomes else DONE
+
+    def _check_not_from_before(self, message: Message[T]) -> None:
+        """What topics have handed out once more may wait here: its user has not seen it."""
+        if isinstance(message, NamespaceMessage) and message.times_back == self._all_times_back:
+            return
+        for topic, positions in message.id.positions_of_topics.items():
+            consumer = self._consumers.get(topic)
+            if consumer is not None and not consumer.is_acknowledged(positions):
+                raise TransactionConflict(
+                    f"Messages of {topic} up to this one come again, as a transaction did not "
+                    "commit or they were asked for; acknowledge it when it is received once more."
+                )
 
     def _ack_all(
         self, vectors: _Vectors, transaction: AckTransaction | None, *, wait: bool

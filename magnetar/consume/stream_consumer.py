@@ -148,6 +148,10 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         """Whether everything that was handed out is acknowledged."""
         return all(self._acks.is_all_done(segment_id) for segment_id in self._vector)
 
+    def is_acknowledged(self, positions: Positions) -> bool:
+        """Whether everything up to there is, outside of transactions that are open."""
+        return all(self._acks.is_done(i, entry, None) for i, entry in positions.items())
+
     async def open(self) -> None:
         """Register, and subscribe to what is assigned first.
 

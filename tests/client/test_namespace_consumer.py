@@ -191,6 +191,35 @@ async def test_what_is_given_up_before_it_is_acknowledged_is_asked_for_again(
 
 
 @pytest.mark.magnetar_only
+@pytest.mark.parametrize("in_transaction", [True, False])
+async def test_a_message_from_before_an_abort_does_not_acknowledge_what_comes_again(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], in_transaction: bool
+) -> None:
+    one = await topic(1, properties=mark)
+    async with client.producer(one.name, schema=STRING) as producer:
+        for value in "abc":
+            producer.send_nowait(value)
+    async with stream(client, mark) as consumer:
+        before = [await consumer.receive(WAIT_S) for _ in range(3)]
+        transaction = await client.transaction()
+        await consumer.ack(before[0], transaction=transaction)
+        await transaction.abort()
+        assert (await consumer.receive(WAIT_S)).value == "a"
+        later = await client.transaction() if in_transaction else None
+        with pytest.raises(TransactionConflict):
+            await consumer.ack(before[2], transaction=later)
+        if later is not None:
+            with pytest.raises(TransactionConflict):
+                await later.commit()
+            assert (await consumer.receive(WAIT_S)).value == "a"
+        again = [await consumer.receive(WAIT_S) for _ in range(2)]
+        assert [message.value for message in again] == ["b", "c"]
+        await consumer.ack(again[-1], wait=True)
+        await consumer.ack(before[0], wait=True)
+        await nothing_more(consumer)
+
+
+@pytest.mark.magnetar_only
 @pytest.mark.parametrize("read_on", [True, False])
 async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], read_on: bool

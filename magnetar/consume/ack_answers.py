@@ -12,16 +12,30 @@ Pure; whoever waits is a future that the shell makes.  Rules:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final
 
 from magnetar.bounds import MAX_UNANSWERED_ACKS
 from magnetar.errors import MagnetarError, OperationTimedOut
 from protocol import pulsar_pb2 as pb
 
-__all__ = ["AckAnswers"]
+__all__ = ["DONE", "AckAnswers"]
 
 Answer = Callable[[pb.BaseCommand | MagnetarError], None]
+
+
+class _Done:
+    """An awaitable that has come to its end."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+DONE: Final = _Done()
+"""What is awaited of an acknowledgement whose answer nobody waits for."""
 
 
 class _Group:

@@ -232,6 +232,11 @@ class AckTracker:
             self._forget_if_done(key, batch)
         return [acknowledgement_of(message_id)]
 
+    def let_go(self, held: Sequence[Acknowledgement]) -> None:
+        """What `hold` gave was not acknowledged: pieces of a message are asked for together."""
+        if len(held) > 1:
+            self._chunks[held[-1].key] = tuple(each.key for each in held)
+
     def hold_up_to(
         self, message_id: EntryId, found: Iterable[EntryId], first: EntryKey | None
     ) -> tuple[Acknowledgement | None, list[Acknowledgement]]:

@@ -7,6 +7,7 @@ be.  `SubscribeSettings` is what one SUBSCRIBE needs; consumers make it of what 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Literal, TypedDict
 
 from magnetar.bounds import CHUNKED_BYTES
@@ -101,6 +102,8 @@ class SubscribeSettings:
     receiver_queue_size: int = 1000
     ack_grouping_ms: int = 100
     nack_delay: NackDelay = NackDelay()
+    processing_timeout_ms: int = 0
+    """0: none."""
     max_pending_chunked_messages: int = 10
     max_pending_chunked_bytes: int = CHUNKED_BYTES
     expire_chunked_after_ms: int = 60_000
@@ -111,7 +114,12 @@ class SubscribeSettings:
         check_positive("receiver_queue_size", self.receiver_queue_size)
         check_positive("max_pending_chunked_messages", self.max_pending_chunked_messages)
         check_positive("max_pending_chunked_bytes", self.max_pending_chunked_bytes)
-        for name in ("ack_grouping_ms", "expire_chunked_after_ms", "priority_level"):
+        for name in (
+            "ack_grouping_ms",
+            "expire_chunked_after_ms",
+            "priority_level",
+            "processing_timeout_ms",
+        ):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}; give it 0 or more.")
 
@@ -217,6 +225,10 @@ class QueueSettings(SubscriptionSettings):
 
     nack_delay: NackDelay = NackDelay()
     """How long a message that was not processed waits until it comes again."""
+    processing_timeout_s: float | None = None
+    """After that a message comes again that was handed out and is neither acknowledged nor
+    negatively acknowledged; None or 0: it never does (the Java client's `processingTimeout`).
+    """
     dead_letters: DeadLetterPolicy | None = None
     """What becomes of messages that come again too often; None: they come on."""
     priority_level: int = 0
@@ -224,6 +236,8 @@ class QueueSettings(SubscriptionSettings):
 
     def __post_init__(self) -> None:
         self._check()
+        if self.processing_timeout_s:
+            check_positive("processing_timeout_s", self.processing_timeout_s)
         self.of_segment("-", 0, None)
 
     def of_segment(
@@ -235,6 +249,7 @@ class QueueSettings(SubscriptionSettings):
             self._subscribing(subscription, SubscriptionKind.SHARED, name, schema),
             priority_level=self.priority_level,
             nack_delay=self.nack_delay,
+            processing_timeout_ms=ceil((self.processing_timeout_s or 0) * 1000),
         )
 
 
@@ -242,5 +257,6 @@ class QueueOptions(SubscriptionOptions, total=False):
     """The fields of `QueueSettings`, to be given by name."""
 
     nack_delay: NackDelay
+    processing_timeout_s: float | None
     dead_letters: DeadLetterPolicy | None
     priority_level: int

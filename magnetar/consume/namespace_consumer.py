@@ -283,13 +283,21 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
     def _consumer_of(self, topic: str, local_name: str) -> QueueConsumer[T]:
         how = replace(self._settings, consumer_name=f"{self.name}-{local_name}")
         return QueueConsumer(
-            self._context, topic, self._subscription, self._schema, how, create_if_missing=False
+            self._context,
+            topic,
+            self._subscription,
+            self._schema,
+            how,
+            create_if_missing=False,
+            passes_on=True,
         )
 
     async def _next_of(self, consumer: QueueConsumer[T]) -> list[Message[T]]:
         return await consumer.receive_batch(NAMESPACE_BATCH)
 
     def _hand_out(self, topic: str, message: Message[T]) -> Message[T]:
+        if self._settings.processing_timeout_s:
+            self._consumers[topic].begin_processing(message)
         return NamespaceMessage(message, _NO_VECTORS)
 
     def ack(

@@ -17,6 +17,9 @@ Rules:
 - A message of a segment that is closed meanwhile needs no acknowledgement.  In a transaction that
   is so only where everything is acknowledged, or the segment has gone: while it is opened anew it
   raises, as the message comes again.
+- With `processing_timeout_s` a message that was handed out and is neither acknowledged nor
+  negatively acknowledged in that time comes again; what of its batch is not acknowledged comes with
+  it.  An acknowledgement that is late still counts; what has come again by then is handed out.
 - `close` sends the acknowledgements and gives back everything else, to other consumers.
 """
 
@@ -75,8 +78,14 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         schema: Schema[T],
         settings: QueueSettings,
         create_if_missing: bool = True,
+        *,
+        passes_on: bool = False,
     ) -> None:
-        """Raises `InvalidTopicName`, `InvalidArgument`."""
+        """Raises `InvalidTopicName`, `InvalidArgument`.
+
+        `passes_on`: it hands out to somebody who says when the application has a message
+        (`begin_processing`).
+        """
         inbox = _QueueInbox(
             settings.receiver_queue_size * INBOX_SEGMENTS, settings.receiver_queue_bytes
         )
@@ -95,6 +104,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: set[int] = set()
         self._closing: asyncio.Task[None] | None = None
+        self._begins_processing = bool(settings.processing_timeout_s) and not passes_on
 
     @property
     def topic(self) -> str:
@@ -130,8 +140,15 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         return self._schema
 
     def _hand_out(self, received: Received[SegmentConsumer]) -> Message[T]:
-        segment_id = received.segment.segment.segment_id
-        return Message(received, self._schema, self._topic, segment_id)
+        segment = received.segment
+        if self._begins_processing:
+            segment.begin_processing(received)
+        return Message(received, self._schema, self._topic, segment.segment.segment_id)
+
+    def begin_processing(self, message: Message[T]) -> None:
+        """The application has a message now: `processing_timeout_s` begins, if there is one."""
+        if (segment := self._segment_of(message)) is not None:
+            segment.begin_processing(message.received)
 
     # Acknowledging
 
@@ -186,7 +203,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
     def nack(self, message: Message[T]) -> None:
         """A message could not be processed: it comes again later, to this consumer or another."""
         if self._closing is None and (segment := self._segment_of(message)) is not None:
-            segment.nack(message.received.entry_id, message.redelivery_count)
+            segment.nack_handed_out(message.received.entry_id, message.redelivery_count)
 
     def _segment_of(self, message: Message[T]) -> SegmentConsumer | None:
         """Who has the message's segment now; None if nobody needs to."""

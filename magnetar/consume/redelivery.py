@@ -44,7 +44,7 @@ class Redelivery:
         "_multiplier",
         "_tick_ms",
         "_ticks",
-        "_waiting",
+        "waiting",
     )
 
     def __init__(self, min_ms: int, max_ms: int, multiplier: float) -> None:
@@ -52,14 +52,15 @@ class Redelivery:
         self._max_ms = max_ms
         self._multiplier = multiplier
         self._tick_ms = max(1, min_ms // TICKS)
-        self._waiting: dict[EntryKey, int] = {}
+        self.waiting: Final[dict[EntryKey, int]] = {}
+        """The entries that are to be asked for, and when."""
         self._indexes: dict[EntryKey, set[int]] = {}
         """The messages for which an entry waits, by their index in the batch."""
         self._due: dict[int, list[EntryKey]] = {}
         self._ticks: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(
         self, keys: Sequence[EntryKey], redelivery_count: int, now_ms: int, index: int = -1
@@ -69,9 +70,9 @@ class Redelivery:
         due_ms = -(-(now_ms + delay) // self._tick_ms) * self._tick_ms
         for key in keys:
             self._indexes.setdefault(key, set()).add(index)
-            if self._waiting.get(key, due_ms + 1) <= due_ms:
+            if self.waiting.get(key, due_ms + 1) <= due_ms:
                 continue
-            self._waiting[key] = due_ms
+            self.waiting[key] = due_ms
             if due_ms not in self._due:
                 self._due[due_ms] = []
                 heappush(self._ticks, due_ms)
@@ -88,8 +89,8 @@ class Redelivery:
         while self._ticks and self._ticks[0] <= now_ms:
             tick = heappop(self._ticks)
             for key in self._due.pop(tick):
-                if self._waiting.get(key) == tick:
-                    del self._waiting[key], self._indexes[key]
+                if self.waiting.get(key) == tick:
+                    del self.waiting[key], self._indexes[key]
                     found.append(key)
         return found
 
@@ -100,11 +101,11 @@ class Redelivery:
             return
         indexes.discard(index)
         if index < 0 or not indexes:
-            del self._waiting[key], self._indexes[key]
+            del self.waiting[key], self._indexes[key]
 
     def clear(self) -> None:
         """The broker delivers everything again anyway."""
-        self._waiting.clear()
+        self.waiting.clear()
         self._indexes.clear()
         self._due.clear()
         self._ticks.clear()

@@ -6,7 +6,9 @@ Signatures for whoever builds on it:
     await open(timeout_s), await close()                               as every `Attachment`
     acknowledge(id, transaction=None), acknowledge_up_to(id, transaction=None) -> Awaitable[None]
     await confirmed()                       everything acknowledged so far is known to the broker
+    begin_processing(received)              handed out: `how.processing_timeout_ms` begins
     nack(id, redelivery_count)              asked for again after the delay of `how.nack_delay`
+    nack_handed_out(id, redelivery_count)   unless that was done since it was handed out
     redeliver(ids)                          asked for again now; of an exclusive one: everything
     await leave_in_order(); await unsubscribe(force)
     on_end, on_failure: Callable[[SegmentConsumer], None] | None       to be set by its owner
@@ -24,17 +26,19 @@ Rules:
   and goes on behind the last message that was put there.
 - Failing for good is told to `on_failure`; without one the inbox fails.
 - It counts and logs what cannot be unpacked (`damaged`).
+- What is acknowledged in a transaction has no timeout any more: the broker brings it back if that
+  aborts.  If the acknowledgement fails the timeout begins anew.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar, cast
 
 from magnetar.bounds import LEAVE_S, MAX_ACK_GROUP, MAX_UNCOMPRESSED_BYTES
-from magnetar.consume.ack_answers import AckAnswers
-from magnetar.consume.ack_tracker import AckTracker
+from magnetar.consume.ack_answers import DONE, AckAnswers
+from magnetar.consume.ack_tracker import Acknowledgement, AckTracker
 from magnetar.consume.ack_transaction import AckTransaction, Subscribed
 from magnetar.consume.chunk_assembly import ChunkAssembly
 from magnetar.consume.consumer_commands import (
@@ -56,7 +60,7 @@ from magnetar.consume.inbox import Inbox
 from magnetar.consume.outcomes import awaited_or_not
 from magnetar.consume.permits import Permits
 from magnetar.consume.received import EntryKey, Received
-from magnetar.consume.redelivery import Redelivery
+from magnetar.consume.redelivery_timer import RedeliveryTimer
 from magnetar.context import ClientContext
 from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, ServiceNotReady
 from magnetar.message_id import EntryId
@@ -71,20 +75,6 @@ __all__ = ["DONE", "AckTransaction", "SegmentConsumer", "Subscribed"]
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
 _MESSAGE: Final = pb.BaseCommand.MESSAGE
-
-
-class _Done:
-    """An awaitable that has come to its end."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
-
-
-DONE: Final = _Done()
-"""What is awaited of what is done."""
 
 
 class SegmentConsumer(Attachment):
@@ -118,8 +108,9 @@ class SegmentConsumer(Attachment):
             max_bytes=how.max_pending_chunked_bytes,
             in_order=how.kind is SubscriptionKind.EXCLUSIVE,
         )
-        delay = how.nack_delay
-        self._redelivery = Redelivery(delay.min_ms, delay.max_ms, delay.multiplier)
+        self._again = RedeliveryTimer(context.loop, how, self._tracker, self._redeliver)
+        self._nacked = self._again.nacked
+        self._timeouts = self._again.timeouts
         self._last: Received[SegmentConsumer] | None = None
         """The last that was put into the inbox."""
         self._decoder = self._new_decoder()
@@ -130,7 +121,6 @@ class SegmentConsumer(Attachment):
         self._epoch = 0
         self._leaving = False
         self._acks_due: asyncio.TimerHandle | None = None
-        self._redelivery_due: asyncio.TimerHandle | None = None
         self._up = asyncio.Event()
         """Set while it is attached, and when it will not be again."""
 
@@ -185,10 +175,10 @@ class SegmentConsumer(Attachment):
 
     async def close(self) -> None:
         """Acknowledge what was acknowledged, give back everything else, and end."""
-        for timer in (self._acks_due, self._redelivery_due):
-            if timer is not None:
-                timer.cancel()
-        self._acks_due = self._redelivery_due = None
+        if self._acks_due is not None:
+            self._acks_due.cancel()
+            self._acks_due = None
+        self._again.clear()
         if self._handed_out is not None:
             self._handed_out.give_up()
         self._leaving = True
@@ -213,7 +203,7 @@ class SegmentConsumer(Attachment):
             kept = self._permits.waiting
         self._permits.reset()
         self._permits.keep(kept)
-        self._redelivery.clear()
+        self._again.clear()
         self._decoder = self._new_decoder()
 
     def _start(self) -> EntryId | None:
@@ -340,12 +330,17 @@ class SegmentConsumer(Attachment):
         """The same of what is shared, without a transaction, in less time."""
         self._check_open()
         entry = received.entry
+        for chunk in entry.chunks:
+            # It is not known which they are if they were asked for again.
+            self._tracker.acknowledge_entry(chunk)
         self._acknowledge(entry.key, received.batch_index, entry.batch_size)
 
     def _acknowledge(self, key: EntryKey, index: int, size: int) -> None:
-        if self._redelivery:
+        if self._timeouts is not None:
+            self._timeouts.end(key, index)
+        if self._nacked.waiting:
             for each in self._tracker.entries_of(EntryId(*key)):
-                self._redelivery.forget(each, index)
+                self._nacked.forget(each, index)
         self._tracker.acknowledge(key, index, size)
         if self._acks_due is None or self._tracker.waiting >= MAX_ACK_GROUP:
             self._acknowledged()
@@ -411,11 +406,13 @@ class SegmentConsumer(Attachment):
         said = transaction.acknowledging_on(self.segment.topic, self.how.subscription)
         outcome: asyncio.Future[None] = self.context.loop.create_future()
         transaction.track(cast("asyncio.Future[object]", outcome))
+        held: Sequence[Acknowledgement] = ()
         if up_to:
             commands = self._commands_up_to(message_id, transaction.id)
         else:
             held = self._tracker.hold(message_id)
             commands = list(acks_of(self.consumer_id, held, transaction.id))
+        attachment, in_time = self.connection, self._again.ends(message_id)
         task = self.context.loop.create_task(self._answered(said, commands))
         self._answering.add(task)
 
@@ -424,6 +421,10 @@ class SegmentConsumer(Attachment):
             if task.cancelled():
                 outcome.cancel()
             elif (error := task.exception()) is not None:
+                if attachment is not None and attachment is self.connection:
+                    self._tracker.let_go(held)
+                    if in_time:
+                        self._again.handed_out(message_id.key, message_id.batch_index)
                 outcome.set_exception(error)
             else:
                 self._was_acknowledged(message_id, up_to=up_to)
@@ -514,6 +515,19 @@ class SegmentConsumer(Attachment):
 
     # Again
 
+    def begin_processing(self, received: Received[object]) -> None:
+        """The application has a message now.  It comes again unless it is done with in time."""
+        if self.state is AttachmentState.ATTACHED:
+            self._again.handed_out(received.entry.key, received.batch_index)
+
+    def nack_handed_out(self, message_id: EntryId, redelivery_count: int) -> None:
+        """As `nack`, of what `begin_processing` was told of, if there is a timeout.
+
+        What was asked for since then is not asked for once more: its count would go up twice.
+        """
+        if self._timeouts is None or self._again.ends(message_id):
+            self.nack(message_id, redelivery_count)
+
     def nack(self, message_id: EntryId, redelivery_count: int) -> None:
         """Ask for a message again, after a delay that grows with each redelivery."""
         keys = self._tracker.entries_of(message_id)
@@ -542,6 +556,7 @@ class SegmentConsumer(Attachment):
         if connection is None or connection.is_lost or not keys:
             return
         self._send_acks()
+        self._again.asked(keys)
         self._permits.taken(self._inbox.drop(self, frozenset(keys)))
         self._tracker.ask_again(keys)
         for command in redelivers_of(self.consumer_id, keys):
@@ -550,25 +565,7 @@ class SegmentConsumer(Attachment):
 
     def _ask_later(self, keys: Sequence[EntryKey], redelivery_count: int, index: int = -1) -> None:
         if self.state is AttachmentState.ATTACHED:
-            self._redelivery.add(keys, redelivery_count, self._loop_ms(), index)
-            self._schedule_redelivery()
-
-    def _schedule_redelivery(self) -> None:
-        if self._redelivery_due is not None:
-            self._redelivery_due.cancel()
-            self._redelivery_due = None
-        due_ms = self._redelivery.next_ms
-        if due_ms is not None:
-            wait_s = max(0, due_ms - self._loop_ms()) / 1000
-            self._redelivery_due = self.context.loop.call_later(wait_s, self._redeliver_due)
-
-    def _redeliver_due(self) -> None:
-        self._redelivery_due = None
-        self._redeliver(self._redelivery.due(self._loop_ms()))
-        self._schedule_redelivery()
-
-    def _loop_ms(self) -> int:
-        return int(self.context.loop.time() * 1000)
+            self._again.nack(keys, redelivery_count, index)
 
     # The end
 

@@ -60,6 +60,23 @@ async def test_what_is_sent_is_received_and_acknowledged(
         assert again.receive_batch(10, timeout_s=0.2) == []
 
 
+async def test_what_is_not_acknowledged_in_time_comes_again(
+    threaded: magnetar.sync.Client, topic: MakeTopic
+) -> None:
+    name = str(await topic(segments=1))
+    with (
+        threaded.producer(name, schema=str) as producer,
+        threaded.queue_consumer(
+            name, "s", schema=str, initial_position=EARLIEST, processing_timeout_s=0.1
+        ) as consumer,
+    ):
+        where = producer.send("slow")
+        came = [consumer.receive(PATIENCE_S) for _ in range(3)]
+        assert [(each.id, each.redelivery_count) for each in came] == [
+            (where, count) for count in range(3)
+        ]
+
+
 async def test_what_an_abort_leaves_is_asked_for(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:

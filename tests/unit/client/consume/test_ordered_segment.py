@@ -8,7 +8,7 @@ from magnetar.message_id import EntryId
 from magnetar.wire.connection import PeerKind
 from protocol import pulsar_pb2 as pb
 from protocol.frames import Frame
-from tests.unit.client.consume.test_segment_consumer import (
+from tests.unit.client.consume.setting import (
     WAIT_S,
     FakeTransaction,
     Place,

@@ -2,120 +2,30 @@
 
 import asyncio
 import gc
-from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 
-from magnetar.consume.consumer_settings import NackDelay, SubscribeSettings, SubscriptionKind
-from magnetar.consume.inbox import Inbox
-from magnetar.consume.received import Received
-from magnetar.consume.segment_consumer import SegmentConsumer
-from magnetar.context import ClientContext
+from magnetar.consume.consumer_settings import NackDelay, SubscriptionKind
 from magnetar.errors import (
     AlreadyClosed,
     ConnectionLost,
     InvalidArgument,
-    MagnetarError,
     OperationTimedOut,
     TransactionConflict,
 )
 from magnetar.message_id import EntryId
-from magnetar.wire.connection import PeerKind
 from protocol import pulsar_pb2 as pb
-from protocol.frames import Frame
-from protocol.message import build_batch, build_entry
-from tests.unit.client.layout.fakes import FakeConnection, FakePool, context_of
-
-WAIT_S = 5
-Kind = pb.BaseCommand
-
-
-@dataclass(frozen=True)
-class Place:
-    """What is subscribed to."""
-
-    topic: str = "segment://public/default/t/0000-ffff-0"
-    segment_id: int = 0
-
-
-class Setting:
-    """A consumer, its inbox, and what it says to the broker."""
-
-    def __init__(
-        self,
-        kind: SubscriptionKind = SubscriptionKind.SHARED,
-        operation_timeout_s: float = WAIT_S,
-        *,
-        ack_grouping_ms: int = 60_000,
-        nack_delay: NackDelay | None = None,
-        durable: bool = True,
-        beside: "Setting | None" = None,
-    ) -> None:
-        """`beside` shares its connection and its inbox."""
-        self.pool: FakePool = beside.pool if beside else FakePool()
-        self.inbox: Inbox[SegmentConsumer] = beside.inbox if beside else Inbox(100, 1_000_000)
-        how = SubscribeSettings(
-            subscription="s",
-            kind=kind,
-            durable=durable,
-            receiver_queue_size=10,
-            ack_grouping_ms=ack_grouping_ms,
-            nack_delay=nack_delay or NackDelay(),
-        )
-        self.context: ClientContext = (
-            beside.context if beside else context_of(self.pool, operation_timeout_s)
-        )
-        self.consumer = SegmentConsumer(self.context, Place(), how, self.inbox)
-
-    @property
-    def connection(self) -> FakeConnection:
-        return self.pool.connection
-
-    async def open(self) -> "Setting":
-        await self.consumer.open(WAIT_S)
-        return self
-
-    async def without_connection(self) -> None:
-        """The connection is lost, and there is no other one."""
-        refusals = [ConnectionLost("Nobody is there; wait.") for _ in range(1000)]
-        self.pool.failures.extend(refusals)
-        self.connection.lose()
-
-    def deliver(self, entry_id: int, *payloads: bytes) -> list[Received[SegmentConsumer]]:
-        """A batch comes; its messages are taken."""
-        raw = build_batch((pb.SingleMessageMetadata(payload_size=0), each) for each in payloads)
-        about = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-        about.num_messages_in_batch = len(payloads)
-        self.hand_in(entry_id, build_entry(about, raw))
-        return self.taken()
-
-    def hand_in(self, entry_id: int, entry: bytes) -> None:
-        where = pb.MessageIdData(ledger_id=1, entry_id=entry_id)
-        message = pb.CommandMessage(consumer_id=self.consumer.consumer_id, message_id=where)
-        command = pb.BaseCommand(type=Kind.MESSAGE, message=message)
-        handler = self.connection.handlers[PeerKind.CONSUMER, self.consumer.consumer_id]
-        handler.received(Frame(command, entry))
-
-    def taken(self) -> list[Received[SegmentConsumer]]:
-        found: list[Received[SegmentConsumer]] = []
-        while (received := self.inbox.take_nowait()) is not None:
-            found.append(received)
-        return found
-
-    def said(self, kind: int) -> list[pb.BaseCommand]:
-        """What was said of a kind since the last time; the rest is forgotten."""
-        found: list[pb.BaseCommand] = []
-        while not self.connection.sent.empty():
-            command = self.connection.sent.get_nowait()
-            if command.type == kind:
-                found.append(command)
-        return found
-
-    def answer(self, command: pb.BaseCommand) -> None:
-        self.connection.asked.pop(command.ack.request_id)(
-            pb.BaseCommand(type=Kind.ACK_RESPONSE, ack_response=pb.CommandAckResponse())
-        )
+from tests.unit.client.consume.setting import (
+    WAIT_S,
+    FakeTransaction,
+    Kind,
+    Setting,
+    pieces,
+    single,
+    turns,
+)
+from tests.unit.client.layout.fakes import FakeConnection
 
 
 class Spinless(asyncio.Event):
@@ -125,37 +35,6 @@ class Spinless(asyncio.Event):
         self.waits = getattr(self, "waits", 0) + 1
         assert self.waits < 100, "it spins"
         return await super().wait()
-
-
-def single(payload: bytes = b"x") -> bytes:
-    return build_entry(
-        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), payload
-    )
-
-
-def pieces(payload: bytes) -> list[bytes]:
-    """A message of two pieces."""
-    middle = len(payload) // 2
-    return [
-        build_entry(
-            pb.MessageMetadata(
-                producer_name="p",
-                sequence_id=1,
-                publish_time=1,
-                uuid=payload.decode(),
-                chunk_id=at,
-                num_chunks_from_msg=2,
-                total_chunk_msg_size=len(payload),
-            ),
-            piece,
-        )
-        for at, piece in enumerate((payload[:middle], payload[middle:]))
-    ]
-
-
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 class TestClosing:
@@ -228,23 +107,6 @@ class TestAgain:
         (entry,) = again[0].redeliver_unacknowledged_messages.message_ids
         assert (entry.ledger_id, entry.entry_id) == (1, 1)
         await setting.consumer.close()
-
-
-class FakeTransaction:
-    """One that may take no more."""
-
-    def __init__(self) -> None:
-        self.id = (1, 2)
-        self.tracked: list[asyncio.Future[object]] = []
-        self.refusal: MagnetarError | None = None
-
-    def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
-        return None
-
-    def track(self, outcome: asyncio.Future[object]) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.tracked.append(outcome)
 
 
 class TestInATransaction:

@@ -29,6 +29,8 @@ class FakeConnection:
         self.sent: asyncio.Queue[pb.BaseCommand] = asyncio.Queue()
         self.handlers: dict[tuple[PeerKind, int], Handler] = {}
         self.asked: dict[int, Answered] = {}
+        self.refusals: list[MagnetarError] = []
+        """What the next requests are answered with."""
         self._last_id = 0
 
     def attach(self, kind: PeerKind, number: int, handler: Handler) -> None:
@@ -55,6 +57,8 @@ class FakeConnection:
 
     async def request(self, command: pb.BaseCommand, timeout_s: float | None = None) -> None:
         self.send(command)
+        if self.refusals:
+            raise self.refusals.pop(0)
 
     # What the broker does
 

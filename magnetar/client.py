@@ -34,7 +34,7 @@ from magnetar.consume.ordered_settings import (
 )
 from magnetar.consume.queue_consumer import QueueConsumer
 from magnetar.consume.stream_consumer import StreamConsumer
-from magnetar.context import ClientContext
+from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
 from magnetar.identity import Identities
 from magnetar.opening import ClosedAfterwards, Openable, Opening, completed, finished
@@ -121,6 +121,7 @@ class Client(ClosedAfterwards):
         self._opened: dict[_Step, WeakSet[Openable]] = {step: WeakSet() for step in _Step}
         self._coordinators: Coordinators | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._loop: Final = self.context.loop
 
     async def open(self) -> None:
         """Reach a broker.  Raises why none can be."""
@@ -128,7 +129,8 @@ class Client(ClosedAfterwards):
         await self.context.pool.any()
 
     async def close(self) -> None:
-        """See the module's rules.  Cancelling it does not stop it."""
+        """See the module's rules.  Cancelling it does not stop it.  Raises `WrongLoop`."""
+        check_loop(self._loop)
         if self._closing is None:
             self._closing = self.context.loop.create_task(self._close())
         await completed(finished(self._closing))
@@ -377,6 +379,7 @@ class Client(ClosedAfterwards):
         self._check_open()
 
         def made() -> O:
+            check_loop(self._loop)
             self._check_open()
             opened = make()
             self._opened[step].add(opened)

@@ -12,13 +12,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from magnetar.errors import WrongLoop
 from magnetar.identity import Identities
 from magnetar.settings import ClientSettings
 
 if TYPE_CHECKING:
     from magnetar.wire.pool import ConnectionPool
 
-__all__ = ["ClientContext"]
+__all__ = ["ClientContext", "check_loop"]
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that runs in this thread, if any does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def check_loop(own: asyncio.AbstractEventLoop) -> None:
+    """Raises `WrongLoop` unless `own` is the loop that runs: on another one waiting never ends."""
+    if running_loop() is not own:
+        raise WrongLoop(
+            "This was opened on another event loop than the one that runs here, or none runs here: "
+            "connect a client in each loop (each asyncio.run, each thread, each test), or use "
+            "magnetar.sync, which any thread may use."
+        )
 
 
 def _wall_clock_ms() -> int:

@@ -54,6 +54,7 @@ __all__ = [
     "TransactionNotFound",
     "TransactionTimedOut",
     "UnsupportedVersion",
+    "WrongLoop",
     "error_of",
 ]
 
@@ -239,6 +240,10 @@ class ClientError(MagnetarError):
 
 class InvalidArgument(ClientError, ValueError):
     """What was given cannot be; nothing was sent."""
+
+
+class WrongLoop(ClientError, RuntimeError):
+    """What belongs to one event loop was used on another, or in a thread without one."""
 
 
 class ConnectionLost(ClientError, ConnectionError):

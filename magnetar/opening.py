@@ -12,7 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from magnetar.errors import InvalidArgument, MagnetarError
 
@@ -109,6 +109,22 @@ class Opening(Generic[T]):
         """`make` builds what is then opened; it is called when the opening begins."""
         self._make: Callable[[], T] | None = make
         self._opened: T | None = None
+
+    if not TYPE_CHECKING:  # for who runs no type checker; those that do are told by it
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(
+                f"{name!r} is not there yet, as this is not open: await it first, or enter it by "
+                "`async with ... as`.",
+                name=name,
+                obj=self,
+            )
+
+        def __enter__(self) -> object:
+            raise TypeError("This is entered by `async with`; magnetar.sync has what `with` takes.")
+
+        def __exit__(self, *_: object) -> None:
+            """Never called: nothing was entered."""
 
     def __await__(self) -> Generator[None, None, T]:
         return self._open().__await__()

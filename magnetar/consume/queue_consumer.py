@@ -37,7 +37,7 @@ from magnetar.consume.received import Received
 from magnetar.consume.receiving import Receiving
 from magnetar.consume.refusals import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
-from magnetar.context import ClientContext
+from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
 from magnetar.layout import Layout, Segment
 from magnetar.layout_watch import LayoutWatch
@@ -165,6 +165,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         `OperationTimedOut`; then it is not known whether it is acknowledged.  In a transaction
         `TransactionConflict` if somebody else acknowledged it, and what the transaction raises.
         """
+        check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
         messages = (message,) if isinstance(message, Message) else tuple(message)
@@ -202,6 +203,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
 
     def nack(self, message: Message[T]) -> None:
         """A message could not be processed: it comes again later, to this consumer or another."""
+        check_loop(self._loop)
         if self._closing is None and (segment := self._segment_of(message)) is not None:
             segment.nack_handed_out(message.received.entry_id, message.redelivery_count)
 

@@ -12,10 +12,11 @@ Rules:
 
 import asyncio
 from abc import abstractmethod
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from magnetar.consume.inbox import Inbox, Source
 from magnetar.consume.received import Received
+from magnetar.context import check_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, InvalidMessage, OperationTimedOut
 from magnetar.message import Message
 from magnetar.opening import ClosedAfterwards
@@ -32,14 +33,16 @@ class HandingOut(ClosedAfterwards, Generic[T]):
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._loop: Final = asyncio.get_running_loop()
 
     # For its user
 
     async def receive(self, timeout_s: float | None = None) -> Message[T]:
         """The next message; waits for it without limit unless `timeout_s` is given.
 
-        Raises `OperationTimedOut`, `AlreadyClosed`, and why the consumer has failed.
+        Raises `OperationTimedOut`, `AlreadyClosed`, `WrongLoop`, and why the consumer has failed.
         """
+        check_loop(self._loop)
         message = self._next_at_hand()
         if message is not None:
             return message

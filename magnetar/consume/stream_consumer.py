@@ -49,7 +49,7 @@ from magnetar.consume.received import Received
 from magnetar.consume.receiving import Receiving
 from magnetar.consume.refusals import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
-from magnetar.context import ClientContext
+from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
     AlreadyClosed,
     InvalidArgument,
@@ -209,6 +209,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         wait: bool = False,
     ) -> Awaitable[None]:
         """As `ack`, by a position vector."""
+        check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed(
                 f"Consumer {self.name} is closed; the message comes again to whoever subscribes."

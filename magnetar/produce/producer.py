@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from magnetar.context import ClientContext
+from magnetar.context import ClientContext, check_loop, running_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError, ProducerQueueFull
 from magnetar.message_id import MessageId
 from magnetar.opening import ClosedAfterwards, completed, finished
@@ -86,7 +86,8 @@ class Producer(ClosedAfterwards, Generic[T]):
             context, topic, settings, schema.info, self._unanswered, self._fail
         )
         self._asked_topic = topic
-        self._create_future = context.loop.create_future
+        self._loop: Final = context.loop
+        self._create_future = self._loop.create_future
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -233,6 +234,8 @@ class Producer(ClosedAfterwards, Generic[T]):
         event_time_ms: int | None,
         sequence_id: int | None,
     ) -> Outgoing:
+        if running_loop() is not self._loop:
+            check_loop(self._loop)
         payload = b"" if value is None else self._encode(value)
         own_key = key if key is None or isinstance(key, bytes) else _utf8("key", key)
         raw_key = b64encode(key) if isinstance(key, bytes) else own_key

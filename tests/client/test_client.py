@@ -8,7 +8,7 @@ import pytest
 
 import magnetar
 from magnetar.consume.consumer_settings import InitialPosition
-from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
+from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError, WrongLoop
 from tests.client.conftest import NAMESPACE, MakeTopic, Service, rest
 from tests.support.broker_process import running
 from tests.support.child_process import HOST
@@ -164,3 +164,55 @@ async def test_what_a_client_says_of_itself_is_in_statistics(
     ):
         status, told = await rest(service, "GET", f"/scalable/{NAMESPACE}/{made.local_name}/stats")
     assert (status, "-night shift" in str(told)) == (200, True), told
+
+
+def test_another_loop_or_none_is_told_so_and_harms_nothing(service: Service) -> None:
+    topic = f"topic://{NAMESPACE}/loops"
+
+    async def opened() -> tuple[
+        magnetar.Client, magnetar.Producer[bytes], magnetar.QueueConsumer[bytes]
+    ]:
+        client = await magnetar.connect(service.url)
+        queue = await client.queue_consumer(topic, "queue")
+        return client, await client.producer(topic), queue
+
+    async def elsewhere() -> None:
+        for each in (
+            producer.send(b"lost"),
+            queue.receive(0.1),
+            queue.receive_batch(1, 0.1),
+            client.producer(topic).__aenter__(),
+            client.close(),
+        ):
+            with pytest.raises(WrongLoop, match="another event loop"):
+                async with asyncio.timeout(20):
+                    await each
+
+    async def here() -> list[bytes]:
+        await producer.send(b"kept")
+        message = await queue.receive(20)
+        with pytest.raises(WrongLoop):
+            await asyncio.to_thread(queue.ack, message)
+        with pytest.raises(WrongLoop):
+            await asyncio.to_thread(queue.nack, message)
+        with pytest.raises(WrongLoop):
+            await asyncio.to_thread(producer.send_nowait, b"lost")
+        await queue.ack(message)
+        await client.close()
+        return [message.data]
+
+    with asyncio.Runner() as runner:
+        client, producer, queue = runner.run(opened())
+        with asyncio.Runner() as other:
+            other.run(elsewhere())
+        assert runner.run(here()) == [b"kept"]
+
+
+async def test_what_is_not_open_says_to_await_it(service: Service) -> None:
+    async with magnetar.connect(service.url) as client:
+        opening: object = client.producer("topic://public/default/never")
+        with pytest.raises(AttributeError, match="await it first"):
+            getattr(opening, "send")  # noqa: B009 - what a type checker refuses
+        assert not hasattr(opening, "send")
+        with pytest.raises(TypeError, match="async with"), opening:  # type: ignore[attr-defined]
+            pass

@@ -34,7 +34,7 @@ from magnetar.consume.dead_letters import DeadLetters
 from magnetar.consume.inbox import Inbox
 from magnetar.consume.outcomes import AllOf
 from magnetar.consume.received import Received
-from magnetar.consume.receiving import Receiving
+from magnetar.consume.receiving import Receiving, check_given
 from magnetar.consume.refusals import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
 from magnetar.context import ClientContext, check_loop
@@ -161,14 +161,17 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
     ) -> Awaitable[None]:
         """One message or several have been processed.  See the module's rules for what is awaited.
 
-        Raises `AlreadyClosed`.  With `wait` what the broker refuses it with, `ConnectionLost` and
-        `OperationTimedOut`; then it is not known whether it is acknowledged.  In a transaction
-        `TransactionConflict` if somebody else acknowledged it, and what the transaction raises.
+        Raises `AlreadyClosed`, and `InvalidArgument` for a message of another topic.  With `wait`
+        what the broker refuses it with, `ConnectionLost` and `OperationTimedOut`; then it is not
+        known whether it is acknowledged.  In a transaction `TransactionConflict` if somebody else
+        acknowledged it, and what the transaction raises.
         """
         check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
-        messages = (message,) if isinstance(message, Message) else tuple(message)
+        messages = tuple(message) if isinstance(message, Iterable) else (message,)
+        for each in messages:
+            check_given(each, self._topic)
         if transaction is not None:
             return self._ack_in(transaction, messages)
         for each in messages:
@@ -204,6 +207,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
     def nack(self, message: Message[T]) -> None:
         """A message could not be processed: it comes again later, to this consumer or another."""
         check_loop(self._loop)
+        check_given(message, self._topic)
         if self._closing is None and (segment := self._segment_of(message)) is not None:
             segment.nack_handed_out(message.received.entry_id, message.redelivery_count)
 

@@ -22,10 +22,26 @@ from magnetar.message import Message
 from magnetar.opening import ClosedAfterwards
 from magnetar.schema.schema import Schema
 
-__all__ = ["HandingOut", "Receiving"]
+__all__ = ["HandingOut", "Receiving", "check_given"]
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Source)
+
+
+def check_given(message: object, topic: str) -> None:
+    """Raises `InvalidArgument` unless it is a message of this topic.
+
+    Of another topic's positions the broker knows nothing here, and would not say so.
+    """
+    if not isinstance(message, Message):
+        raise InvalidArgument(
+            f"This is of type {type(message).__name__}; give the message as receive gave it."
+        )
+    if message.topic != topic:
+        raise InvalidArgument(
+            f"The message is of {message.topic} and this consumer of {topic}; give it to the "
+            "consumer that gave it."
+        )
 
 
 class HandingOut(ClosedAfterwards, Generic[T]):

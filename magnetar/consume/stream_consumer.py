@@ -46,7 +46,7 @@ from magnetar.consume.ordered_segment import OrderedInbox, OrderedSegment
 from magnetar.consume.ordered_settings import StreamSettings
 from magnetar.consume.outcomes import AllOf
 from magnetar.consume.received import Received
-from magnetar.consume.receiving import Receiving
+from magnetar.consume.receiving import Receiving, check_given
 from magnetar.consume.refusals import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
 from magnetar.context import ClientContext, check_loop
@@ -199,6 +199,12 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         `wait` the broker's word is awaited, in a transaction always.  Raises `AlreadyClosed`, and
         where the broker's word is awaited what it refuses it with.
         """
+        check_given(message, self.topic)
+        if not message.id.positions:
+            raise InvalidArgument(
+                f"Message {message.id} was not received in order; give it to the consumer that "
+                "gave it."
+            )
         return self.ack_positions(message.id.positions, transaction=transaction, wait=wait)
 
     def ack_positions(

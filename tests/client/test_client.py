@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,3 +217,30 @@ async def test_what_is_not_open_says_to_await_it(service: Service) -> None:
         assert not hasattr(opening, "send")
         with pytest.raises(TypeError, match="async with"), opening:  # type: ignore[attr-defined]
             pass
+
+
+async def test_the_message_of_another_consumer_is_not_taken_for_acknowledged(
+    service: Service, topic: MakeTopic
+) -> None:
+    one, other = await topic(1), await topic(1)
+    async with (
+        magnetar.connect(service.url) as client,
+        client.producer(other.name) as producer,
+        client.queue_consumer(one.name, "queue") as queue,
+        client.stream_consumer(one.name, "stream") as stream,
+        client.queue_consumer(other.name, "queue") as of_other,
+    ):
+        await producer.send(b"")
+        message = await of_other.receive(20)
+        for act in (queue.ack, stream.ack, queue.nack):
+            with pytest.raises(InvalidArgument, match="consumer that gave it"):
+                await (act(message) or asyncio.sleep(0))
+        wrong: Any
+        for wrong in (message.id, None, [message.id]):
+            for consumer in (of_other, stream):
+                with pytest.raises(InvalidArgument, match="as receive gave it"):
+                    await consumer.ack(wrong, wait=True)
+        async with client.stream_consumer(other.name, "stream") as in_order:
+            with pytest.raises(InvalidArgument, match="consumer that gave it"):
+                await in_order.ack(message, wait=True)  # a queue's: it says no position
+        await of_other.ack(message, wait=True)

@@ -71,6 +71,12 @@ class _Namespace(NamedTuple):
     subscription: str
 
 
+def _check_topic(topic: str) -> None:
+    """Raises `InvalidArgument` for what is no text; whether it is a name shows at the opening."""
+    if not isinstance(topic, str):
+        raise InvalidArgument(f"The topic is {topic!r}; give its name as text.")
+
+
 def _source(
     topic: str | None,
     namespace: str | None,
@@ -86,7 +92,9 @@ def _source(
         return _Namespace(namespace, subscription)
     if properties:
         raise InvalidArgument("Properties choose topics of a namespace; give a namespace.")
-    return _Topic(topic or "", subscription)
+    name = topic or ""
+    _check_topic(name)
+    return _Topic(name, subscription)
 
 
 class _Step(enum.IntEnum):
@@ -158,6 +166,7 @@ class Client(ClosedAfterwards):
         missing is made if the broker may.  `schema` is one, or a type that chooses it: `bytes`,
         `str`, a dataclass, a pydantic model, a protobuf message.
         """
+        _check_topic(topic)
         how = ProducerSettings(**settings)
         what = schema_for(schema)
         return self._opening(_Step.PRODUCERS, lambda: Producer(self.context, topic, what, how))
@@ -319,6 +328,12 @@ class Client(ClosedAfterwards):
         With a `group` it reads its share of the segments, else all of them.  Settings are those of
         `CheckpointSettings`; `schema` is as for `producer`.
         """
+        _check_topic(topic)
+        if not isinstance(start, Checkpoint):
+            raise InvalidArgument(
+                f"The start is {start!r}; give a Checkpoint: Checkpoint.EARLIEST, "
+                "Checkpoint.LATEST, or Checkpoint.from_bytes(...) of what was kept."
+            )
         how = CheckpointSettings(**settings)
         what = schema_for(schema)
         return self._opening(

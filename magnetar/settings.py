@@ -23,8 +23,9 @@ Token = str | Callable[[], str] | Callable[[], Awaitable[str]]
 
 def check_positive(name: str, value: float, *, finite: bool = True) -> None:
     """Raises `InvalidArgument` unless `value` is more than zero."""
-    if not value > 0 or (finite and not math.isfinite(value)):
-        raise InvalidArgument(f"{name} is {value}; give it a number above 0.")
+    number = isinstance(value, int | float)
+    if not number or not value > 0 or (finite and not math.isfinite(value)):
+        raise InvalidArgument(f"{name} is {value!r}; give it a number above 0.")
 
 
 def member_of(kind: type[E], value: E | str) -> E:

@@ -57,7 +57,7 @@ class ServiceUrl:
 
 def parse_service_url(text: str) -> ServiceUrl:
     """The hosts of a URL.  Raises `InvalidArgument`."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
     if not separator or scheme not in _PORTS:
         raise InvalidArgument(
             f"{text!r} is no address of a Pulsar broker; "

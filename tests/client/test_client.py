@@ -244,3 +244,30 @@ async def test_the_message_of_another_consumer_is_not_taken_for_acknowledged(
             with pytest.raises(InvalidArgument, match="consumer that gave it"):
                 await in_order.ack(message, wait=True)  # a queue's: it says no position
         await of_other.ack(message, wait=True)
+
+
+async def test_what_is_of_a_wrong_type_is_named(service: Service) -> None:
+    wrong: Any
+    for wrong in (None, 5, b"pulsar://localhost"):
+        with pytest.raises(InvalidArgument, match="no address of a Pulsar broker"):
+            magnetar.connect(wrong)
+    wrong = "5"
+    with pytest.raises(InvalidArgument, match="operation_timeout_s is '5'; give it a number"):
+        magnetar.connect(service.url, operation_timeout_s=wrong)
+    async with magnetar.connect(service.url) as client:
+        with pytest.raises(InvalidArgument, match="max_pending_messages is '5'"):
+            client.producer("topic://public/default/never", max_pending_messages=wrong)
+        wrong = None
+        with pytest.raises(InvalidArgument, match="timeout_s is None"):
+            await client.transaction(timeout_s=wrong)
+        for wrong in (None, 5, b"topic://public/default/never"):
+            for make in (client.producer, client.checkpoint_consumer):
+                with pytest.raises(InvalidArgument, match=r"topic is .*; give its name as text"):
+                    make(wrong)
+        for wrong in (5, b"topic://public/default/never"):
+            for make in (client.queue_consumer, client.stream_consumer):
+                with pytest.raises(InvalidArgument, match=r"topic is .*; give its name as text"):
+                    make(wrong, "sub")
+        for wrong in ("earliest", b"kept"):
+            with pytest.raises(InvalidArgument, match=r"Checkpoint\.from_bytes"):
+                client.checkpoint_consumer("topic://public/default/never", start=wrong)

@@ -129,16 +129,17 @@ class Client(ClosedAfterwards):
         self._opened: dict[_Step, WeakSet[Openable]] = {step: WeakSet() for step in _Step}
         self._coordinators: Coordinators | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._loop: Final = self.context.loop
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
         """Reach a broker.  Raises why none can be."""
         self._check_open()
+        self._loop = self.context.loop
         await self.context.pool.any()
 
     async def close(self) -> None:
         """See the module's rules.  Cancelling it does not stop it.  Raises `WrongLoop`."""
-        check_loop(self._loop)
+        self._check_loop()
         if self._closing is None:
             self._closing = self.context.loop.create_task(self._close())
         await completed(finished(self._closing))
@@ -389,12 +390,16 @@ class Client(ClosedAfterwards):
         if self._closing is not None:
             raise AlreadyClosed("The client is closed; connect anew with magnetar.connect.")
 
+    def _check_loop(self) -> None:
+        if self._loop is not None:
+            check_loop(self._loop)
+
     def _opening(self, step: _Step, make: Callable[[], O]) -> Opening[O]:
         """What `make` makes, opened, and closed with this client."""
         self._check_open()
 
         def made() -> O:
-            check_loop(self._loop)
+            self._check_loop()
             self._check_open()
             opened = make()
             self._opened[step].add(opened)

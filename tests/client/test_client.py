@@ -173,7 +173,7 @@ def test_another_loop_or_none_is_told_so_and_harms_nothing(service: Service) -> 
     async def opened() -> tuple[
         magnetar.Client, magnetar.Producer[bytes], magnetar.QueueConsumer[bytes]
     ]:
-        client = await magnetar.connect(service.url)
+        client = await begun
         queue = await client.queue_consumer(topic, "queue")
         return client, await client.producer(topic), queue
 
@@ -202,6 +202,7 @@ def test_another_loop_or_none_is_told_so_and_harms_nothing(service: Service) -> 
         await client.close()
         return [message.data]
 
+    begun = magnetar.connect(service.url)  # nothing happens before it is awaited, on any loop
     with asyncio.Runner() as runner:
         client, producer, queue = runner.run(opened())
         with asyncio.Runner() as other:

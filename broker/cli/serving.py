@@ -117,6 +117,7 @@ def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
     """What a person wants to know first: where data lives, where to connect, what to type."""
     host = settings.advertised_host
     command = sys.argv[0] if sys.argv[0].endswith("magnetar") else "magnetar"
+    where = "" if http_port == 8080 else f" --admin-url http://{host}:{http_port}"
     return "\n".join(
         [
             "",
@@ -126,8 +127,8 @@ def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
             f"  clients   pulsar://{host}:{port}",
             f"  REST      http://{host}:{http_port}/admin/v2   metrics at /metrics",
             "",
-            f"  next      {command} topics create my-topic --segments 4",
-            f"            {command} topics get my-topic",
+            f"  next      {command} topics create my-topic --segments 4{where}",
+            f"            {command} topics get my-topic{where}",
             "            point a Pulsar v5 client at the address above",
             "",
             "  Ctrl-C or SIGTERM stops it cleanly.",

@@ -1,4 +1,4 @@
-"""The end of a broker process."""
+"""The first words and the end of a broker process."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.cli import serving
+from config.settings import Settings
 
 
 async def test_stores_that_do_not_answer_are_not_waited_for(
@@ -17,3 +18,9 @@ async def test_stores_that_do_not_answer_are_not_waited_for(
         await asyncio.wait_for(serving.stop_in_time(never), 5)
     assert [each["event"] for each in logged] == ["stop_timed_out"]
     assert never.cancelled()
+
+
+def test_what_to_type_next_is_for_this_broker() -> None:
+    hint = "topics get my-topic --admin-url http://127.0.0.1:18080\n"
+    assert hint in serving.banner(Settings(), 16650, 18080, 0.1)
+    assert "--admin-url" not in serving.banner(Settings(), 6650, 8080, 0.1)

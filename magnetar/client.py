@@ -16,6 +16,7 @@ Rules:
 import asyncio
 import enum
 import random
+import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar, Unpack, overload
@@ -126,6 +127,7 @@ class Client(ClosedAfterwards):
         luck = rng or random.Random()
         pool = ConnectionPool(url, settings, ids, luck)
         self.context = ClientContext(pool, settings, ids, luck)
+        self._url: Final = url
         self._opened: dict[_Step, WeakSet[Openable]] = {step: WeakSet() for step in _Step}
         self._coordinators: Coordinators | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -143,6 +145,16 @@ class Client(ClosedAfterwards):
         if self._closing is None:
             self._closing = self.context.loop.create_task(self._close())
         await completed(finished(self._closing))
+
+    def __del__(self) -> None:
+        if getattr(self, "_loop", None) is not None and self._closing is None:
+            warnings.warn(
+                f"The client of {self._url} was never closed: what it had yet to send "
+                "is lost. Use `async with`, or await close().",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     # What it makes
 

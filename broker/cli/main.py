@@ -7,6 +7,8 @@ for is looked for one entry point after the other: a broker starts without loadi
 
 import sys
 from importlib.metadata import entry_points
+from importlib.metadata import version as installed_version
+from typing import Annotated
 
 import typer
 
@@ -20,11 +22,29 @@ def build_app(command: str | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_of_all_commands)
     for entry in sorted(entry_points(group="magnetar.commands"), key=lambda found: found.name):
         entry.load()(app)
         if command is not None and command in _names(app):
             break
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"magnetar {installed_version('magnetar')}")
+        raise typer.Exit
+
+
+def _of_all_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """What comes before a command."""
 
 
 def _names(app: typer.Typer) -> set[str | None]:

@@ -51,7 +51,13 @@ from magnetar.consume.refusals import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction
 from magnetar.consume.stream_consumer import StreamConsumer, random_name
 from magnetar.context import ClientContext
-from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound, TransactionConflict
+from magnetar.errors import (
+    AlreadyClosed,
+    InvalidArgument,
+    MagnetarError,
+    TopicNotFound,
+    TransactionConflict,
+)
 from magnetar.message import Message
 from magnetar.message_id import MessageId, Positions
 from magnetar.opening import resolve
@@ -438,6 +444,11 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         """
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
+        if not isinstance(message, Message) or not message.id.positions_of_topics:
+            raise InvalidArgument(
+                f"{message!r} was not received from the topics of a namespace in order; give it to "
+                "the consumer that gave it."
+            )
         try:
             self._check_not_from_before(message)
             outcomes = self._ack_all(message.id.positions_of_topics, transaction, wait=wait)

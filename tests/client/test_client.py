@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,27 @@ async def test_close_sends_what_producers_have(service: Service, topic: MakeTopi
             values.add(message.value)
             await consumer.ack(message)
         assert values == {str(number) for number in range(100)}
+
+
+UNCLOSED = """
+import asyncio, sys, magnetar
+async def main():
+    client = await magnetar.connect(sys.argv[1])
+    producer = await client.producer(sys.argv[2])
+    producer.send_nowait(b"x")
+asyncio.run(main())
+"""
+
+
+async def test_who_forgets_to_close_is_told(service: Service, topic: MakeTopic) -> None:
+    made = await topic(1)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "dev", "-c", UNCLOSED, service.url, made.name),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert f"ResourceWarning: The client of {service.url} was never closed" in errors.decode()
 
 
 async def test_close_ends_whatever_lives(service: Service, topic: MakeTopic) -> None:

@@ -13,6 +13,7 @@ from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, Namespac
 from magnetar.consume.ordered_settings import StreamSettings
 from magnetar.errors import (
     AlreadyClosed,
+    InvalidArgument,
     OperationTimedOut,
     ServiceNotReady,
     TransactionConflict,
@@ -76,6 +77,22 @@ async def until_topics(consumer: AnyConsumer, *topics: Topic) -> None:
     async with asyncio.timeout(WAIT_S):
         while consumer.topics != {topic.name for topic in topics}:
             await asyncio.sleep(0.01)
+
+
+async def test_a_message_that_came_by_itself_is_not_acknowledged_in_order(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    one = await topic(1, properties=mark)
+    await send(client, one, "a")
+    async with (
+        stream(client, mark) as everything,
+        client.stream_consumer(
+            one.name, "other", schema=STRING, initial_position=InitialPosition.EARLIEST
+        ) as alone,
+    ):
+        with pytest.raises(InvalidArgument, match="give it to the consumer that gave it"):
+            await everything.ack(await alone.receive(WAIT_S))
+        await everything.ack(await everything.receive(WAIT_S))
 
 
 @pytest.mark.parametrize("opened", [stream, queue])

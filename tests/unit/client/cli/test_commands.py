@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def test_every_command_has_help(command: list[str]) -> None:
     done = CliRunner().invoke(build_app(), [*command, "--help"])
     assert done.exit_code == 0, done.output
     assert "Usage" in done.output
+
+
+def test_the_version_is_told() -> None:
+    done = CliRunner().invoke(build_app(), ["--version"])
+    assert (done.exit_code, done.output) == (0, f"magnetar {version('magnetar')}\n")
 
 
 def test_the_demos_worker_is_not_shown() -> None:

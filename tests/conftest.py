@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,14 @@ pytest_plugins = ("tests.parts.fixtures", "tests.stock.fixtures")
 
 Report = Callable[[str], None]
 REPORTED = pytest.StashKey[list[str]]()
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in the background deaf to Ctrl-C, and its children with it: tests
+    that interrupt themselves or what they start would wait in vain.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

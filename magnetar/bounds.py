@@ -54,6 +54,10 @@ MAX_UNCOMPRESSED_BYTES: Final = 1024 * 1024 * 1024
 """The most that a compressed payload may announce; it is unpacked whole."""
 LAYOUT_WAIT_S: Final = RETRY_LIMIT_S + 10.0
 """How long messages of a segment that the broker has ended wait for the layout that says so."""
+SEAL_PATIENCE_S: Final = 12.0
+"""How long what a sealed segment has not answered waits for it, while its broker says that it is
+not ready.  More than a broker takes to take over a segment; less than a send may take by default.
+"""
 SEGMENT_DOUBTS: Final = 3
 """How often in a row a segment of the layout may be unknown to its broker until it is believed."""
 DEADLINE_TICK_S: Final = 0.1

@@ -10,6 +10,8 @@ Rules:
   more for the segment (sealed, or gone with its layout) ends it, and what is not stored goes back.
 - That there is no such segment is doubted a few times first, while the layout has it: a broker may
   have yet to hear of it.
+- A sealed segment may never be ready again (Apache Pulsar 5.0.0-M1 leaves it fenced where it seals
+  under load): when its broker has refused for SEAL_PATIENCE_S, what has no receipt goes back.
 - Draining: nothing more is given, and when nothing is without receipt the owner is told, with what
   was not sent; CLOSE_PRODUCER follows.
 """
@@ -20,11 +22,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from magnetar.bounds import BATCH_PART_PERCENT, SEGMENT_DOUBTS
+from magnetar.bounds import BATCH_PART_PERCENT, SEAL_PATIENCE_S, SEGMENT_DOUBTS
 from magnetar.compression import CompressionType
 from magnetar.context import ClientContext
 from magnetar.errors import (
     ChecksumFailed,
+    ClientError,
     MagnetarError,
     MessageTooLarge,
     ProducerBusy,
@@ -126,6 +129,9 @@ class SegmentProducer(Attachment):
         self._ending: MagnetarError | None = None
         """What it ends with when what is older than that has its receipts."""
         self._missing = 0
+        self._refused_since: float | None = None
+        """Since when its broker has said nothing but that the segment is not ready."""
+        self._patience: asyncio.TimerHandle | None = None
         self._over = False
         self._loop = context.loop
         self._max_delay_s = settings.batch_max_delay_ms / 1000
@@ -153,6 +159,8 @@ class SegmentProducer(Attachment):
         self._drained = then
         if not self._pending:
             self._end()
+        else:
+            self._bound_patience()
 
     def flush(self) -> None:
         """Do not wait for more messages."""
@@ -194,9 +202,13 @@ class SegmentProducer(Attachment):
     async def find(self) -> Connection:
         """The broker that was named when it was closed, else that which a lookup finds."""
         url, self._assigned_url = self._assigned_url, ""
-        if url:
-            return await self.context.pool.at(url)
-        return await self.context.pool.of_topic(self.segment.topic)
+        try:
+            if url:
+                return await self.context.pool.at(url)
+            return await self.context.pool.of_topic(self.segment.topic)
+        except MagnetarError:
+            self._not_refused()
+            raise
 
     async def attach(self, connection: Connection) -> None:
         """PRODUCER."""
@@ -205,6 +217,13 @@ class SegmentProducer(Attachment):
         command = pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=self._command(connection))
         try:
             answer = await connection.request(command)
+        except ServiceNotReady:
+            self._refused_since = self._refused_since or self._loop.time()
+            self._bound_patience()
+            raise
+        except ClientError:
+            self._not_refused()
+            raise
         except ProducerBusy as error:
             if not self._was_attached:
                 raise
@@ -216,6 +235,7 @@ class SegmentProducer(Attachment):
                 raise
             raise ServiceNotReady(str(error)) from error
         self._missing = 0
+        self._not_refused()
         success = answer.producer_success
         self._name = success.producer_name
         if success.HasField("topic_epoch"):
@@ -236,6 +256,17 @@ class SegmentProducer(Attachment):
             chunking=self._settings.chunking,
             buckets=len(self.segment.bucket_splits) + 1,
         )
+
+    def _bound_patience(self) -> None:
+        if self._drained and self._refused_since is not None and self._patience is None:
+            end = self._refused_since + SEAL_PATIENCE_S
+            self._patience = self._loop.call_at(end, self._end)
+
+    def _not_refused(self) -> None:
+        self._refused_since = None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _command(self, connection: Connection) -> pb.CommandProducer:
         settings = self._settings
@@ -438,6 +469,7 @@ class SegmentProducer(Attachment):
 
     def _stop(self) -> None:
         self._over = True
+        self._not_refused()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from magnetar.bounds import GIVEN_UP_TICK_S, LAYOUT_WAIT_S, SEGMENT_DOUBTS
+from magnetar.bounds import GIVEN_UP_TICK_S, LAYOUT_WAIT_S, SEAL_PATIENCE_S, SEGMENT_DOUBTS
 from magnetar.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -264,6 +264,55 @@ def test_a_segment_that_stays_missing_is_asked_for_again() -> None:
         with pytest.raises(TopicTerminated):
             await producer.send(b"stranded")
         await producer.send(b"after")
+        await producer.close()
+
+    run(main())
+
+
+def test_what_a_sealed_segment_leaves_unanswered_goes_to_its_children_after_a_while() -> None:
+    async def main() -> None:
+        world = World(1)
+        loop = asyncio.get_running_loop()
+        producer = await opened(world)
+        await producer.send(b"before")
+        parent = world.active()[0]
+        early = [producer.send_nowait(b"%d" % number, key="k") for number in range(3)]
+        world.fenced.add(parent.info.segment_id)
+        world.split(parent, told_late=True)
+        since = loop.time()
+        await asyncio.sleep(SEAL_PATIENCE_S / 2)
+        late = [producer.send_nowait(b"%d" % number, key="k") for number in range(3, 6)]
+        stored = await asyncio.gather(*early, *late)
+        assert SEAL_PATIENCE_S <= loop.time() - since < SEAL_PATIENCE_S + 2
+        (child,) = {where.segment_id for where in stored}
+        assert child != parent.info.segment_id
+        assert [each.payload for each in world.segments[child].stored] == [
+            b"%d" % number for number in range(6)
+        ]
+        await producer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["active", "sealed"])
+def test_a_segment_that_is_not_ready_for_a_while_gets_what_is_its_own_once(sealed: bool) -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world)
+        await producer.send(b"before")
+        segment = world.active()[0]
+        sent = producer.send_nowait(b"x", key="k")
+        await asyncio.sleep(0)
+        world.fenced.add(segment.info.segment_id)
+        world.move(segment)
+        if sealed:
+            world.split(segment, told_late=False)
+        await asyncio.sleep(SEAL_PATIENCE_S / 2 if sealed else 1.5 * SEAL_PATIENCE_S)
+        assert not sent.done()
+        world.fenced.clear()
+        segment.sealing = segment.sealed = False
+        assert (await sent).segment_id == segment.info.segment_id
+        assert [each.payload for each in segment.stored] == [b"before", b"x"]
         await producer.close()
 
     run(main())

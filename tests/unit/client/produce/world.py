@@ -82,6 +82,8 @@ class World:
         """Whether another producer has the topic: who asks is answered when it has gone."""
         self.missing = 0
         """How often a segment is said to be none."""
+        self.fenced: set[int] = set()
+        """Segments that are not ready for producers, as that which M1 seals under load is not."""
         self.segments: dict[int, SegmentAtBroker] = {}
         self.watchers: dict[int, Link] = {}
         self.lost_connections = 0
@@ -234,6 +236,11 @@ class World:
         if segment is None or self.missing > 0:
             self.missing -= 1
             link.answer(request.request_id, error_of(ServerError.TOPIC_NOT_FOUND, "None here."))
+            return
+        if segment.info.segment_id in self.fenced:
+            link.answer(
+                request.request_id, error_of(ServerError.SERVICE_NOT_READY, "It is fenced.")
+            )
             return
         if segment.sealing:
             link.answer(

@@ -1,8 +1,8 @@
 """What the client's behaviour tests stand on: a broker, a client of it, scalable topics.
 
-Rules: they run unchanged on Magnetar and on Apache Pulsar (`--peer`), save those marked
-`magnetar_only`. All tests of a run share one broker; each has a client of its own and makes topics
-of its own.
+Rules: they run on Magnetar and on Apache Pulsar (`--peer`), save those marked
+`magnetar_only("why")`, where the peer lacks something or fails at it. All tests of a run share one
+broker; each has a client of its own and makes topics of its own.
 """
 
 import uuid
@@ -21,7 +21,7 @@ NAMESPACE = "public/default"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "magnetar_only: what Apache Pulsar does not have")
+    config.addinivalue_line("markers", "magnetar_only(why): not on Apache Pulsar")
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +37,11 @@ def service(
 
 @pytest.fixture(autouse=True)
 def _only_on_magnetar(request: pytest.FixtureRequest, on_peer: bool) -> None:
-    if on_peer and request.node.get_closest_marker("magnetar_only"):
-        pytest.skip("Apache Pulsar does not have this")
+    marker = request.node.get_closest_marker("magnetar_only")
+    if marker is not None:
+        assert marker.args, 'say why: @pytest.mark.magnetar_only("...")'
+        if on_peer:
+            pytest.skip(f"not on Apache Pulsar: {marker.args[0]}")
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ async def test_a_group_divides_the_segments(client: magnetar.Client, topic: Make
         assert one.segment_ids.isdisjoint(two.segment_ids)
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("a group may be of both kinds")
 async def test_a_group_is_of_one_kind(client: magnetar.Client, topic: MakeTopic) -> None:
     made = await topic(1)
     settings = StreamSettings(initial_position=InitialPosition.EARLIEST)

@@ -176,7 +176,7 @@ async def test_consumers_that_cannot_be(client: magnetar.Client, what: dict[str,
             make(**what)  # type: ignore[call-overload]
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("statistics of scalable topics do not name clients")
 async def test_what_a_client_says_of_itself_is_in_statistics(
     service: Service, topic: MakeTopic
 ) -> None:
@@ -189,22 +189,23 @@ async def test_what_a_client_says_of_itself_is_in_statistics(
     assert (status, "-night shift" in str(told)) == (200, True), told
 
 
-def test_another_loop_or_none_is_told_so_and_harms_nothing(service: Service) -> None:
-    topic = f"topic://{NAMESPACE}/loops"
-
+def test_another_loop_or_none_is_told_so_and_harms_nothing(
+    service: Service, topic: MakeTopic
+) -> None:
     async def opened() -> tuple[
-        magnetar.Client, magnetar.Producer[bytes], magnetar.QueueConsumer[bytes]
+        str, magnetar.Client, magnetar.Producer[bytes], magnetar.QueueConsumer[bytes]
     ]:
+        name = (await topic()).name
         client = await begun
-        queue = await client.queue_consumer(topic, "queue")
-        return client, await client.producer(topic), queue
+        queue = await client.queue_consumer(name, "queue")
+        return name, client, await client.producer(name), queue
 
     async def elsewhere() -> None:
         for each in (
             producer.send(b"lost"),
             queue.receive(0.1),
             queue.receive_batch(1, 0.1),
-            client.producer(topic).__aenter__(),
+            client.producer(name).__aenter__(),
             client.close(),
         ):
             with pytest.raises(WrongLoop, match="another event loop"):
@@ -226,7 +227,7 @@ def test_another_loop_or_none_is_told_so_and_harms_nothing(service: Service) -> 
 
     begun = magnetar.connect(service.url)  # nothing happens before it is awaited, on any loop
     with asyncio.Runner() as runner:
-        client, producer, queue = runner.run(opened())
+        name, client, producer, queue = runner.run(opened())
         with asyncio.Runner() as other:
             other.run(elsewhere())
         assert runner.run(here()) == [b"kept"]

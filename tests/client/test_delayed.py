@@ -72,7 +72,7 @@ async def test_queue_consumers_get_it_at_its_time_and_stream_consumers_at_once(
         assert {message.redelivery_count for _, _, message in got} == {0}
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
 async def test_they_wait_over_the_death_of_their_broker(own_broker: BrokerProcess) -> None:
     url = f"pulsar://127.0.0.1:{own_broker.port}"
     async with magnetar.connect(url) as client, queue(client, NAME) as consumer:
@@ -95,7 +95,7 @@ async def test_they_wait_over_the_death_of_their_broker(own_broker: BrokerProces
     assert own_broker.faults() == []
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
 async def test_a_sealed_segment_stays_until_what_waits_in_it_is_acknowledged(
     own_broker: BrokerProcess,
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.child_process import dying_with_its_parent
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.magnetar_only
+pytestmark = pytest.mark.magnetar_only("the demo starts a Magnetar of its own")
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60
 VERDICT = (

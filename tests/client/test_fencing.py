@@ -22,7 +22,7 @@ from tests.client.key_worker_process import (
 )
 from tests.support.broker_process import BrokerProcess
 
-pytestmark = pytest.mark.magnetar_only
+pytestmark = pytest.mark.magnetar_only("it has no transaction keys")
 
 STEPS: Final = (
     "first opens",

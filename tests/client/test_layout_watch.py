@@ -67,7 +67,6 @@ async def test_a_regular_topic_is_one_segment_of_its_own_name(
     await watch.close()
 
 
-@pytest.mark.magnetar_only
 async def test_a_topic_that_may_not_be_made_is_not_found(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:

@@ -111,7 +111,6 @@ async def test_topics_that_are_there_and_that_come_later_are_read(
         await nothing_more(consumer)
 
 
-@pytest.mark.magnetar_only
 @pytest.mark.parametrize("opened", [stream, queue])
 async def test_a_topic_that_is_deleted_is_left_and_does_not_come_back(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], opened: type
@@ -165,7 +164,6 @@ async def test_an_acknowledgement_in_a_transaction_is_part_of_it(
             assert await read(consumer, 2) == {"a", "b"}
 
 
-@pytest.mark.magnetar_only
 async def test_what_a_transaction_aborted_is_handed_out_again(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
 ) -> None:
@@ -186,7 +184,6 @@ async def test_what_a_transaction_aborted_is_handed_out_again(
         await nothing_more(consumer)
 
 
-@pytest.mark.magnetar_only
 async def test_what_is_given_up_before_it_is_acknowledged_is_asked_for_again(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
 ) -> None:
@@ -207,7 +204,6 @@ async def test_what_is_given_up_before_it_is_acknowledged_is_asked_for_again(
         await nothing_more(consumer)
 
 
-@pytest.mark.magnetar_only
 @pytest.mark.parametrize("in_transaction", [True, False])
 async def test_a_message_from_before_an_abort_does_not_acknowledge_what_comes_again(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], in_transaction: bool
@@ -236,7 +232,6 @@ async def test_a_message_from_before_an_abort_does_not_acknowledge_what_comes_ag
         await nothing_more(consumer)
 
 
-@pytest.mark.magnetar_only
 @pytest.mark.parametrize("read_on", [True, False])
 async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], read_on: bool
@@ -265,7 +260,6 @@ async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
         await nothing_more(consumer)
 
 
-@pytest.mark.magnetar_only
 async def test_what_was_acknowledged_before_its_topics_consumer_was_lost_hinders_nothing(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
 ) -> None:

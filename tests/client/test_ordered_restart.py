@@ -30,7 +30,7 @@ async def reading() -> AsyncIterator[Reading]:
     await reading.end()
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
 async def test_all_go_on_when_the_broker_was_killed_and_is_there_again(
     broker: BrokerProcess, reading: Reading
 ) -> None:

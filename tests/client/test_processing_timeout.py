@@ -154,7 +154,6 @@ async def test_what_takes_too_long_too_often_is_a_dead_letter(
         assert again.value == "last"
 
 
-@pytest.mark.magnetar_only
 async def test_of_a_batch_only_what_is_not_acknowledged_comes_again(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:

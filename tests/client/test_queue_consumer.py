@@ -160,7 +160,6 @@ async def test_a_message_in_chunks_comes_whole_and_is_acknowledged_whole(
         assert await again.receive_batch(1, QUIET_S) == []
 
 
-@pytest.mark.magnetar_only
 async def test_messages_of_a_batch_are_acknowledged_one_by_one(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
@@ -327,7 +326,6 @@ async def test_transactional_acknowledgements_are_undone_when_it_aborts(
         await consumer.ack(again)
 
 
-@pytest.mark.magnetar_only
 async def test_a_transaction_does_not_commit_without_an_acknowledgement(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
@@ -470,7 +468,7 @@ async def own_broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
         yield process
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
 async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) -> None:
     name = "topic://public/default/orders"
     await own_broker.create_scalable("orders", 2)

@@ -17,7 +17,7 @@ import pytest
 from tests.client.conftest import Service
 from tests.support.child_process import dying_with_its_parent
 
-pytestmark = pytest.mark.magnetar_only
+pytestmark = pytest.mark.magnetar_only("5.0.0-M1 makes no topics when they are used")
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN_URL = "pulsar://127.0.0.1:6650"
 PATIENCE_S = 30

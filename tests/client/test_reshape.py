@@ -9,6 +9,8 @@ import itertools
 import random
 from collections import Counter
 
+import pytest
+
 import magnetar
 from tests.client.conftest import MakeTopic, Topic
 from tests.conftest import Report
@@ -90,6 +92,9 @@ async def change_layout(topic: Topic, rng: random.Random) -> None:
         await topic.merge(active[at], active[at + 1])
 
 
+@pytest.mark.magnetar_only(
+    "what it seals under load stays fenced a while, and its readers then wait too long"
+)
 async def test_ten_splits_and_merges_under_full_load(
     client: magnetar.Client, topic: MakeTopic, report: Report
 ) -> None:

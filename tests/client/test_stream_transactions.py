@@ -28,7 +28,6 @@ from tests.client.test_transactions import raw_segment
 WAIT_S = 10
 QUIET_S = 0.5
 KEYS = [f"k{number}" for number in range(20)]
-pytestmark = pytest.mark.magnetar_only
 
 
 @asynccontextmanager
@@ -129,6 +128,7 @@ async def test_what_was_lost_in_the_middle_of_a_transaction_is_not_committed_her
     assert sorted(await work.out()) == sorted(sent)
 
 
+@pytest.mark.magnetar_only("who leaves stays registered while its connection lives")
 async def test_what_was_lost_and_came_back_is_not_committed_with_what_was_before(
     client: magnetar.Client, topic: MakeTopic, work: Work
 ) -> None:
@@ -240,6 +240,9 @@ async def test_a_message_in_pieces_outlives_the_transactions_inside_it(
             assert (await consumer.receive(WAIT_S)).value == "after"
 
 
+@pytest.mark.magnetar_only(
+    "a transaction's end is answered before its segments know it: the next one is refused there"
+)
 async def test_what_is_acknowledged_while_its_transaction_aborts_comes_again(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:

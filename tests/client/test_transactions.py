@@ -187,7 +187,7 @@ async def test_an_aborted_elsewhere_cannot_commit(client: magnetar.Client, raw: 
     await coordinators.close()
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("deadlines are looked at every 60 s")
 async def test_time_is_up(client: magnetar.Client, raw: Raw) -> None:
     with pytest.raises(TransactionTimedOut):  # noqa: PT012
         async with client.transaction(timeout_s=0.3) as txn:
@@ -198,7 +198,7 @@ async def test_time_is_up(client: magnetar.Client, raw: Raw) -> None:
     assert txn.state is TransactionState.TIMED_OUT
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("it has no transaction keys")
 async def test_a_key_fences_who_held_it(client: magnetar.Client, service: Service) -> None:
     name = f"billing-{uuid.uuid4().hex[:8]}"  # others have keys on this broker, too
     async with magnetar.connect(service.url) as other:
@@ -226,7 +226,7 @@ async def test_a_key_fences_who_held_it(client: magnetar.Client, service: Servic
             pass
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("it has no transaction keys")
 async def test_several_share_an_epoch(client: magnetar.Client, service: Service) -> None:
     async with magnetar.connect(service.url) as other:
         driver = await client.transaction_key("driver")
@@ -240,7 +240,7 @@ async def test_several_share_an_epoch(client: magnetar.Client, service: Service)
         assert not driver.is_fenced
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("it has no transaction keys")
 async def test_keys_that_cannot_be(client: magnetar.Client) -> None:
     key = await client.transaction_key("mine")
     begun = await client.transaction(timeout_s=30, key=key)
@@ -252,7 +252,7 @@ async def test_keys_that_cannot_be(client: magnetar.Client) -> None:
     await coordinators.close()
 
 
-@pytest.mark.magnetar_only
+@pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
 async def test_a_broker_that_dies_in_the_middle(tmp_path: Path) -> None:
     topic = "persistent://public/default/outage"
     async with (

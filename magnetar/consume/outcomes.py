@@ -5,9 +5,9 @@ acknowledgements by itself.  Cancelling who waits changes nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Coroutine, Generator, Iterable
 
-__all__ = ["AllOf", "awaited_or_not"]
+__all__ = ["AllOf", "awaited_or_not", "begun"]
 
 
 def awaited_or_not(outcome: "asyncio.Future[None]") -> "asyncio.Future[None]":
@@ -15,6 +15,11 @@ def awaited_or_not(outcome: "asyncio.Future[None]") -> "asyncio.Future[None]":
     answer = asyncio.shield(outcome)
     answer.add_done_callback(_see)
     return answer
+
+
+def begun(work: Coroutine[None, None, None]) -> "asyncio.Future[None]":
+    """The outcome of what goes on from now on, whether somebody waits for it or not."""
+    return awaited_or_not(asyncio.ensure_future(work))
 
 
 def _see(answer: "asyncio.Future[None]") -> None:

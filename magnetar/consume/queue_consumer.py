@@ -32,10 +32,10 @@ from magnetar.bounds import INBOX_SEGMENTS
 from magnetar.consume.consumer_settings import QueueSettings
 from magnetar.consume.dead_letters import DeadLetters
 from magnetar.consume.inbox import Inbox
-from magnetar.consume.outcomes import AllOf
+from magnetar.consume.outcomes import AllOf, begun
 from magnetar.consume.received import Received
 from magnetar.consume.receiving import Receiving, check_given
-from magnetar.consume.refusals import cannot_commit
+from magnetar.consume.refused_acks import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
@@ -103,7 +103,6 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: set[int] = set()
-        self._closing: asyncio.Task[None] | None = None
         self._begins_processing = bool(settings.processing_timeout_s) and not passes_on
 
     @property
@@ -129,12 +128,6 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         firsts: list[asyncio.Future[None]] = []
         self._apply(self._watch.layout, firsts)
         await asyncio.gather(*firsts)
-
-    async def close(self) -> None:
-        """See the module's rules.  Cancelling it does not stop it."""
-        if self._closing is None:
-            self._closing = self._context.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
 
     def _schema_of(self, received: Received[SegmentConsumer]) -> Schema[T]:
         return self._schema
@@ -180,7 +173,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         if not wait:
             return DONE
         segments = {segment for each in messages if (segment := self._segment_of(each))}
-        return AllOf([segment.confirmed() for segment in segments])
+        return AllOf([begun(segment.confirmed()) for segment in segments])
 
     def _ack_in(
         self, transaction: AckTransaction, messages: Sequence[Message[T]]
@@ -223,6 +216,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
 
         Raises what the broker refuses it with: `ConsumerBusy` if others share it, unless `force`.
         """
+        check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; open another one to unsubscribe.")
         try:

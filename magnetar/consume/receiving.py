@@ -28,8 +28,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Source)
 
 
-def check_given(message: object, topic: str) -> None:
-    """Raises `InvalidArgument` unless it is a message of this topic.
+def check_given(message: object, topic: str | None) -> None:
+    """Raises `InvalidArgument` unless it is a message, of this topic (None: of any).
 
     Of another topic's positions the broker knows nothing here, and would not say so.
     """
@@ -37,7 +37,7 @@ def check_given(message: object, topic: str) -> None:
         raise InvalidArgument(
             f"This is of type {type(message).__name__}; give the message as receive gave it."
         )
-    if message.topic != topic:
+    if topic is not None and message.topic != topic:
         raise InvalidArgument(
             f"The message is of {message.topic} and this consumer of {topic}; give it to the "
             "consumer that gave it."
@@ -50,6 +50,7 @@ class HandingOut(ClosedAfterwards, Generic[T]):
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._loop: Final = asyncio.get_running_loop()
+        self._closing: asyncio.Task[None] | None = None
 
     # For its user
 
@@ -103,11 +104,21 @@ class HandingOut(ClosedAfterwards, Generic[T]):
     async def open(self) -> None:
         """Make it usable, or raise."""
 
-    @abstractmethod
     async def close(self) -> None:
-        """End it, whatever state it is in; may be called again."""
+        """End it; what is not acknowledged comes again to whoever subscribes.
+
+        It may be called again, and cancelling it does not stop it.  Raises `WrongLoop`.
+        """
+        check_loop(self._loop)
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)
 
     # For the subclass to say
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """End it, whatever state it is in.  Called once."""
 
     @abstractmethod
     def _take_at_hand(self) -> Message[T] | None:

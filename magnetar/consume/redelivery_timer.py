@@ -6,7 +6,7 @@ waits for nothing else any more.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from magnetar.consume.ack_tracker import AckTracker
@@ -58,7 +58,7 @@ class RedeliveryTimer:
         timeouts = self.timeouts
         return timeouts is not None and timeouts.end(message_id.key, message_id.batch_index)
 
-    def asked(self, keys: Iterable[EntryKey]) -> None:
+    def asked(self, keys: Sequence[EntryKey]) -> None:
         """These entries are asked for."""
         for key in keys:
             self.nacked.forget(key)

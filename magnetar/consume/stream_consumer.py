@@ -22,9 +22,9 @@ Rules:
 - When a transaction with an acknowledgement of this consumer does not commit, everything that was
   handed out and is not acknowledged is handed out once more, in order; until it is known that the
   broker has let go of it, and every acknowledgement in it is answered, nothing is handed out.
-  Messages from before are not acknowledged any
-  more: that raises `TransactionConflict`.  Who gives up a message before acknowledging it in the
-  transaction asks for that itself (`redeliver_unacknowledged`).
+  Messages from before are not acknowledged any more: that raises `TransactionConflict`.  Who gives
+  up a message before acknowledging it in the transaction asks for that itself
+  (`redeliver_unacknowledged`).
 - Only one transaction at a time acknowledges on a segment; another one raises too.
 - A topic that is gone fails the consumer after a while.
 """
@@ -44,10 +44,10 @@ from magnetar.consume.holdings import AssignedSegment
 from magnetar.consume.ordered_acks import Followed, OrderedAcks
 from magnetar.consume.ordered_segment import OrderedInbox, OrderedSegment
 from magnetar.consume.ordered_settings import StreamSettings
-from magnetar.consume.outcomes import AllOf
+from magnetar.consume.outcomes import AllOf, begun
 from magnetar.consume.received import Received
 from magnetar.consume.receiving import Receiving, check_given
-from magnetar.consume.refusals import cannot_commit
+from magnetar.consume.refused_acks import cannot_commit
 from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
@@ -121,7 +121,6 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         self.on_going_back: Callable[[], None] | None = None
         """Called when everything comes again, other than by `redeliver_unacknowledged`."""
         self._failure: MagnetarError | None = None
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def topic(self) -> str:
@@ -171,15 +170,6 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
                 f"{timeout_s:g} s; look whether another consumer holds on to one, or allow more "
                 "by operation_timeout_s."
             ) from None
-
-    async def close(self) -> None:
-        """Give back everything; what is not acknowledged is delivered again to others.
-
-        Cancelling it does not stop it.
-        """
-        if self._closing is None:
-            self._closing = self._context.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._inbox.clear()
@@ -238,7 +228,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
                 consumer.acknowledge_up_to(entry)
                 self._acks.acknowledged(segment_id, entry, None)
                 if wait:
-                    outcomes.append(consumer.confirmed())
+                    outcomes.append(begun(consumer.confirmed()))
                 continue
             outcomes.append(consumer.acknowledge_up_to(entry, transaction))
             self._acks.acknowledged(segment_id, entry, transaction.id)
@@ -314,6 +304,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
 
         Messages from before can not be acknowledged any more.
         """
+        check_loop(self._loop)
         self.times_back += 1
         self._acks.went_back()
         kept = (i for i in self._vector if self._held.consumer_of(i) is not None)

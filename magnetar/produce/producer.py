@@ -183,6 +183,7 @@ class Producer(ClosedAfterwards, Generic[T]):
 
     async def room(self) -> None:
         """Return when `send_nowait` has room.  Raises `AlreadyClosed` and `ProducerFenced`."""
+        check_loop(self._loop)
         self._check_open()
         if self._room.is_contended:
             await self._room.reserve()
@@ -194,6 +195,7 @@ class Producer(ClosedAfterwards, Generic[T]):
 
         Raises the first error of those that nobody has looked at.
         """
+        check_loop(self._loop)
         self._sender.flush()
         await self._unanswered.flush()
         failure = self._unanswered.unread_failure()
@@ -206,8 +208,9 @@ class Producer(ClosedAfterwards, Generic[T]):
         What has no receipt by then fails with `AlreadyClosed`; whoever closed it knows, so asyncio
         does not report those that nobody looks at.  Cancelling it does not stop the closing.
         """
+        check_loop(self._loop)
         if self._closing is None:
-            self._closing = self._context.loop.create_task(self._close())
+            self._closing = self._loop.create_task(self._close())
         await completed(finished(self._closing))
 
     async def __aexit__(

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from magnetar.bounds import TXN_CLOSE_S
-from magnetar.context import ClientContext
+from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
     AlreadyClosed,
     InvalidTransactionStatus,
@@ -76,6 +76,7 @@ class Transaction(ClosedAfterwards):
         self.timeout_s: Final = timeout_s
         self.key: Final = key
         self._context = context
+        self._loop: Final = context.loop
         self._coordinators = coordinators
         self._state = _S.NEW
         self._id: TxnId | None = None
@@ -127,6 +128,7 @@ class Transaction(ClosedAfterwards):
         `TransactionKeyFenced`; it is aborted then, or will be by the broker.  `OperationTimedOut`:
         the broker has not said whether it committed.
         """
+        check_loop(self._loop)
         if self._state is _S.OPEN:
             self._enter(_S.COMMITTING)
             self._end_by(self._commit())
@@ -141,6 +143,7 @@ class Transaction(ClosedAfterwards):
 
         Raises as `commit`, when it cannot be: also while it is committed.
         """
+        check_loop(self._loop)
         if self._state is _S.OPEN:
             self._enter(_S.ABORTING)
             self._end_by(self._abort())

@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -189,22 +190,45 @@ async def test_what_a_client_says_of_itself_is_in_statistics(
     assert (status, "-night shift" in str(told)) == (200, True), told
 
 
+class Made(NamedTuple):
+    """What belongs to one loop."""
+
+    name: str
+    client: magnetar.Client
+    producer: magnetar.Producer[bytes]
+    queue: magnetar.QueueConsumer[bytes]
+    stream: magnetar.StreamConsumer[bytes]
+    transaction: magnetar.Transaction
+
+
 def test_another_loop_or_none_is_told_so_and_harms_nothing(
     service: Service, topic: MakeTopic
 ) -> None:
-    async def opened() -> tuple[
-        str, magnetar.Client, magnetar.Producer[bytes], magnetar.QueueConsumer[bytes]
-    ]:
+    async def opened() -> Made:
         name = (await topic()).name
         client = await begun
-        queue = await client.queue_consumer(name, "queue")
-        return name, client, await client.producer(name), queue
+        return Made(
+            name,
+            client,
+            await client.producer(name),
+            await client.queue_consumer(name, "queue"),
+            await client.stream_consumer(name, "stream"),
+            await client.transaction(),
+        )
 
     async def elsewhere() -> None:
         for each in (
             producer.send(b"lost"),
             queue.receive(0.1),
             queue.receive_batch(1, 0.1),
+            queue.unsubscribe(),
+            queue.close(),
+            stream.close(),
+            producer.room(),
+            producer.flush(),
+            producer.close(),
+            transaction.commit(),
+            transaction.abort(),
             client.producer(name).__aenter__(),
             client.close(),
         ):
@@ -215,19 +239,23 @@ def test_another_loop_or_none_is_told_so_and_harms_nothing(
     async def here() -> list[bytes]:
         await producer.send(b"kept")
         message = await queue.receive(20)
-        with pytest.raises(WrongLoop):
-            await asyncio.to_thread(queue.ack, message)
-        with pytest.raises(WrongLoop):
-            await asyncio.to_thread(queue.nack, message)
-        with pytest.raises(WrongLoop):
-            await asyncio.to_thread(producer.send_nowait, b"lost")
-        await queue.ack(message)
+        for act in (
+            partial(queue.ack, message),
+            partial(queue.nack, message),
+            partial(producer.send_nowait, b"lost"),
+            stream.redeliver_unacknowledged,
+        ):
+            with pytest.raises(WrongLoop):
+                await asyncio.to_thread(act)
+        async with transaction:
+            await queue.ack(message, transaction=transaction)
+        await stream.close()
         await client.close()
         return [message.data]
 
     begun = magnetar.connect(service.url)  # nothing happens before it is awaited, on any loop
     with asyncio.Runner() as runner:
-        name, client, producer, queue = runner.run(opened())
+        name, client, producer, queue, stream, transaction = runner.run(opened())
         with asyncio.Runner() as other:
             other.run(elsewhere())
         assert runner.run(here()) == [b"kept"]
@@ -292,6 +320,9 @@ async def test_what_is_of_a_wrong_type_is_named(service: Service) -> None:
             for make in (client.queue_consumer, client.stream_consumer):
                 with pytest.raises(InvalidArgument, match=r"topic is .*; give its name as text"):
                     make(wrong, "sub")
+        wrong = "5"
+        with pytest.raises(InvalidArgument, match="ack_grouping_ms is '5'; give it a number"):
+            client.queue_consumer("topic://public/default/never", "s", ack_grouping_ms=wrong)
         for wrong in ("earliest", b"kept"):
             with pytest.raises(InvalidArgument, match=r"Checkpoint\.from_bytes"):
                 client.checkpoint_consumer("topic://public/default/never", start=wrong)

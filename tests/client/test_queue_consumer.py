@@ -1,6 +1,8 @@
 """Queue consumers on a real broker: what is acknowledged stays so, everything else comes again."""
 
 import asyncio
+import gc
+import warnings
 from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -488,3 +490,22 @@ async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) ->
         await consumer.ack(rest, wait=True)
         assert await rest_of(consumer) == []
         assert own_broker.faults() == []
+
+
+async def test_what_is_to_be_confirmed_is_sent_and_warns_of_nothing_unawaited(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    made = await topic(1)
+    await send(client, made.name, ["a", "b"])
+    async with client.queue_consumer(
+        made.name, "s", schema=str, initial_position="earliest", ack_grouping_ms=60_000
+    ) as consumer:
+        first, second = await take(consumer, 2)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            consumer.ack(first, wait=True)
+            gc.collect()
+        assert [each for each in told if "never awaited" in str(each.message)] == []
+        twice = consumer.ack(second, wait=True)
+        await twice
+        await twice

@@ -73,7 +73,7 @@ class Consumer(Receiving[str, Source]):
     async def open(self) -> None:
         pass
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         self.inbox.clear()
         self.inbox.fail(AlreadyClosed("It is closed; open another one."))
 

@@ -1,8 +1,8 @@
 """Where the client's sub-commands connect: the options that all of them have.
 
-Rules: they are those of `magnetar.connect`, under its names; each may come from the environment, as
-what is secret should: others see command lines.  A token of a file is read anew whenever a broker
-asks for one, so one that expires may be replaced.
+Rules: they are settings of `magnetar.connect`, under its names; each may come from the environment,
+as what is secret should: others see command lines.  A token of a file is read anew whenever a
+broker asks for one, so one that expires may be replaced.
 """
 
 import inspect

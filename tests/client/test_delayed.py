@@ -123,6 +123,7 @@ async def test_a_sealed_segment_stays_until_what_waits_in_it_is_acknowledged(
         assert came_ms >= due_ms
         assert await parent_is_there()
         await consumer.ack(message)
-        while await parent_is_there():
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(WAIT_S):
+            while await parent_is_there():
+                await asyncio.sleep(0.1)
     assert own_broker.faults() == []

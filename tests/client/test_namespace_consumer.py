@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from magnetar.message_id import MessageId
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 from tests.client.conftest import NAMESPACE, MakeTopic, Topic
+from tests.support.waiting import until
 
 WAIT_S = 10
 SILENCE_S = 0.2
@@ -74,9 +76,7 @@ async def nothing_more(consumer: AnyConsumer) -> None:
 
 
 async def until_topics(consumer: AnyConsumer, *topics: Topic) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while consumer.topics != {topic.name for topic in topics}:
-            await asyncio.sleep(0.01)
+    await until(lambda: consumer.topics == {topic.name for topic in topics}, WAIT_S)
 
 
 async def test_a_message_that_came_by_itself_is_not_acknowledged_in_order(
@@ -93,6 +93,27 @@ async def test_a_message_that_came_by_itself_is_not_acknowledged_in_order(
         with pytest.raises(InvalidArgument, match="give it to the consumer that gave it"):
             await everything.ack(await alone.receive(WAIT_S))
         await everything.ack(await everything.receive(WAIT_S))
+
+
+async def test_what_a_namespaces_queue_did_not_give_is_refused(
+    client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
+) -> None:
+    elsewhere = await topic(1)
+    await send(client, elsewhere, "a")
+    async with (
+        queue(client, mark) as everything,
+        client.queue_consumer(
+            elsewhere.name, "s", schema=STRING, initial_position=InitialPosition.EARLIEST
+        ) as alone,
+    ):
+        message = await alone.receive(WAIT_S)
+        for act in (everything.ack, everything.nack):
+            with pytest.raises(InvalidArgument, match="consumer that gave it"):
+                act(message)
+            wrong: Any
+            for wrong in (None, "a", [message]):
+                with pytest.raises(InvalidArgument, match="as receive gave it"):
+                    act(wrong)
 
 
 @pytest.mark.parametrize("opened", [stream, queue])
@@ -244,9 +265,7 @@ async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
         transaction = await client.transaction()
         before = consumer._consumers[one.name]
         before.failed(ServiceNotReady("A test."))
-        async with asyncio.timeout(WAIT_S):
-            while consumer._consumers.get(one.name) in (before, None):
-                await asyncio.sleep(0.01)
+        await until(lambda: consumer._consumers.get(one.name) not in (before, None), WAIT_S)
         if read_on:
             messages.append(await consumer.receive(WAIT_S))
         with pytest.raises(AlreadyClosed):
@@ -269,9 +288,7 @@ async def test_what_was_acknowledged_before_its_topics_consumer_was_lost_hinders
         await consumer.ack(await consumer.receive(WAIT_S), wait=True)
         before = consumer._consumers[one.name]
         before.failed(ServiceNotReady("A test."))
-        async with asyncio.timeout(WAIT_S):
-            while consumer._consumers.get(one.name) in (before, None):
-                await asyncio.sleep(0.01)
+        await until(lambda: consumer._consumers.get(one.name) not in (before, None), WAIT_S)
         await send(client, one, "b")
         async with client.transaction() as transaction:
             await consumer.ack(await consumer.receive(WAIT_S), transaction=transaction)

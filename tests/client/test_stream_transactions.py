@@ -24,6 +24,7 @@ from magnetar.schema.plain import STRING
 from protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
 from tests.client.test_transactions import raw_segment
+from tests.support.waiting import until
 
 WAIT_S = 10
 QUIET_S = 0.5
@@ -59,9 +60,12 @@ async def receive(consumer: StreamConsumer[str], count: int) -> list[Message[str
 
 async def lost_to(other: StreamConsumer[str], first: StreamConsumer[str]) -> int:
     """The segment that the other one has, once the first one has closed it."""
-    async with asyncio.timeout(WAIT_S):
-        while not other.segment_ids or first._held.consumer_of(min(other.segment_ids)) is not None:
-            await asyncio.sleep(0.01)
+
+    def is_lost() -> bool:
+        theirs = other.segment_ids
+        return bool(theirs) and first._held.consumer_of(min(theirs)) is None
+
+    await until(is_lost, WAIT_S)
     return min(other.segment_ids)
 
 
@@ -197,9 +201,7 @@ async def test_what_waits_at_a_commit_is_not_handed_out_beside_it(
     async with stream(client, made.name, "one") as consumer:
         held = await receive(consumer, 5)
         consumer._held.consumers[0].again(ServiceNotReady("A test."))
-        async with asyncio.timeout(WAIT_S):
-            while not len(consumer._inbox):
-                await asyncio.sleep(0.01)
+        await until(lambda: len(consumer._inbox) > 0, WAIT_S)
         async with client.transaction() as transaction:
             await consumer.ack(held[-1], transaction=transaction)
             rest = await receive(consumer, len(sent) - len(held))

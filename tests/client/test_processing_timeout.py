@@ -13,6 +13,7 @@ from magnetar import DeadLetterPolicy, InitialPosition, Message, NackDelay, Queu
 from magnetar.consume.consumer_settings import QueueOptions
 from magnetar.errors import ConnectionLost, InvalidArgument
 from tests.client.conftest import NAMESPACE, MakeTopic
+from tests.support.waiting import until
 
 WAIT_S = 10
 TIMEOUT_S = 0.3
@@ -46,9 +47,7 @@ async def take(consumer: QueueConsumer[str], count: int) -> list[Message[str]]:
 
 async def until_there(consumer: QueueConsumer[str], count: int) -> None:
     """Until so many messages wait to be handed out."""
-    async with asyncio.timeout(WAIT_S):
-        while len(consumer._inbox) < count:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(consumer._inbox) >= count, WAIT_S)
 
 
 async def comes_again_first(
@@ -254,9 +253,7 @@ async def test_of_a_namespace_the_time_begins_when_the_application_has_a_message
         await send(client, made.name, "a")
         await send(client, made.name, "b")
         first = await consumer.receive(WAIT_S)
-        async with asyncio.timeout(WAIT_S):
-            while len(consumer._ready._messages) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(consumer._ready._messages) == 2, WAIT_S)
         second = await consumer.receive(WAIT_S)
         assert (second.value, second.redelivery_count) == ("b", 0)
         await consumer.ack(second)

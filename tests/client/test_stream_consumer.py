@@ -29,6 +29,7 @@ from magnetar.message_id import MessageId
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 from tests.client.conftest import MakeTopic
+from tests.support.waiting import until
 
 WAIT_S = 10
 KEYS = [f"k{number}" for number in range(20)]
@@ -390,9 +391,7 @@ async def test_a_segment_goes_when_its_transaction_has_committed(
         assert not (joined and joining.result().segment_ids)
         await transaction.commit()
         second = await joining
-        async with asyncio.timeout(WAIT_S):
-            while not second.segment_ids or len(first.segment_ids) == 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(second.segment_ids) and len(first.segment_ids) < 2, WAIT_S)
         # What was left in order needs nothing more, whoever acknowledges it again.
         async with client.transaction() as other:
             await first.ack(held[-2], transaction=other)

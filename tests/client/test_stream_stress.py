@@ -2,11 +2,15 @@
 
 Whatever happens, each input's output is there once in the end, in the order of its key, and no key
 ever waits for long.  What happens is by a fixed seed; when, is the machine's.
+
+A consumer that is closed while its connection is broken cannot say so: its segments wait for the
+end of the broker's grace period, so the broker is one with a short one.
 """
 
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,6 +20,8 @@ from magnetar.errors import ConnectionLost, MagnetarError
 from magnetar.transactions.states import TransactionState
 from tests.client.conftest import MakeTopic, Service, Topic
 from tests.conftest import Report
+from tests.stock.broker_under_test import MagnetarProcess
+from tests.stock.fixtures import serving
 from tests.support.waiting import end, until
 
 SEED = 12
@@ -28,9 +34,19 @@ TRANSACTION_S = 1.0
 STALL_S = 30.0
 """How long a key may wait at most."""
 WATCH_S = 0.1
+GRACE_S = 2
 pytestmark = pytest.mark.magnetar_only(
     "a transaction's end is answered before its segments know it"
 )
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, on_peer: bool) -> Iterator[Service]:
+    """A broker of its own; see the module's docstring."""
+    if on_peer:
+        pytest.skip("a broker of its own is no peer")
+    settings = {"scalable_consumer_grace_period_s": GRACE_S}
+    yield from serving(MagnetarProcess(tmp_path_factory.mktemp("stress"), settings))
 
 
 class Outputs:

@@ -31,7 +31,9 @@ from tests.support.key_client import COORDINATORS
 from txn.records import leader_key
 from txn.txn_id import CoordinatorId
 
-pytestmark = pytest.mark.cluster
+TIMEOUT_S: Final = 300
+"""A segment whose consumer stands still is another one's after a keep-alive and a grace period."""
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(TIMEOUT_S)]
 
 GOES: Final[Mapping[str, Callable[[BrokerCluster, int], None]]] = {
     "killed": BrokerCluster.kill_one,

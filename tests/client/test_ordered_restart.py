@@ -10,7 +10,8 @@ from magnetar.checkpoint import Checkpoint
 from magnetar.layout_watch import LayoutWatch
 from tests.client import test_checkpoint_consumer as checkpoints
 from tests.client import test_namespace_consumer as namespaces
-from tests.client.test_stream_consumer import WAIT_S, Reading, send, stream
+from tests.client.streams import WAIT_S, send, stream
+from tests.client.test_stream_consumer import Reading
 from tests.support.broker_process import BrokerProcess, running
 
 TOPIC = "topic://public/default/orders"

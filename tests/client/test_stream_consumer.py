@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -29,29 +29,8 @@ from magnetar.message_id import MessageId
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 from tests.client.conftest import MakeTopic
+from tests.client.streams import KEYS, WAIT_S, send, stream
 from tests.support.waiting import until
-
-WAIT_S = 10
-KEYS = [f"k{number}" for number in range(20)]
-
-
-@asynccontextmanager
-async def stream(
-    client: magnetar.Client, topic: str, name: str | None = None, *, subscription: str = "s"
-) -> AsyncIterator[StreamConsumer[str]]:
-    settings = StreamSettings(initial_position=InitialPosition.EARLIEST, consumer_name=name)
-    async with Opening(
-        lambda: StreamConsumer(client.context, topic, subscription, STRING, settings)
-    ) as consumer:
-        yield consumer
-
-
-async def send(client: magnetar.Client, topic: str, begin: int, count: int) -> list[str]:
-    """Send so many to each key; what was sent."""
-    sent = [f"{key}:{number}" for number in range(begin, begin + count) for key in KEYS]
-    async with client.producer(topic, schema=STRING) as producer:
-        await asyncio.gather(*(producer.send(each, key=each.split(":")[0]) for each in sent))
-    return sent
 
 
 class Reading:

@@ -1,14 +1,12 @@
 """Transactions of stream consumers that lose segments, or their connections, on a real broker."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition
-from magnetar.consume.ordered_settings import StreamSettings
 from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.errors import (
     AlreadyClosed,
@@ -18,44 +16,17 @@ from magnetar.errors import (
     TransactionConflict,
     TransactionFailed,
 )
-from magnetar.message import Message
-from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 from protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
+from tests.client.streams import WAIT_S, receive, stream
+from tests.client.streams import send as sent_to
 from tests.client.test_transactions import raw_segment
 from tests.support.waiting import until
 
-WAIT_S = 10
 QUIET_S = 0.5
-KEYS = [f"k{number}" for number in range(20)]
-
-
-@asynccontextmanager
-async def stream(
-    client: magnetar.Client, topic: str, name: str, *, hand_over_timeout_s: float | None = None
-) -> AsyncIterator[StreamConsumer[str]]:
-    settings = StreamSettings(
-        initial_position=InitialPosition.EARLIEST,
-        consumer_name=name,
-        hand_over_timeout_s=hand_over_timeout_s,
-    )
-    async with Opening(
-        lambda: StreamConsumer(client.context, topic, "s", STRING, settings)
-    ) as consumer:
-        yield consumer
-
-
-async def send(client: magnetar.Client, topic: str, begin: int, count: int) -> list[str]:
-    """Send so many to each key, each in an entry; what was sent."""
-    sent = [f"{key}:{number}" for number in range(begin, begin + count) for key in KEYS]
-    async with client.producer(topic, schema=STRING, batching=False) as producer:
-        await asyncio.gather(*(producer.send(each, key=each.split(":")[0]) for each in sent))
-    return sent
-
-
-async def receive(consumer: StreamConsumer[str], count: int) -> list[Message[str]]:
-    return [await consumer.receive(WAIT_S) for _ in range(count)]
+send = partial(sent_to, batching=False)
+"""Each message in an entry of its own."""
 
 
 async def lost_to(other: StreamConsumer[str], first: StreamConsumer[str]) -> int:

@@ -31,6 +31,16 @@ COMMANDS = (
 )
 
 
+def running(script: str) -> "subprocess.Popen[bytes]":
+    """A Python process with this script; what it prints can be read."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[4],
+    )
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help(command: list[str]) -> None:
     done = CliRunner().invoke(build_app(), [*command, "--help"])
@@ -62,12 +72,7 @@ def test_perf_ends_at_the_second_interruption_even_if_it_waits_for_something() -
         "        measured(stuck, 'Sent', Limits(None, 1.0), False, 'nothing')\n"
         "typer.run(main)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=Path(__file__).parents[4],
-    ) as process:
+    with running(script) as process:
         assert process.stdout is not None
         for said in (b"ready\n", b"told\n"):
             assert process.stdout.readline() == said
@@ -207,12 +212,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word() -> None:
         "        while True: print('x' * 1000)\n"
         "typer.run(main)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=Path(__file__).parents[4],
-    ) as process:
+    with running(script) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()

@@ -455,18 +455,22 @@ class CommandConnect(_message.Message):
     def __init__(self, client_version: _Optional[str] = ..., auth_method: _Optional[_Union[AuthMethod, str]] = ..., auth_data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., auth_method_name: _Optional[str] = ..., proxy_to_broker_url: _Optional[str] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., proxy_version: _Optional[str] = ...) -> None: ...
 
 class CommandConnected(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "max_message_size", "feature_flags", "transaction_keys")
+    __slots__ = ("server_version", "protocol_version", "max_message_size", "feature_flags", "transaction_keys", "transaction_groups", "segment_reads")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     FEATURE_FLAGS_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_KEYS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_READS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     max_message_size: int
     feature_flags: FeatureFlags
     transaction_keys: bool
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., transaction_keys: _Optional[bool] = ...) -> None: ...
+    transaction_groups: bool
+    segment_reads: bool
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., transaction_keys: _Optional[bool] = ..., transaction_groups: _Optional[bool] = ..., segment_reads: _Optional[bool] = ...) -> None: ...
 
 class AuthData(_message.Message):
     __slots__ = ("auth_method_name", "auth_data")
@@ -1525,7 +1529,7 @@ class CommandOpenTransactionKey(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., opener: _Optional[str] = ...) -> None: ...
 
 class CommandOpenTransactionKeyResponse(_message.Message):
-    __slots__ = ("request_id", "txnid_most_bits", "epoch", "error", "message", "last_txnid_least_bits", "last_txnid_most_bits", "last_committed")
+    __slots__ = ("request_id", "txnid_most_bits", "epoch", "error", "message", "last_txnid_least_bits", "last_txnid_most_bits", "last_committed", "last_group")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -1534,6 +1538,7 @@ class CommandOpenTransactionKeyResponse(_message.Message):
     LAST_TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
     LAST_TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_GROUP_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     txnid_most_bits: int
     epoch: int
@@ -1542,7 +1547,8 @@ class CommandOpenTransactionKeyResponse(_message.Message):
     last_txnid_least_bits: int
     last_txnid_most_bits: int
     last_committed: bool
-    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_txnid_least_bits: _Optional[int] = ..., last_txnid_most_bits: _Optional[int] = ..., last_committed: _Optional[bool] = ...) -> None: ...
+    last_group: GroupRecord
+    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_txnid_least_bits: _Optional[int] = ..., last_txnid_most_bits: _Optional[int] = ..., last_committed: _Optional[bool] = ..., last_group: _Optional[_Union[GroupRecord, _Mapping[str, object]]] = ...) -> None: ...
 
 class CommandAttachTransactionKey(_message.Message):
     __slots__ = ("request_id", "tc_id", "key", "epoch")
@@ -1567,6 +1573,288 @@ class CommandAttachTransactionKeyResponse(_message.Message):
     error: ServerError
     message: str
     def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GroupRecord(_message.Message):
+    __slots__ = ("query", "batch", "positions", "txnid_least_bits", "txnid_most_bits")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    batch: int
+    positions: str
+    txnid_least_bits: int
+    txnid_most_bits: int
+    def __init__(self, query: _Optional[str] = ..., batch: _Optional[int] = ..., positions: _Optional[str] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ...) -> None: ...
+
+class SegmentCount(_message.Message):
+    __slots__ = ("segment", "messages", "hash_sum")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    HASH_SUM_FIELD_NUMBER: _ClassVar[int]
+    segment: str
+    messages: int
+    hash_sum: int
+    def __init__(self, segment: _Optional[str] = ..., messages: _Optional[int] = ..., hash_sum: _Optional[int] = ...) -> None: ...
+
+class GroupWinner(_message.Message):
+    __slots__ = ("attempt_least_bits", "counts")
+    ATTEMPT_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    attempt_least_bits: int
+    counts: _containers.RepeatedCompositeFieldContainer[SegmentCount]
+    def __init__(self, attempt_least_bits: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[SegmentCount, _Mapping[str, object]]]] = ...) -> None: ...
+
+class CommandBeginAttempt(_message.Message):
+    __slots__ = ("request_id", "tc_id", "key", "epoch", "nonce", "timeout_ms", "query", "batch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TC_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tc_id: int
+    key: str
+    epoch: int
+    nonce: str
+    timeout_ms: int
+    query: str
+    batch: int
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., nonce: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., query: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class CommandBeginAttemptResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "error", "message", "group_least_bits", "done", "deadline_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_least_bits: int
+    txnid_most_bits: int
+    error: ServerError
+    message: str
+    group_least_bits: int
+    done: bool
+    deadline_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., group_least_bits: _Optional[int] = ..., done: _Optional[bool] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class CommandCommitGroup(_message.Message):
+    __slots__ = ("request_id", "tc_id", "key", "epoch", "nonce", "group_least_bits", "query", "batch", "positions", "winners")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TC_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    WINNERS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tc_id: int
+    key: str
+    epoch: int
+    nonce: str
+    group_least_bits: int
+    query: str
+    batch: int
+    positions: str
+    winners: _containers.RepeatedCompositeFieldContainer[GroupWinner]
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., nonce: _Optional[str] = ..., group_least_bits: _Optional[int] = ..., query: _Optional[str] = ..., batch: _Optional[int] = ..., positions: _Optional[str] = ..., winners: _Optional[_Iterable[_Union[GroupWinner, _Mapping[str, object]]]] = ...) -> None: ...
+
+class CommandCommitGroupResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_most_bits", "error", "message", "done", "group_least_bits")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_most_bits: int
+    error: ServerError
+    message: str
+    done: bool
+    group_least_bits: int
+    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., done: _Optional[bool] = ..., group_least_bits: _Optional[int] = ...) -> None: ...
+
+class CommandAbortGroup(_message.Message):
+    __slots__ = ("request_id", "tc_id", "key", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TC_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tc_id: int
+    key: str
+    epoch: int
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CommandAbortGroupResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_most_bits", "error", "message", "aborted")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_most_bits: int
+    error: ServerError
+    message: str
+    aborted: bool
+    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., aborted: _Optional[bool] = ...) -> None: ...
+
+class CommandExtendGroup(_message.Message):
+    __slots__ = ("request_id", "tc_id", "key", "epoch", "group_least_bits", "timeout_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TC_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tc_id: int
+    key: str
+    epoch: int
+    group_least_bits: int
+    timeout_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., group_least_bits: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class CommandExtendGroupResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_most_bits", "error", "message", "deadline_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_most_bits: int
+    error: ServerError
+    message: str
+    deadline_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class CommandPlanRange(_message.Message):
+    __slots__ = ("request_id", "topic", "start", "end", "max_messages", "max_bytes", "from_publish_time_ms", "before_publish_time_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FROM_PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    start: MessageIdData
+    end: MessageIdData
+    max_messages: int
+    max_bytes: int
+    from_publish_time_ms: int
+    before_publish_time_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., start: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., end: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., from_publish_time_ms: _Optional[int] = ..., before_publish_time_ms: _Optional[int] = ...) -> None: ...
+
+class CommandPlanRangeResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "start", "end", "entries", "messages", "bytes", "first_publish_time_ms", "last_publish_time_ms", "earliest", "horizon", "raw_end", "sealed", "lost", "backlog_messages", "backlog_bytes", "hidden_messages")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    RAW_END_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    start: MessageIdData
+    end: MessageIdData
+    entries: int
+    messages: int
+    bytes: int
+    first_publish_time_ms: int
+    last_publish_time_ms: int
+    earliest: MessageIdData
+    horizon: MessageIdData
+    raw_end: MessageIdData
+    sealed: bool
+    lost: bool
+    backlog_messages: int
+    backlog_bytes: int
+    hidden_messages: int
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., start: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., end: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., entries: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., first_publish_time_ms: _Optional[int] = ..., last_publish_time_ms: _Optional[int] = ..., earliest: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., horizon: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., raw_end: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., sealed: _Optional[bool] = ..., lost: _Optional[bool] = ..., backlog_messages: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., hidden_messages: _Optional[int] = ...) -> None: ...
+
+class CommandReadEntries(_message.Message):
+    __slots__ = ("request_id", "topic", "start", "end", "max_bytes", "raw")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    start: MessageIdData
+    end: MessageIdData
+    max_bytes: int
+    raw: bool
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., start: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., end: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., max_bytes: _Optional[int] = ..., raw: _Optional[bool] = ...) -> None: ...
+
+class ReadEntry(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "data", "visibility")
+    class Visibility(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        READABLE: _ClassVar[ReadEntry.Visibility]
+        ABORTED: _ClassVar[ReadEntry.Visibility]
+        OPEN: _ClassVar[ReadEntry.Visibility]
+        MARKER: _ClassVar[ReadEntry.Visibility]
+    READABLE: ReadEntry.Visibility
+    ABORTED: ReadEntry.Visibility
+    OPEN: ReadEntry.Visibility
+    MARKER: ReadEntry.Visibility
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    data: bytes
+    visibility: ReadEntry.Visibility
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., data: _Optional[bytes] = ..., visibility: _Optional[_Union[ReadEntry.Visibility, str]] = ...) -> None: ...
+
+class CommandReadEntriesResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "next", "entries", "at_end")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    AT_END_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    next: MessageIdData
+    entries: _containers.RepeatedCompositeFieldContainer[ReadEntry]
+    at_end: bool
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., next: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., entries: _Optional[_Iterable[_Union[ReadEntry, _Mapping[str, object]]]] = ..., at_end: _Optional[bool] = ...) -> None: ...
 
 class CommandEndTxnOnPartition(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "topic", "txn_action", "txnid_least_bits_of_low_watermark")
@@ -1775,7 +2063,7 @@ class BatchedTransactionMetadataEntry(_message.Message):
     def __init__(self, transaction_logs: _Optional[_Iterable[_Union[TransactionMetadataEntry, _Mapping[str, object]]]] = ...) -> None: ...
 
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_transaction_key", "open_transaction_key_response", "attach_transaction_key", "attach_transaction_key_response")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_transaction_key", "open_transaction_key_response", "attach_transaction_key", "attach_transaction_key_response", "begin_attempt", "begin_attempt_response", "commit_group", "commit_group_response", "abort_group", "abort_group_response", "extend_group", "extend_group_response", "plan_range", "plan_range_response", "read_entries", "read_entries_response")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONNECT: _ClassVar[BaseCommand.Type]
@@ -1853,6 +2141,18 @@ class BaseCommand(_message.Message):
         OPEN_TRANSACTION_KEY_RESPONSE: _ClassVar[BaseCommand.Type]
         ATTACH_TRANSACTION_KEY: _ClassVar[BaseCommand.Type]
         ATTACH_TRANSACTION_KEY_RESPONSE: _ClassVar[BaseCommand.Type]
+        BEGIN_ATTEMPT: _ClassVar[BaseCommand.Type]
+        BEGIN_ATTEMPT_RESPONSE: _ClassVar[BaseCommand.Type]
+        COMMIT_GROUP: _ClassVar[BaseCommand.Type]
+        COMMIT_GROUP_RESPONSE: _ClassVar[BaseCommand.Type]
+        ABORT_GROUP: _ClassVar[BaseCommand.Type]
+        ABORT_GROUP_RESPONSE: _ClassVar[BaseCommand.Type]
+        EXTEND_GROUP: _ClassVar[BaseCommand.Type]
+        EXTEND_GROUP_RESPONSE: _ClassVar[BaseCommand.Type]
+        PLAN_RANGE: _ClassVar[BaseCommand.Type]
+        PLAN_RANGE_RESPONSE: _ClassVar[BaseCommand.Type]
+        READ_ENTRIES: _ClassVar[BaseCommand.Type]
+        READ_ENTRIES_RESPONSE: _ClassVar[BaseCommand.Type]
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
@@ -1928,6 +2228,18 @@ class BaseCommand(_message.Message):
     OPEN_TRANSACTION_KEY_RESPONSE: BaseCommand.Type
     ATTACH_TRANSACTION_KEY: BaseCommand.Type
     ATTACH_TRANSACTION_KEY_RESPONSE: BaseCommand.Type
+    BEGIN_ATTEMPT: BaseCommand.Type
+    BEGIN_ATTEMPT_RESPONSE: BaseCommand.Type
+    COMMIT_GROUP: BaseCommand.Type
+    COMMIT_GROUP_RESPONSE: BaseCommand.Type
+    ABORT_GROUP: BaseCommand.Type
+    ABORT_GROUP_RESPONSE: BaseCommand.Type
+    EXTEND_GROUP: BaseCommand.Type
+    EXTEND_GROUP_RESPONSE: BaseCommand.Type
+    PLAN_RANGE: BaseCommand.Type
+    PLAN_RANGE_RESPONSE: BaseCommand.Type
+    READ_ENTRIES: BaseCommand.Type
+    READ_ENTRIES_RESPONSE: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -2004,6 +2316,18 @@ class BaseCommand(_message.Message):
     OPEN_TRANSACTION_KEY_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_TRANSACTION_KEY_FIELD_NUMBER: _ClassVar[int]
     ATTACH_TRANSACTION_KEY_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_ATTEMPT_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_GROUP_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ABORT_GROUP_FIELD_NUMBER: _ClassVar[int]
+    ABORT_GROUP_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_GROUP_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_GROUP_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_RANGE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_RANGE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    READ_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    READ_ENTRIES_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     type: BaseCommand.Type
     connect: CommandConnect
     connected: CommandConnected
@@ -2080,4 +2404,16 @@ class BaseCommand(_message.Message):
     open_transaction_key_response: CommandOpenTransactionKeyResponse
     attach_transaction_key: CommandAttachTransactionKey
     attach_transaction_key_response: CommandAttachTransactionKeyResponse
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping[str, object]]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping[str, object]]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping[str, object]]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping[str, object]]] = ..., send: _Optional[_Union[CommandSend, _Mapping[str, object]]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping[str, object]]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping[str, object]]] = ..., message: _Optional[_Union[CommandMessage, _Mapping[str, object]]] = ..., ack: _Optional[_Union[CommandAck, _Mapping[str, object]]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping[str, object]]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping[str, object]]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping[str, object]]] = ..., error: _Optional[_Union[CommandError, _Mapping[str, object]]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping[str, object]]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping[str, object]]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping[str, object]]] = ..., ping: _Optional[_Union[CommandPing, _Mapping[str, object]]] = ..., pong: _Optional[_Union[CommandPong, _Mapping[str, object]]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping[str, object]]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping[str, object]]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping[str, object]]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping[str, object]]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping[str, object]]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping[str, object]]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping[str, object]]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping[str, object]]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping[str, object]]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping[str, object]]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping[str, object]]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping[str, object]]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping[str, object]]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping[str, object]]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping[str, object]]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping[str, object]]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping[str, object]]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping[str, object]]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping[str, object]]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping[str, object]]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping[str, object]]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping[str, object]]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping[str, object]]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping[str, object]]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping[str, object]]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping[str, object]]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping[str, object]]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping[str, object]]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping[str, object]]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping[str, object]]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping[str, object]]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping[str, object]]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping[str, object]]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping[str, object]]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping[str, object]]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping[str, object]]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping[str, object]]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping[str, object]]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping[str, object]]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping[str, object]]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping[str, object]]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping[str, object]]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping[str, object]]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping[str, object]]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping[str, object]]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping[str, object]]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping[str, object]]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping[str, object]]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping[str, object]]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping[str, object]]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping[str, object]]] = ..., open_transaction_key: _Optional[_Union[CommandOpenTransactionKey, _Mapping[str, object]]] = ..., open_transaction_key_response: _Optional[_Union[CommandOpenTransactionKeyResponse, _Mapping[str, object]]] = ..., attach_transaction_key: _Optional[_Union[CommandAttachTransactionKey, _Mapping[str, object]]] = ..., attach_transaction_key_response: _Optional[_Union[CommandAttachTransactionKeyResponse, _Mapping[str, object]]] = ...) -> None: ...
+    begin_attempt: CommandBeginAttempt
+    begin_attempt_response: CommandBeginAttemptResponse
+    commit_group: CommandCommitGroup
+    commit_group_response: CommandCommitGroupResponse
+    abort_group: CommandAbortGroup
+    abort_group_response: CommandAbortGroupResponse
+    extend_group: CommandExtendGroup
+    extend_group_response: CommandExtendGroupResponse
+    plan_range: CommandPlanRange
+    plan_range_response: CommandPlanRangeResponse
+    read_entries: CommandReadEntries
+    read_entries_response: CommandReadEntriesResponse
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping[str, object]]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping[str, object]]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping[str, object]]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping[str, object]]] = ..., send: _Optional[_Union[CommandSend, _Mapping[str, object]]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping[str, object]]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping[str, object]]] = ..., message: _Optional[_Union[CommandMessage, _Mapping[str, object]]] = ..., ack: _Optional[_Union[CommandAck, _Mapping[str, object]]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping[str, object]]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping[str, object]]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping[str, object]]] = ..., error: _Optional[_Union[CommandError, _Mapping[str, object]]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping[str, object]]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping[str, object]]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping[str, object]]] = ..., ping: _Optional[_Union[CommandPing, _Mapping[str, object]]] = ..., pong: _Optional[_Union[CommandPong, _Mapping[str, object]]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping[str, object]]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping[str, object]]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping[str, object]]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping[str, object]]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping[str, object]]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping[str, object]]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping[str, object]]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping[str, object]]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping[str, object]]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping[str, object]]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping[str, object]]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping[str, object]]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping[str, object]]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping[str, object]]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping[str, object]]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping[str, object]]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping[str, object]]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping[str, object]]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping[str, object]]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping[str, object]]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping[str, object]]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping[str, object]]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping[str, object]]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping[str, object]]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping[str, object]]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping[str, object]]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping[str, object]]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping[str, object]]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping[str, object]]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping[str, object]]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping[str, object]]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping[str, object]]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping[str, object]]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping[str, object]]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping[str, object]]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping[str, object]]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping[str, object]]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping[str, object]]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping[str, object]]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping[str, object]]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping[str, object]]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping[str, object]]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping[str, object]]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping[str, object]]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping[str, object]]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping[str, object]]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping[str, object]]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping[str, object]]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping[str, object]]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping[str, object]]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping[str, object]]] = ..., open_transaction_key: _Optional[_Union[CommandOpenTransactionKey, _Mapping[str, object]]] = ..., open_transaction_key_response: _Optional[_Union[CommandOpenTransactionKeyResponse, _Mapping[str, object]]] = ..., attach_transaction_key: _Optional[_Union[CommandAttachTransactionKey, _Mapping[str, object]]] = ..., attach_transaction_key_response: _Optional[_Union[CommandAttachTransactionKeyResponse, _Mapping[str, object]]] = ..., begin_attempt: _Optional[_Union[CommandBeginAttempt, _Mapping[str, object]]] = ..., begin_attempt_response: _Optional[_Union[CommandBeginAttemptResponse, _Mapping[str, object]]] = ..., commit_group: _Optional[_Union[CommandCommitGroup, _Mapping[str, object]]] = ..., commit_group_response: _Optional[_Union[CommandCommitGroupResponse, _Mapping[str, object]]] = ..., abort_group: _Optional[_Union[CommandAbortGroup, _Mapping[str, object]]] = ..., abort_group_response: _Optional[_Union[CommandAbortGroupResponse, _Mapping[str, object]]] = ..., extend_group: _Optional[_Union[CommandExtendGroup, _Mapping[str, object]]] = ..., extend_group_response: _Optional[_Union[CommandExtendGroupResponse, _Mapping[str, object]]] = ..., plan_range: _Optional[_Union[CommandPlanRange, _Mapping[str, object]]] = ..., plan_range_response: _Optional[_Union[CommandPlanRangeResponse, _Mapping[str, object]]] = ..., read_entries: _Optional[_Union[CommandReadEntries, _Mapping[str, object]]] = ..., read_entries_response: _Optional[_Union[CommandReadEntriesResponse, _Mapping[str, object]]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Spark through PySpark: a source, an exactly-once sink, and the jobs that stand on them."""

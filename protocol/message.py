@@ -94,7 +94,7 @@ def iter_batch(
         start = position + 4 + size
         if start > len(view):
             raise _bad_batch(f"ends inside the metadata of message {index} of {count}")
-        metadata = _parse_single(bytes(view[position + 4 : start]))
+        metadata = parse_single_metadata(bytes(view[position + 4 : start]))
         end = start + metadata.payload_size
         if not start <= end <= len(view):
             raise _bad_batch(
@@ -107,7 +107,8 @@ def iter_batch(
         raise _bad_batch(f"has {len(view) - position} bytes after its {count} messages")
 
 
-def _parse_single(raw: bytes) -> SingleMessageMetadata:
+def parse_single_metadata(raw: bytes) -> SingleMessageMetadata:
+    """The metadata of a message in a batch.  Raises `MalformedMetadata`."""
     try:
         metadata = SingleMessageMetadata.FromString(raw)
     except DecodeError as error:

@@ -327,6 +327,25 @@ TXN_KEYS_LISTED = 1_000
 """Most transaction keys that one REST answer lists; it tells where the next page begins."""
 TXN_KEY_DELETIONS = 100
 """Attempts of an operator's deletion against a client that goes on beginning transactions."""
+TXN_ATTEMPT_BLOCK = 64
+"""Indexes of attempts that are reserved with one write; the first ones with the group itself."""
+TXN_GROUP_NAME_BYTES = 256
+"""Length of a group's nonce, and of the name of a query."""
+TXN_GROUP_POSITIONS_BYTES = 256 * 1024
+"""Length of the positions that a group commits with: they are in its header and in its key."""
+TXN_GROUP_WINNERS = 32_768
+"""Winners of one group."""
+TXN_GROUP_SEGMENTS = 8_192
+"""Segments that the winners of one group tell counts of."""
+TXN_GROUP_COUNTS = 16_384
+"""Counts, one for each winner and segment, that a header keeps; of more it keeps each segment's
+total."""
+TXN_GROUP_HEADER_BYTES = 960 * 1024
+"""Largest header of a group: it must fit METADATA_VALUE_BYTES."""
+TXN_KEY_QUERIES = 8
+"""Earlier queries of a transaction key whose last batch is remembered."""
+TXN_KEY_NONCES = 16
+"""Earlier groups of a transaction key whose nonces are remembered, so that they begin no other."""
 
 # Placement: brokers that share their stores
 PLACEMENT_OWNER_LEVELS = 32

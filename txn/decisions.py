@@ -4,6 +4,7 @@ Rules:
 
 - Follow first, read the header second (W7): what ends after `follow` is told, what ended before is
   in the header that is read.
+- Followers of an attempt are told of its group's end, with what that means for it (G1).
 - A follower is told once for each transaction, from the loop, never from within `follow`.
 - What nobody follows costs nothing but a look at its key.
 - After a resync, and when a watch broke, every followed header is read again.  One that is gone is
@@ -14,7 +15,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -25,6 +26,7 @@ from storage.metadata.store import Event
 from storage.supervised import Supervised
 from txn import records
 from txn.errors import CorruptTransactionRecord
+from txn.header import header_of
 from txn.records import TxnState
 from txn.store import TransactionStore, stored_header
 from txn.txn_id import TxnId
@@ -45,6 +47,8 @@ class Decisions:
     def __init__(self, store: TransactionStore) -> None:
         self._store = store
         self._followers: dict[TxnId, dict[Follower, None]] = {}
+        self._attempts: dict[TxnId, dict[TxnId, None]] = {}
+        """Followed attempts, by group."""
         self._following = Following(
             lambda: store.metadata.watch_index(records.FINAL_STATE_INDEX, *_FINAL),
             self._read_all,
@@ -73,6 +77,8 @@ class Decisions:
     def follow(self, txn: TxnId, follower: Follower) -> None:
         """Tell `follower` when the transaction has ended."""
         self._followers.setdefault(txn, {})[follower] = None
+        if txn.attempt:
+            self._attempts.setdefault(txn.group, {})[txn] = None
 
     def forget(self, txn: TxnId, follower: Follower) -> None:
         """Do not tell it, if it has not been told."""
@@ -80,7 +86,7 @@ class Decisions:
         if followers is not None:
             followers.pop(follower, None)
             if not followers:
-                del self._followers[txn]
+                self._pop(txn)
 
     @property
     def followed(self) -> int:
@@ -97,21 +103,38 @@ class Decisions:
             log.error("transaction_header_corrupt", error=str(error))
 
     def _take(self, event: Event) -> None:
-        txn = records.txn_of_header(event.key)
-        if txn not in self._followers:
+        of = records.txn_of_header(event.key)
+        followed = self._followed_at(of)
+        if not followed:
             return
         if event.record is None:
-            self._read_soon((txn,))
+            self._read_soon(followed)
             return
         try:
-            state = stored_header(event.record).header.state
+            stored = stored_header(event.record).header
         except CorruptTransactionRecord:
-            self._read_soon((txn,))
+            self._read_soon(followed)
             raise
-        self._tell(txn, state)
+        for txn in followed:
+            header = header_of(stored, txn)
+            self._tell(txn, None if header is None else header.state)
+
+    def _followed_at(self, of: TxnId) -> Sequence[TxnId]:
+        """The transactions that somebody follows of whom this header tells (G1)."""
+        own = (of,) if of in self._followers else ()
+        return (*own, *self._attempts[of]) if of in self._attempts else own
+
+    def _pop(self, txn: TxnId) -> Mapping[Follower, None]:
+        """Its followers, who are to be told nothing more."""
+        attempts = self._attempts.get(txn.group) if txn.attempt else None
+        if attempts is not None:
+            attempts.pop(txn, None)
+            if not attempts:
+                del self._attempts[txn.group]
+        return self._followers.pop(txn, {})
 
     def _tell(self, txn: TxnId, state: TxnState | None) -> None:
-        for follower in self._followers.pop(txn, {}):
+        for follower in self._pop(txn):
             try:
                 follower(txn, state)
             except Exception:

@@ -63,6 +63,13 @@ class InvalidTransactionKey(PeerError):
     http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
 
 
+class InvalidGroup(PeerError):
+    """There can be no such group, or what it is to commit is not of it or too much."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
+
+
 class TransactionKeyNotFound(PeerError):
     """Nobody opened that key, or it was deleted since."""
 

@@ -10,6 +10,9 @@ Rules:
 - A timeout of 0 means that the client did not say: it gets the client library's own default.  One
   that is above the bound is cut to it, as an open transaction holds back every reader of what it
   wrote.
+- What a group's header says is said of its attempts too, by index (G1).  They are ended by nobody
+  but their group, and that is committed by COMMIT_GROUP only, which names the winners (G4).
+- A deadline only rises, by a move that leaves an open transaction open (G8).
 """
 
 import enum
@@ -39,12 +42,33 @@ class EndVerdict(enum.Enum):
     DONE = "it ended so already"
     OTHERWISE = "it ended otherwise"
     NOT_FOUND = "there is none, or not for this owner"
+    OF_GROUP = "its group decides, or it is one and is to be told its winners"
 
 
-def decide_end(header: Header | None, action: TxnState, owner: str | None) -> EndVerdict:
-    """What an END with that action, asked for by that owner, is to do (T2, T3)."""
+def header_of(header: Header, txn: TxnId) -> Header | None:
+    """What the header that lies at `header_key(txn)` says of that transaction (G1).
+
+    Of an attempt it tells the state; None if there is no such attempt.
+    """
+    index = txn.attempt
+    if not index:
+        return header
+    group = header.group
+    if group is None or not group.is_reserved(index):
+        return None
+    if header.state is not TxnState.COMMITTED or group.is_winner(index):
+        return header
+    return replace(header, state=TxnState.ABORTED)
+
+
+def decide_end(
+    header: Header | None, action: TxnState, owner: str | None, *, is_attempt: bool = False
+) -> EndVerdict:
+    """What an END with that action, asked for by that owner, is to do (T2, T3, G4)."""
     if header is None or not is_owner(header, owner):
         return EndVerdict.NOT_FOUND
+    if is_attempt or (header.group is not None and action is TxnState.COMMITTED):
+        return EndVerdict.OF_GROUP
     if action in MOVES[header.state]:
         return EndVerdict.WRITE
     return EndVerdict.DONE if header.state is action else EndVerdict.OTHERWISE
@@ -65,8 +89,25 @@ def ended(header: Header, action: TxnState, now_ms: int) -> Header:
     return replace(header, state=action, finalized_ms=now_ms)
 
 
+def raised(header: Header, deadline_ms: int, now_ms: int) -> Header:
+    """The open header with that deadline, or a later one that it has (G8).
+
+    No deadline is longer than the longest timeout from now; one that has been given stays.
+    """
+    assert header.state is TxnState.OPEN, "only what is open has a deadline"
+    bounded_ms = min(deadline_ms, now_ms + TXN_TIMEOUT_MAX_MS)
+    if bounded_ms <= header.deadline_ms:
+        return header
+    return replace(header, timeout_ms=bounded_ms - header.created_ms)
+
+
 def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarError:
     """Why an END, or a use, is refused."""
+    if verdict is EndVerdict.OF_GROUP:
+        return InvalidTxnStatus(
+            f"Transaction {txn} is of a group: commit that with its winners (COMMIT_GROUP), or "
+            f"abort the group, {txn.group}."
+        )
     if verdict is EndVerdict.OTHERWISE and header is not None:
         return not_open(txn, header)
     return TransactionNotFound(

@@ -6,13 +6,14 @@ Rules:
   else ever gets it, whatever becomes of this process.  Numbers that are not used are lost.
 - The next block is reserved while the last quarter of the present one is being used, so that
   taking a number does not wait for the store.
+- Numbers stay below 2^NUMBER_BITS, as what is above them in an id is of attempts (G1).
 """
 
 import asyncio
 
 from config.bounds import TXN_ID_BLOCK
 from txn.store import TransactionStore
-from txn.txn_id import CoordinatorId
+from txn.txn_id import NUMBER_BITS, CoordinatorId
 
 
 class NumberBlocks:
@@ -42,6 +43,7 @@ class NumberBlocks:
             self.prepare()
             await self._use_next_block()
         number = self._next
+        assert number >> NUMBER_BITS == 0, f"coordinator {self._coordinator} has no numbers left"
         self._next += 1
         if self._end - self._next <= TXN_ID_BLOCK // 4:
             self.prepare()

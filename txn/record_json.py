@@ -31,7 +31,7 @@ def checked(key: str, decode: Callable[[], _T]) -> _T:
     """What `decode` makes of the record at `key`.  Raises `CorruptTransactionRecord`."""
     try:
         return decode()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise CorruptTransactionRecord(
             f"The record {key} cannot be read ({error}): restore the metadata store."
         ) from error

@@ -3,6 +3,8 @@
     /txn/id/<txn>                                     header: state, deadline, owner
     /txn/op/<txn>/w:<seg>:<epoch>                     claim: one writer's entries on one segment
     /txn/op/<txn>/a:<seg>:<sub>:<epoch>:<number>      acknowledgements of one ACK command
+    /txn/op/<group>/w:<seg>:<epoch>:<attempt>         the same of an attempt, by its index
+    /txn/op/<group>/a:<seg>:<sub>:<epoch>:<number>:<attempt>
     /txn/segment-state/aborted/<seg>:<txn>            aborted record: its entries up to a position
     /txn/segment-state/owner/<seg>                    epoch of the segment's owner
     /txn/segment-state/nudge/<seg>                    the collector asks the owner to look again
@@ -18,6 +20,7 @@ Rules:
   digits.
 - Everything of a transaction lives in the partition `<txn>`: a read of the header after a put of a
   claim is not older than that put (W2), and one range holds all records of a transaction (W10).
+  What is of an attempt is its group's: header, partition and range (G9).
 - Everything of a segment lives in the partition `<seg>`.
 - Decoding verifies: a record that is not whole is `CorruptTransactionRecord`.
 """
@@ -35,8 +38,10 @@ from protocol.names import decode_name, encode_name
 from storage.metadata.keys import number
 from storage.metadata.store import IndexEntry
 from txn.errors import CorruptTransactionRecord
+from txn.group import Group
+from txn.group_records import decoded_group, encoded_group
 from txn.record_json import checked, integer, json_bytes, members_of, text
-from txn.txn_id import CoordinatorId, TxnId, parse_txn_id
+from txn.txn_id import LAST_ATTEMPT, CoordinatorId, TxnId, parse_txn_id
 
 HEADERS = "/txn/id/"
 OPERATIONS = "/txn/op/"
@@ -55,7 +60,8 @@ _OWN_HEADER = re.compile(
     rb'"createdAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000'
     rb'(?:,"finalizedAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000)?\}'
 )
-"""A header without owner and key as `encode_header` writes it: most are, and read without JSON."""
+"""A header without owner, key and group as `encode_header` writes it: most are so, and are read
+without JSON."""
 
 
 class TxnState(enum.Enum):
@@ -80,7 +86,7 @@ class Header:
     """A transaction as its header has it.
 
     `owner` is the principal that began it, if any; `tied` the key of that owner under which it was
-    begun, if any (K3).
+    begun, if any (K3); `group` is there if it is one.
     """
 
     state: TxnState
@@ -89,6 +95,7 @@ class Header:
     finalized_ms: int | None = None
     owner: str | None = None
     tied: KeyEpoch | None = None
+    group: Group | None = None
 
     @property
     def deadline_ms(self) -> int:
@@ -139,9 +146,14 @@ class OwnerRecord:
 # Paths
 
 
+def partition_of(txn: TxnId) -> str:
+    """Where the header and all claims and acknowledgement records are (G9)."""
+    return str(txn.group)
+
+
 def header_key(txn: TxnId) -> str:
-    """Where the header is; its partition is `str(txn)`."""
-    return f"{HEADERS}{txn}"
+    """Where the header is; of an attempt, its group's (G1)."""
+    return f"{HEADERS}{txn.group}"
 
 
 def txn_of_header(key: str) -> TxnId:
@@ -151,23 +163,41 @@ def txn_of_header(key: str) -> TxnId:
 
 def txn_of_operation(key: str) -> TxnId:
     """Whose claim or acknowledgement record lies there.  Raises `CorruptTransactionRecord`."""
-    return checked(key, lambda: parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0]))
+    return checked(key, lambda: _txn_of_operation(key))
+
+
+def _txn_of_operation(key: str) -> TxnId:
+    of, _, name = key.removeprefix(OPERATIONS).partition("/")
+    txn, parts = parse_txn_id(of), name.split(":")
+    if len(parts) == (3 if parts[0] == "w" else 5):
+        return txn
+    index = int(parts[-1])
+    if txn.attempt or not 1 <= index <= LAST_ATTEMPT:
+        raise ValueError(f"it is of attempt {index} of {txn}")
+    return txn.attempt_of(index)
 
 
 def operations_range(txn: TxnId) -> tuple[str, str]:
-    """Scan bounds of all claims and acknowledgement records of a transaction."""
-    return f"{OPERATIONS}{txn}/", f"{OPERATIONS}{txn}//"
+    """Scan bounds of all claims and acknowledgement records of a transaction, or a group (G9)."""
+    return f"{OPERATIONS}{txn.group}/", f"{OPERATIONS}{txn.group}//"
 
 
 def claim_key(txn: TxnId, segment: str, epoch: int) -> str:
     """Where an owner's claim is: the epoch in it makes it that owner's own (W3, W6)."""
-    return f"{OPERATIONS}{txn}/w:{encode_name(segment)}:{number(epoch)}"
+    name = f"w:{encode_name(segment)}:{number(epoch)}"
+    return f"{OPERATIONS}{txn.group}/{name}{_attempt_part(txn)}"
 
 
 def ack_key(record: AckRecord) -> str:
     """Where the acknowledgements of one command are (A1)."""
     names = f"{encode_name(record.segment)}:{encode_name(record.subscription)}"
-    return f"{OPERATIONS}{record.txn}/a:{names}:{number(record.epoch)}:{number(record.number)}"
+    name = f"a:{names}:{number(record.epoch)}:{number(record.number)}"
+    return f"{OPERATIONS}{record.txn.group}/{name}{_attempt_part(record.txn)}"
+
+
+def _attempt_part(txn: TxnId) -> str:
+    """G9: what makes the key one attempt's own among all that its group has."""
+    return f":{number(txn.attempt)}" if txn.attempt else ""
 
 
 def aborted_key(segment: str, txn: TxnId) -> str:
@@ -252,6 +282,8 @@ def encode_header(header: Header) -> bytes:
     if header.tied is not None:
         members.append(f'"transactionKey":{json.dumps(header.tied.key)}')
         members.append(f'"transactionKeyEpoch":{header.tied.epoch}')
+    if header.group is not None:
+        members.append(f'"group":{json_bytes(encoded_group(header.group)).decode()}')
     return ("{" + ",".join(members) + "}").encode()
 
 
@@ -277,6 +309,7 @@ def decode_header(key: str, value: bytes) -> Header:
             None if finalized is None else _milliseconds(finalized),
             owner,
             _tied(members),
+            decoded_group(members["group"]) if "group" in members else None,
         )
 
     return checked(key, decode)
@@ -323,7 +356,7 @@ def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
     """The claim or acknowledgement record stored at `key`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> Claim | AckRecord:
-        txn = parse_txn_id(key.removeprefix(OPERATIONS).partition("/")[0])
+        txn = _txn_of_operation(key)
         members = members_of(value)
         segment, epoch = text(members["segment"]), integer(members["epoch"])
         if members["kind"] == "WRITE":

@@ -3,7 +3,8 @@
 Rules:
 
 - A header is made once, by a create-only put, and ended once, by a put on the version read (T1,
-  T2).
+  T2).  While it is open, a group's is changed by such a put too (G2, G8).
+- What is read of an attempt is read of its group's header, and told as its own (G1).
 - A claim or acknowledgement record is deleted by its exact key only (W6).
 - An aborted record only ever rises (W5): a conditional write, tried again on a conflict.
 - Scans that decide what may be delivered or collected are fresh (W7, W10, A3).
@@ -32,6 +33,7 @@ from storage.metadata.store import (
 from txn import records
 from txn.counters import TransactionCounters
 from txn.errors import CorruptTransactionRecord
+from txn.header import header_of
 from txn.records import AckRecord, Claim, Header, OwnerRecord, TxnState
 from txn.txn_id import CoordinatorId, TxnId
 
@@ -80,24 +82,39 @@ class TransactionStore:
         return await self._put_header(txn, header, ABSENT)
 
     async def read_header(self, txn: TxnId) -> StoredHeader | None:
-        """The header now; None if there is none (any more)."""
-        record = await self.metadata.get(records.header_key(txn), partition=str(txn))
-        return None if record is None else stored_header(record)
+        """The header now; None if there is none (any more).
+
+        Of an attempt, what its group's header says of it; None also if that says nothing (G1).
+        """
+        partition = records.partition_of(txn)
+        record = await self.metadata.get(records.header_key(txn), partition=partition)
+        if record is None:
+            return None
+        stored = stored_header(record)
+        header = header_of(stored.header, txn)
+        return None if header is None else StoredHeader(txn, header, stored.version)
 
     async def end_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
         """Write the end of a transaction on the version read.  Raises `VersionConflict`."""
         return await self._put_header(txn, header, expect)
 
+    async def change_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
+        """Write an open group on the version read (G2, G8).  Raises `VersionConflict`."""
+        return await self._put_header(txn, header, expect)
+
     async def delete_header(self, stored: StoredHeader) -> bool:
         """Collect it.  Raises `VersionConflict`."""
         key = records.header_key(stored.txn)
-        return await self.metadata.delete(key, partition=str(stored.txn), expect=stored.version)
+        return await self.metadata.delete(
+            key, partition=records.partition_of(stored.txn), expect=stored.version
+        )
 
     async def _put_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
+        assert not txn.attempt, f"{txn} has no header of its own"
         result = await self.metadata.put(
             records.header_key(txn),
             records.encode_header(header),
-            partition=str(txn),
+            partition=records.partition_of(txn),
             expect=expect,
             indexes=records.header_indexes(header),
         )
@@ -160,7 +177,9 @@ class TransactionStore:
 
         It is there after a put whose outcome was unknown: then it is put over that.
         """
-        put = partial(self.metadata.put, key, value, partition=str(txn), indexes=indexes)
+        put = partial(
+            self.metadata.put, key, value, partition=records.partition_of(txn), indexes=indexes
+        )
         try:
             result = await put(expect=ABSENT)
         except VersionConflict:
@@ -171,13 +190,14 @@ class TransactionStore:
 
     async def delete_operation(self, txn: TxnId, key: str) -> None:
         """Delete one claim or acknowledgement record, if it is there."""
-        if await self.metadata.delete(key, partition=str(txn)):
+        if await self.metadata.delete(key, partition=records.partition_of(txn)):
             self.counters.op_deletes += 1
             self.counters.op_records = max(0, self.counters.op_records - 1)
 
     async def transactions_with_records(self, limit: int) -> set[TxnId] | None:
         """Who has a claim or acknowledgement record: a fresh listing (W10).
 
+        A group stands for its attempts (G9).
         None if there are `limit` records of a kind or more: then list each transaction's own.
         """
         found: set[TxnId] = set()
@@ -185,7 +205,7 @@ class TransactionStore:
             hits = await self._index(index, _FIRST_KEY, _LAST_KEY, fresh=True, limit=limit)
             if len(hits) >= limit:
                 return None
-            found.update(records.txn_of_operation(hit.record.key) for hit in hits)
+            found.update(records.txn_of_operation(hit.record.key).group for hit in hits)
         return found
 
     async def recount(self) -> None:
@@ -215,10 +235,14 @@ class TransactionStore:
         return count
 
     async def operations_of(self, txn: TxnId) -> list[Claim | AckRecord]:
-        """Every claim and acknowledgement record of a transaction: a fresh listing (W10)."""
+        """Every claim and acknowledgement record of a transaction: a fresh listing (W10).
+
+        Of a group, those of all its attempts (G9).
+        """
         lo, hi = records.operations_range(txn)
-        found = await self.metadata.scan(lo, hi, partition=str(txn), fresh=True)
-        return [records.decode_operation(record.key, record.value) for record in found]
+        found = await self.metadata.scan(lo, hi, partition=records.partition_of(txn), fresh=True)
+        decoded = (records.decode_operation(record.key, record.value) for record in found)
+        return [each for each in decoded if not txn.attempt or each.txn == txn]
 
     async def claims_on(self, segment: str) -> list[Claim]:
         """Every claim on a segment: a fresh scan (W7)."""

@@ -1,12 +1,23 @@
 """The id of a transaction: the coordinator it belongs to, and its number there.
 
-Rule: in paths and for people it is written `<most>_<least>`, in decimal (PIP-471).
+Rules:
+
+- In paths and for people it is written `<most>_<least>`, in decimal (PIP-471).
+- `least` holds the number in its lower NUMBER_BITS.  Above them is the index of an attempt in the
+  group that has this number; it is 0 of groups and of plain transactions (G1).  Ids stay below
+  2^63, so they are positive in a signed number of 64 bits too.
 """
 
 import re
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 CoordinatorId = NewType("CoordinatorId", int)
+
+NUMBER_BITS: Final = 44
+LAST_ATTEMPT: Final = (1 << (63 - NUMBER_BITS)) - 1
+"""The highest index of an attempt."""
+
+_NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 
 _TEXT = re.compile(r"([0-9]{1,20})_([0-9]{1,20})")
 
@@ -24,6 +35,22 @@ class TxnId(NamedTuple):
     def coordinator(self) -> CoordinatorId:
         """Who gave it out."""
         return CoordinatorId(self.most)
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of its group it is, from 1; 0: a group or a plain transaction (G1)."""
+        return self.least >> NUMBER_BITS
+
+    @property
+    def group(self) -> "TxnId":
+        """The group that it is an attempt of, else itself (G1)."""
+        return self if self.least <= _NUMBER_MASK else TxnId(self.most, self.least & _NUMBER_MASK)
+
+    def attempt_of(self, index: int) -> "TxnId":
+        """The attempt with that index, from 1, of this group (G1)."""
+        assert not self.attempt, f"{self} is an attempt itself"
+        assert 1 <= index <= LAST_ATTEMPT, f"{index} is no index of an attempt"
+        return TxnId(self.most, index << NUMBER_BITS | self.least)
 
 
 def parse_txn_id(text: str) -> TxnId:

@@ -1,0 +1,177 @@
+"""Pure: the group of attempts that a transaction may be, and what it committed for.
+
+A group is one try of one batch; an attempt one try of one task of it.  Attempts write under ids of
+their own, and the group's header decides for all of them.
+
+Rules:
+
+- An attempt has no state but its group's: it is open while that is, committed if that is and it is
+  among the winners, else aborted.  An index that was not reserved is no attempt (G1).
+- Counts are kept for each winner and segment while there are TXN_GROUP_COUNTS at most and the
+  header keeps within its bound; else only each segment's total is.  What is told of rows is for
+  audits: no decision rests on it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from config.bounds import (
+    TXN_ATTEMPT_BLOCK,
+    TXN_GROUP_COUNTS,
+    TXN_GROUP_NAME_BYTES,
+    TXN_GROUP_POSITIONS_BYTES,
+    TXN_GROUP_SEGMENTS,
+    TXN_GROUP_WINNERS,
+    TXN_KEY_BYTES,
+)
+from txn.errors import InvalidGroup
+from txn.txn_id import LAST_ATTEMPT, TxnId
+
+HASH_SUM_MODULUS: Final = 1 << 64
+
+
+class Batch(NamedTuple):
+    """One batch of one query; batches of a query are numbered upwards."""
+
+    query: str
+    number: int
+
+
+class SegmentCount(NamedTuple):
+    """Of the rows that were written to one segment; `hash_sum` of their payloads, modulo 2^64."""
+
+    messages: int
+    hash_sum: int
+
+
+Counts = Mapping[str, SegmentCount]
+"""By the name of the segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """What a group committed, and what for.
+
+    `positions`: how far its inputs had been read, as its committer wrote it.  `winners`: indexes of
+    the attempts that are part of it, with counts, unless only `totals` are kept.
+    """
+
+    batch: Batch
+    positions: str | None
+    winners: Mapping[int, Counts]
+    totals: Counts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the header of a group has besides that of a plain transaction.
+
+    Indexes from 1 to `reserved` are of attempts, or of none (G2).
+    """
+
+    nonce: str
+    reserved: int
+    commit: GroupCommit | None = None
+
+    def is_reserved(self, index: int) -> bool:
+        """Whether there may be such an attempt (G1, G2)."""
+        return 1 <= index <= self.reserved
+
+    def is_winner(self, index: int) -> bool:
+        """Whether that attempt is part of what was committed (G1)."""
+        return self.commit is not None and index in self.commit.winners
+
+
+class GroupRecord(NamedTuple):
+    """What the last group of a key that committed was for; `group` is which one."""
+
+    batch: Batch
+    positions: str | None
+    group: TxnId
+
+
+def new_group(nonce: str) -> Group:
+    """A group with its first block of indexes (G2)."""
+    return Group(nonce, TXN_ATTEMPT_BLOCK)
+
+
+def with_next_block(group: Group) -> Group:
+    """The group with more indexes reserved (G2).  Raises `InvalidGroup` when there are no more."""
+    if group.reserved >= LAST_ATTEMPT:
+        raise InvalidGroup(
+            f"The group of nonce {group.nonce!r} has had {group.reserved} attempts, as many as it "
+            "may have: abort it, and begin another one."
+        )
+    return replace(group, reserved=min(group.reserved + TXN_ATTEMPT_BLOCK, LAST_ATTEMPT))
+
+
+def in_totals(commit: GroupCommit) -> GroupCommit:
+    """The same with each segment's total instead of what each winner wrote there."""
+    totals: dict[str, SegmentCount] = dict(commit.totals or {})
+    for counts in commit.winners.values():
+        for segment, count in counts.items():
+            before = totals.get(segment, SegmentCount(0, 0))
+            totals[segment] = SegmentCount(
+                before.messages + count.messages,
+                (before.hash_sum + count.hash_sum) % HASH_SUM_MODULUS,
+            )
+    return replace(commit, winners={index: {} for index in commit.winners}, totals=totals)
+
+
+def bounded_commit(
+    batch: Batch, positions: str | None, winners: Iterable[tuple[TxnId, Counts]]
+) -> GroupCommit:
+    """What is to be committed, by index.
+
+    Whose attempts these are is for `require_winners` to see.  Raises `InvalidGroup` for what is too
+    much, and for an attempt that is named twice.
+    """
+    require_name("query", batch.query)
+    if batch.number < 0:
+        raise InvalidGroup(f"Batch {batch.number} is negative: count from 0.")
+    if positions is not None and len(positions.encode()) > TXN_GROUP_POSITIONS_BYTES:
+        raise InvalidGroup(
+            f"The positions are longer than {TXN_GROUP_POSITIONS_BYTES} bytes: read fewer topics "
+            "with one query, or keep them elsewhere."
+        )
+    by_index: dict[int, Counts] = {}
+    for attempt, counts in winners:
+        if attempt.attempt in by_index:
+            raise InvalidGroup(f"Attempt {attempt} is named twice among the winners: name it once.")
+        by_index[attempt.attempt] = counts
+    if len(by_index) > TXN_GROUP_WINNERS:
+        raise InvalidGroup(
+            f"A group has {len(by_index)} winners, and {TXN_GROUP_WINNERS} at most: write with "
+            "fewer tasks."
+        )
+    segments = {segment for counts in by_index.values() for segment in counts}
+    if len(segments) > TXN_GROUP_SEGMENTS:
+        raise InvalidGroup(
+            f"A group wrote to {len(segments)} segments, and tells of {TXN_GROUP_SEGMENTS} at "
+            "most: write to fewer topics with one query."
+        )
+    commit = GroupCommit(batch, positions, by_index)
+    counted = sum(len(counts) for counts in by_index.values())
+    return in_totals(commit) if counted > TXN_GROUP_COUNTS else commit
+
+
+def require_winners(txn: TxnId, group: Group, winners: Sequence[TxnId]) -> None:
+    """Raise `InvalidGroup` unless all of them are attempts of that group (G4)."""
+    for winner in winners:
+        if winner.group != txn or not group.is_reserved(winner.attempt):
+            raise InvalidGroup(
+                f"{winner} is no attempt of group {txn}: name those that were begun in it."
+            )
+
+
+def require_nonce(nonce: str) -> str:
+    """A nonce that can name a group, and fits where a key names it.  Raises `InvalidGroup`."""
+    return require_name("nonce", nonce, min(TXN_GROUP_NAME_BYTES, TXN_KEY_BYTES))
+
+
+def require_name(what: str, name: str, most_bytes: int = TXN_GROUP_NAME_BYTES) -> str:
+    """Raise `InvalidGroup` unless it is there and short enough."""
+    if not name or len(name.encode(errors="replace")) > most_bytes:
+        raise InvalidGroup(f"The {what} must have 1 to {most_bytes} bytes: choose another one.")
+    return name

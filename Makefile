@@ -1,10 +1,11 @@
-# make run | test | test-client | test-cluster | cluster-faults | bench | bench-cluster | simulate | fuzz | stock-peer | client-peer | image-test
+# make run | test | test-client | test-pipeline | test-cluster | cluster-faults | bench | bench-cluster | simulate | fuzz | stock-peer | client-peer | image-test
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-client test-cluster cluster-faults check proto bench bench-transactions bench-client bench-cluster simulate simulate-mutants fuzz
+.PHONY: run test test-client test-pipeline pipeline-kill test-cluster cluster-faults check proto
+.PHONY: bench bench-transactions bench-client bench-cluster simulate simulate-mutants fuzz
 .PHONY: stock-peer client-peer image-test clean
 .DEFAULT_GOAL := test
 
@@ -24,10 +25,16 @@ check: $(VENV)/.installed  ## style, types, import rules
 	$(BIN)/lint-imports
 
 test: check  ## everything that must hold of the broker, and the cores of the client
-	$(BIN)/python -m pytest --ignore=tests/client --ignore=tests/interop
+	$(BIN)/python -m pytest --ignore=tests/client --ignore=tests/interop --ignore=tests/pipeline
 
 test-client: $(VENV)/.installed  ## the Python client on a broker, and beside the stock Java client
 	$(BIN)/python -m pytest tests/client tests/interop
+
+test-pipeline: $(VENV)/.installed  ## source, sink and jobs on Spark (needs Java 17)
+	$(BIN)/python -m pytest tests/pipeline
+
+pipeline-kill: $(VENV)/.installed  ## every way that a driver, a task or a broker may die (some minutes)
+	$(BIN)/python -m pytest tests/pipeline/kill -m ""
 
 test-cluster: $(VENV)/.installed  ## on real ZooKeeper, bookies and Oxia (needs Java 17, Maven and Go)
 	$(BIN)/python -m pytest -m cluster

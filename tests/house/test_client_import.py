@@ -29,7 +29,18 @@ STEPS: Final = {
 Codecs come before Avro, as fastavro loads them too.
 """
 LATER: Final = [module for module in STEPS.values() if module not in (None, "magnetar.client")]
-NEVER: Final = ("aiohttp", "avro", "grpc", "structlog", "typer", "uvloop")
+NEVER: Final = (
+    "aiohttp",
+    "avro",
+    "grpc",
+    "pandas",
+    "pipeline",
+    "pyarrow",
+    "pyspark",
+    "structlog",
+    "typer",
+    "uvloop",
+)
 """What other parts of the project use."""
 SCRIPT: Final = """
 import json, sys

@@ -27,6 +27,7 @@ OF_CLUSTERS: Final = (
     "xxhash",
 )
 OF_REST: Final = ("aiohttp", "broker.admin.app")
+OF_SPARK: Final = ("pandas", "pipeline", "pyarrow", "pyspark")
 
 SCRIPT: Final = """
 import asyncio, importlib, json, random, sys
@@ -74,7 +75,7 @@ def test_clients_are_served_without(loaded: tuple[set[str], set[str]], module: s
     assert module not in loaded[0]
 
 
-@pytest.mark.parametrize("module", OF_CLUSTERS)
+@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_SPARK])
 def test_the_rest_interface_loads_no(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[1]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("config", "protocol", "storage", "txn", "broker", "magnetar")
+PACKAGES = ("config", "protocol", "storage", "txn", "broker", "magnetar", "pipeline")
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 60
 ENTRY_MODULES = {"broker.cli.main", "broker.cli.commands", "magnetar.cli.commands"}

@@ -1,0 +1,83 @@
+"""Spark as the tests run it: in this process and its children, on 127.0.0.1, in one directory.
+
+Rules: two cores, and four tries of a task (`local[n]` alone means one try, whatever is set); no
+user interface; everything that it writes is in the directory given, its log in `spark.log` there.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from tests.support.broker_process import ROOT
+from tests.support.child_process import HOST
+
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+LOG: Final = "spark.log"
+MASTER: Final = "local[2,4]"
+HEAP: Final = "1g"
+SHUFFLE_PARTITIONS: Final = 2
+SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""A JVM that lives for seconds: a third less processor time than with what pays off later."""
+
+
+def environment() -> dict[str, str]:
+    """What the processes of Spark are told: this Python, these modules, this address."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": path,
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_LOCAL_HOSTNAME": "localhost",
+    }
+
+
+def settings(directory: Path) -> dict[str, str]:
+    """Of a session whose files are in this directory."""
+    java = (
+        *SHORT_LIVED,
+        f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        f"-Dmagnetar.test.log={directory / LOG}",
+        f"-Djava.io.tmpdir={directory}",
+        f"-Dderby.system.home={directory}",
+    )
+    return {
+        "spark.master": MASTER,
+        "spark.driver.memory": HEAP,
+        "spark.driver.host": HOST,
+        "spark.driver.bindAddress": HOST,
+        "spark.driver.extraJavaOptions": " ".join(java),
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[SparkSession]:
+    """A session, which has ended afterwards with all that it started."""
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ.update(environment())
+    builder = SparkSession.builder.appName(directory.name)
+    for name, value in settings(directory).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    gateway = session.sparkContext._gateway
+    try:
+        yield session
+    finally:
+        session.stop()
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait()

@@ -1,0 +1,133 @@
+"""V6, V7: batches, epochs and positions of queries, as groups and keys recorded them.
+
+Pure.  Rules:
+
+- A query's batches that committed have each number once, one after the other, as far as their
+  headers are there; their epochs never fall, and their positions never go back.
+- What a key tells of its last group is what that group's header says, while that is there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import cast
+
+from pipeline.audit.snapshot import Snapshot, State, TransactionState
+from pipeline.audit.violations import Findings, Rule, Violation
+
+__all__ = ["check_batches", "check_positions"]
+
+
+def check_batches(snapshot: Snapshot, findings: Findings) -> None:
+    """V6."""
+    for (key, query), groups in _by_query(snapshot).items():
+        for before, after in pairwise(groups):
+            findings.held(Rule.V6)
+            what = _between(before, after)
+            if what is not None:
+                findings.add(
+                    Violation(Rule.V6, f"Query {query!r} under key {key!r}: {what}.", txn=after.txn)
+                )
+
+
+def _between(before: TransactionState, after: TransactionState) -> str | None:
+    first, second = before.commit, after.commit
+    assert first is not None, "only what has committed"
+    assert second is not None, "only what has committed"
+    if second.batch == first.batch:
+        return f"batch {first.batch} was committed twice, by {before.txn} and {after.txn}"
+    if second.batch < first.batch:
+        return f"batch {second.batch} was committed after batch {first.batch}"
+    if second.batch > first.batch + 1:
+        return f"there is no batch between {first.batch} and {second.batch}"
+    if (after.epoch or 0) < (before.epoch or 0):
+        return (
+            f"batch {second.batch} is of epoch {after.epoch}, the one before it of {before.epoch}"
+        )
+    return None
+
+
+def check_positions(snapshot: Snapshot, findings: Findings) -> None:
+    """V7."""
+    for key in snapshot.keys:
+        if key.last is None or key.last_group is None:
+            continue
+        header = snapshot.transactions.get(key.last_group)
+        findings.held(Rule.V7)
+        if header is None:
+            continue
+        commit = header.commit
+        if header.state is not State.COMMITTED or commit is None:
+            findings.add(
+                Violation(
+                    Rule.V7,
+                    f"Key {key.key!r} says that its last batch was committed by {key.last_group}, "
+                    f"which is {header.state.value}.",
+                    txn=header.txn,
+                )
+            )
+        elif (commit.query, commit.batch, commit.positions) != (
+            key.last.query,
+            key.last.batch,
+            key.last.positions,
+        ):
+            findings.add(
+                Violation(
+                    Rule.V7,
+                    f"Key {key.key!r} has other positions or another batch than its last group.",
+                    txn=header.txn,
+                )
+            )
+    for (key_name, query), groups in _by_query(snapshot).items():
+        for before, after in pairwise(groups):
+            findings.held(Rule.V7)
+            if _goes_back(before, after):
+                findings.add(
+                    Violation(
+                        Rule.V7,
+                        f"Query {query!r} under key {key_name!r}: its positions go back between "
+                        f"{before.txn} and {after.txn}.",
+                        txn=after.txn,
+                    )
+                )
+
+
+def _by_query(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[TransactionState]]:
+    """Groups that committed, by key and query, in the order in which they ended."""
+    found: dict[tuple[str, str], list[TransactionState]] = {}
+    for header in snapshot.transactions.values():
+        if header.state is State.COMMITTED and header.commit is not None:
+            found.setdefault((header.key or "", header.commit.query), []).append(header)
+    for groups in found.values():
+        groups.sort(key=lambda each: (each.finalized_ms or 0, _number(each.txn)))
+    return found
+
+
+def _number(txn: str) -> int:
+    return int(txn.partition("_")[2])
+
+
+def _goes_back(before: TransactionState, after: TransactionState) -> bool:
+    """Whether a segment that both name is at an earlier place afterwards."""
+    first, second = _places(before), _places(after)
+    return any(second[where] < place for where, place in first.items() if where in second)
+
+
+def _places(header: TransactionState) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """Places by topic, name and segment, of positions that are cuts; others are left alone."""
+    assert header.commit is not None, "only what has committed"
+    text = header.commit.positions
+    if not text:
+        return {}
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return {}
+    found: dict[tuple[str, str, str], tuple[int, ...]] = {}
+    for cut in cast("list[object]", told if isinstance(told, list) else [told]):
+        if not isinstance(cut, dict) or not isinstance(cut.get("pos"), dict):
+            continue
+        for segment, place in cut["pos"].items():
+            at = (2**63,) if place == "END" else tuple(int(part) for part in place)
+            found[str(cut.get("topic")), str(cut.get("name")), str(segment)] = at
+    return found

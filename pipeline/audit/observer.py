@@ -1,0 +1,181 @@
+"""Reduces the entries of a range, as they are read, to what was seen of them (`seen`).
+
+Pure.  Rules:
+
+- Entries come in order, each once, raw: also what readers do not get.
+- Markers of brokers are entries, but no rows.
+- An entry that cannot be taken apart is told, and counts as an entry.
+- A message in pieces whose first ones lie before the range is no row of it: `incomplete` counts
+  those.
+"""
+
+from collections.abc import Iterable
+from operator import lt
+from typing import Final
+
+from magnetar.errors import InvalidMessage
+from magnetar.reads import (
+    EntryRun,
+    MessageColumns,
+    Piece,
+    StoredEntry,
+    Visibility,
+    take_apart,
+    take_pieces,
+)
+from pipeline.audit.seen import (
+    HOLES_KEPT,
+    NO_ROWS,
+    PLAIN,
+    Hole,
+    SeenProducer,
+    SeenRange,
+    SeenTransaction,
+    Stamp,
+    Tally,
+)
+from pipeline.row_hash import hash_sum, row_hash
+from protocol.ids import Position
+
+__all__ = ["Observer"]
+
+PIECES_KEPT: Final = 4096
+"""Pieces of messages that are not whole yet; the oldest are given up beyond it."""
+
+
+class Observer:
+    """See the module's rules."""
+
+    def __init__(self, segment_id: int, start: Position, end: Position) -> None:
+        self.incomplete = 0
+        """Messages in pieces of which only the last ones lie in the range."""
+        self._segment_id = segment_id
+        self._start = start
+        self._end = end
+        self._entries = self._rows = self._bytes = 0
+        self._transactions: dict[str, SeenTransaction] = {}
+        self._producers: dict[str, SeenProducer] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._holes: list[Hole] = []
+        self._damaged: list[Position] = []
+        self._pieces: dict[str, list[Piece]] = {}
+        self._columns = MessageColumns()
+
+    def take(self, entries: Iterable[StoredEntry]) -> None:
+        """What was read next."""
+        for entry in entries:
+            self._take(entry)
+
+    def result(self) -> SeenRange:
+        """All of the range, when all was taken."""
+        return SeenRange(
+            self._segment_id,
+            self._start,
+            self._end,
+            self._entries,
+            self._rows,
+            self._bytes,
+            self._transactions,
+            self._producers,
+            self._spans,
+            tuple(self._holes),
+            tuple(self._damaged),
+        )
+
+    def _take(self, entry: StoredEntry) -> None:
+        self._entries += 1
+        self._bytes += len(entry.data)
+        self._follow(entry)
+        if entry.visibility is Visibility.MARKER:
+            return
+        columns = self._columns
+        try:
+            if not take_apart(entry, columns) and columns.pieces and not self._whole(columns):
+                columns.clear()
+                return
+        except InvalidMessage:
+            if len(self._damaged) < HOLES_KEPT:
+                self._damaged.append(entry.position)
+            columns.clear()
+            return
+        row = 0
+        for run in columns.runs:
+            self._count(run, columns, row, entry)
+            row += run.messages
+        columns.clear()
+
+    def _follow(self, entry: StoredEntry) -> None:
+        """Entries of a ledger are numbered without a gap."""
+        ledger_id, entry_id = entry.ledger_id, entry.entry_id
+        span = self._spans.get(ledger_id)
+        if span is None:
+            self._spans[ledger_id] = entry_id, entry_id
+            return
+        if entry_id > span[1] + 1 and len(self._holes) < HOLES_KEPT:
+            self._holes.append(Hole(ledger_id, span[1] + 1, entry_id - 1))
+        self._spans[ledger_id] = span[0], entry_id
+
+    def _whole(self, columns: MessageColumns) -> bool:
+        """Whether the last piece of a message has come; its row is in the columns then."""
+        piece = columns.pieces.pop()
+        known = self._pieces.setdefault(piece.uuid, [])
+        known.append(piece)
+        if piece.number < piece.pieces - 1:
+            if len(self._pieces) > PIECES_KEPT:
+                del self._pieces[next(iter(self._pieces))]
+            return False
+        del self._pieces[piece.uuid]
+        if [each.number for each in known] != list(range(piece.pieces)):
+            self.incomplete += 1
+            return False
+        take_pieces(known, columns)
+        return True
+
+    def _count(self, run: EntryRun, columns: MessageColumns, row: int, entry: StoredEntry) -> None:
+        end = row + run.messages
+        self._rows += run.messages
+        hashes = (
+            row_hash(None if key is None else key.encode(), value)
+            for key, value in zip(columns.keys[row:end], columns.values[row:end], strict=True)
+        )
+        tally = Tally(run.messages, hash_sum(hashes))
+        position, txn = entry.position, PLAIN if run.txn_id is None else str(run.txn_id)
+        seen = SeenTransaction(
+            self._segment_id,
+            txn,
+            position,
+            position,
+            readable=tally if entry.visibility is Visibility.READABLE else NO_ROWS,
+            aborted=tally if entry.visibility is Visibility.ABORTED else NO_ROWS,
+            open=tally if entry.visibility is Visibility.OPEN else NO_ROWS,
+        )
+        known = self._transactions.get(txn)
+        self._transactions[txn] = seen if known is None else known.plus(seen)
+        self._order(run, columns.sequence_ids[row:end], position)
+
+    def _order(self, run: EntryRun, sequence_ids: list[int], position: Position) -> None:
+        first = Stamp(run.publish_time_ms, sequence_ids[0])
+        last = Stamp(run.publish_time_ms, sequence_ids[-1])
+        rises = all(map(lt, sequence_ids, sequence_ids[1:]))
+        known = self._producers.get(run.producer)
+        if known is None:
+            self._producers[run.producer] = SeenProducer(
+                self._segment_id,
+                run.producer,
+                first,
+                last,
+                run.messages,
+                None if rises else position,
+            )
+            return
+        suspect = known.suspect
+        if suspect is None and not (rises and first.may_follow(known.last)):
+            suspect = position
+        self._producers[run.producer] = SeenProducer(
+            self._segment_id,
+            run.producer,
+            known.first,
+            last,
+            known.messages + run.messages,
+            suspect,
+        )

@@ -1,0 +1,234 @@
+"""What a scan saw of one range of a segment, reduced to what the rules need.
+
+Pure.  Rules:
+
+- A range's facts do not grow with its rows: they are by transaction and by producer, with a bounded
+  number of places where something is odd.
+- Facts of adjacent ranges are put together in their order (`joined`), which gives those of both.
+- Rows are counted under the visibility that the broker told for their entry.  A message in pieces
+  counts where its last piece lies.
+- A producer's messages come in order of its sequence ids, unless it began anew, which shows by a
+  later publish time (`Stamp.may_follow`).  Entries of several batches that were open at once may
+  interleave, so what breaks this order is no violation yet: it is looked at key by key (`suspect`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from protocol.ids import Position
+
+__all__ = [
+    "Hole",
+    "SeenProducer",
+    "SeenRange",
+    "SeenTransaction",
+    "Stamp",
+    "Tally",
+    "joined",
+    "no_rows",
+]
+
+_HASHES: Final = 1 << 64
+HOLES_KEPT: Final = 100
+PLAIN: Final = ""
+"""As the transaction of rows that have none."""
+
+
+class Tally(NamedTuple):
+    """Rows: how many, and the sum of their hashes modulo 2^64."""
+
+    messages: int = 0
+    hash_sum: int = 0
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Both."""
+        return Tally(self.messages + other.messages, (self.hash_sum + other.hash_sum) % _HASHES)
+
+
+NO_ROWS: Final = Tally()
+
+
+class Stamp(NamedTuple):
+    """What a producer gave a message: when it sent it, and the number that it gave it."""
+
+    publish_time_ms: int
+    sequence_id: int
+
+    def may_follow(self, before: "Stamp") -> bool:
+        """Whether it may come after that one in a segment."""
+        return (
+            self.sequence_id > before.sequence_id or self.publish_time_ms > before.publish_time_ms
+        )
+
+
+class Hole(NamedTuple):
+    """Entries of a ledger that should be there and are not: first and last, both included."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTransaction:
+    """Rows of one transaction (PLAIN: of none) in one segment, by visibility."""
+
+    segment_id: int
+    txn: str
+    first: Position
+    last: Position
+    readable: Tally = NO_ROWS
+    aborted: Tally = NO_ROWS
+    open: Tally = NO_ROWS
+
+    @property
+    def all(self) -> Tally:
+        """Whatever their visibility."""
+        return self.readable.plus(self.aborted).plus(self.open)
+
+    def plus(self, later: "SeenTransaction") -> "SeenTransaction":
+        """With what came later, or earlier."""
+        return replace(
+            self,
+            first=min(self.first, later.first),
+            last=max(self.last, later.last),
+            readable=self.readable.plus(later.readable),
+            aborted=self.aborted.plus(later.aborted),
+            open=self.open.plus(later.open),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenProducer:
+    """Messages of one producer in one segment.
+
+    `suspect`: the first place where one came after another that it should not follow.
+    """
+
+    segment_id: int
+    producer: str
+    first: Stamp
+    last: Stamp
+    messages: int
+    suspect: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRange:
+    """Everything about one range, or several adjacent ones."""
+
+    segment_id: int
+    start: Position
+    end: Position
+    """Next after the last."""
+    entries: int = 0
+    rows: int = 0
+    bytes: int = 0
+    transactions: Mapping[str, SeenTransaction] = field(default_factory=dict)
+    producers: Mapping[str, SeenProducer] = field(default_factory=dict)
+    last_of_ledger: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """First and last entry that was seen of each ledger."""
+    holes: tuple[Hole, ...] = ()
+    damaged: tuple[Position, ...] = ()
+    """Entries that cannot be taken apart."""
+
+
+def no_rows(segment_id: int, start: Position, end: Position) -> SeenRange:
+    """Of a range in which nothing is."""
+    return SeenRange(segment_id, start, end)
+
+
+def joined(ranges: Sequence[SeenRange]) -> SeenRange:
+    """One segment's ranges, in their order, put together.  They must be adjacent."""
+    whole = ranges[0]
+    for after in ranges[1:]:
+        whole = _joined(whole, after)
+    return whole
+
+
+def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
+    assert before.segment_id == after.segment_id, "ranges of one segment only"
+    assert before.end <= after.start, f"{after.start} comes before {before.end}"
+    return SeenRange(
+        before.segment_id,
+        before.start,
+        after.end,
+        before.entries + after.entries,
+        before.rows + after.rows,
+        before.bytes + after.bytes,
+        _merged(before.transactions, after.transactions),
+        _in_order(before.producers, after.producers, after.start),
+        *_ledgers(before, after),
+        (*before.damaged, *after.damaged)[:HOLES_KEPT],
+    )
+
+
+def _merged(
+    before: Mapping[str, SeenTransaction], after: Mapping[str, SeenTransaction]
+) -> dict[str, SeenTransaction]:
+    found = dict(before)
+    for txn, seen in after.items():
+        known = found.get(txn)
+        found[txn] = seen if known is None else known.plus(seen)
+    return found
+
+
+def _in_order(
+    before: Mapping[str, SeenProducer], after: Mapping[str, SeenProducer], boundary: Position
+) -> dict[str, SeenProducer]:
+    found = dict(before)
+    for name, later in after.items():
+        known = found.get(name)
+        if known is None:
+            found[name] = later
+            continue
+        suspect = known.suspect or later.suspect
+        if suspect is None and not later.first.may_follow(known.last):
+            suspect = boundary
+        found[name] = replace(
+            known, last=later.last, messages=known.messages + later.messages, suspect=suspect
+        )
+    return found
+
+
+def _ledgers(
+    before: SeenRange, after: SeenRange
+) -> tuple[Mapping[int, tuple[int, int]], tuple[Hole, ...]]:
+    holes = [*before.holes, *after.holes]
+    spans = dict(before.last_of_ledger)
+    for ledger_id, (first, last) in after.last_of_ledger.items():
+        known = spans.get(ledger_id)
+        if known is None:
+            spans[ledger_id] = first, last
+            continue
+        if first > known[1] + 1:
+            holes.append(Hole(ledger_id, known[1] + 1, first - 1))
+        spans[ledger_id] = known[0], max(last, known[1])
+    return spans, tuple(sorted(holes)[:HOLES_KEPT])
+
+
+def missing_of(
+    seen: SeenRange, entries_of: Mapping[int, int], earliest: Position
+) -> Iterable[Hole]:
+    """Holes, and what is missing at the ends of ledgers that should have so many entries.
+
+    `earliest`: what lies before it is not retained.
+    """
+    yield from seen.holes
+    for ledger_id, entries in sorted(entries_of.items()):
+        begin = max(seen.start, earliest)
+        if entries == 0 or ledger_id < begin.ledger_id or ledger_id > seen.end.ledger_id:
+            continue
+        lowest = max(begin.entry_id, 0) if ledger_id == begin.ledger_id else 0
+        beyond = min(entries, seen.end.entry_id) if ledger_id == seen.end.ledger_id else entries
+        if lowest >= beyond:
+            continue
+        span = seen.last_of_ledger.get(ledger_id)
+        if span is None:
+            yield Hole(ledger_id, lowest, beyond - 1)
+            continue
+        if span[0] > lowest:
+            yield Hole(ledger_id, lowest, span[0] - 1)
+        if span[1] < beyond - 1:
+            yield Hole(ledger_id, span[1] + 1, beyond - 1)

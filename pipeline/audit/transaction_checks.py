@@ -1,0 +1,238 @@
+"""V1, V2, V5: what was seen of each transaction, held against its header, claims and aborted set.
+
+Pure.  Rules:
+
+- Judged is what had ended before the cut.  What ended while the audit ran is left to the next one.
+- A header that was collected leaves nothing to compare counts with: what its rows show is then
+  taken as it is, and told as unchecked.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from pipeline.audit.seen import PLAIN, SeenTransaction, Tally
+from pipeline.audit.snapshot import (
+    Commit,
+    SegmentState,
+    Snapshot,
+    State,
+    TransactionState,
+    group_of,
+    index_of,
+)
+from pipeline.audit.violations import Findings, Rule, Violation
+
+__all__ = ["Expected", "check_claims", "check_counts", "check_seen", "expected_of_groups"]
+
+Expected = Mapping[tuple[str, str], Tally]
+"""What a writer says that it stored, by transaction and segment topic."""
+
+
+def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) -> None:
+    """One transaction's rows in one segment, by what is told of their visibility (V1, V2, V5)."""
+    if seen.txn == PLAIN:
+        _check_plain(seen, findings)
+        return
+    state = snapshot.state_of(seen.txn)
+    segment = snapshot.segments[seen.segment_id]
+    is_marked = seen.txn in segment.aborted
+    findings.held(Rule.V2)
+    if state is State.ABORTED and seen.readable.messages:
+        _found(
+            findings,
+            Rule.V2,
+            seen,
+            f"{seen.readable.messages} rows of it are readable, though it was aborted",
+        )
+    if state is State.OPEN and seen.readable.messages and not snapshot.was_over(seen.txn):
+        _found(
+            findings,
+            Rule.V2,
+            seen,
+            f"{seen.readable.messages} rows of it are readable, though it is open",
+        )
+        if not any(claim.txn == seen.txn for claim in segment.claims):
+            findings.held(Rule.V5)
+            _found(findings, Rule.V5, seen, "it is open and has rows here, but no claim")
+    if state is State.COMMITTED and snapshot.was_over(seen.txn):
+        findings.held(Rule.V1)
+        if seen.aborted.messages or is_marked:
+            _found(
+                findings,
+                Rule.V1,
+                seen,
+                f"{seen.aborted.messages} rows of it are hidden as "
+                "aborted, though it was committed",
+            )
+    if state is State.MISSING:
+        _check_missing(seen, segment, findings, is_marked=is_marked)
+
+
+def _check_plain(seen: SeenTransaction, findings: Findings) -> None:
+    findings.held(Rule.V1)
+    if seen.aborted.messages:
+        _found(
+            findings,
+            Rule.V1,
+            seen,
+            f"{seen.aborted.messages} rows of no transaction are hidden as aborted",
+        )
+
+
+def _check_missing(
+    seen: SeenTransaction, segment: SegmentState, findings: Findings, *, is_marked: bool
+) -> None:
+    """Without a header: readable if nothing is said of it here, hidden if it is in the set."""
+    findings.held(Rule.V5)
+    if any(claim.txn == seen.txn for claim in segment.claims):
+        _found(findings, Rule.V5, seen, "it has a claim here, but no header any more")
+    if is_marked and seen.readable.messages and seen.last <= segment.aborted[seen.txn]:
+        _found(
+            findings,
+            Rule.V2,
+            seen,
+            f"{seen.readable.messages} rows of it are readable, though they are in the aborted set",
+        )
+    findings.cannot_tell(
+        "Transactions whose headers were collected: their rows were held against the aborted set "
+        "only, as what their writers counted went with the headers."
+    )
+
+
+def expected_of_groups(snapshot: Snapshot) -> dict[tuple[str, str], Tally]:
+    """What the winners of groups that had committed before the cut say that they stored."""
+    found: dict[tuple[str, str], Tally] = {}
+    for header in snapshot.transactions.values():
+        if not snapshot.was_over(header.txn) or header.commit is None:
+            continue
+        for index, counts in header.commit.winners.items():
+            for topic, (messages, hashes) in counts.items():
+                found[attempt_id(header.txn, index), topic] = Tally(messages, hashes)
+    return found
+
+
+def attempt_id(group: str, index: int) -> str:
+    """The id of an attempt of a group."""
+    most, _, number = group.partition("_")
+    return f"{most}_{index << 44 | int(number)}"
+
+
+def check_counts(
+    expected: Expected, seen: Iterable[SeenTransaction], snapshot: Snapshot, findings: Findings
+) -> None:
+    """V1, V3: each writer's count against what is there; nothing that no writer counted."""
+    topics = {each.topic: each for each in snapshot.segments.values()}
+    counted = {txn for txn, _ in expected}
+    found: dict[tuple[str, str], SeenTransaction] = {}
+    for each in seen:
+        found[each.txn, snapshot.segments[each.segment_id].topic] = each
+    for (txn, topic), told in expected.items():
+        if topic not in topics:
+            continue
+        findings.held(Rule.V1)
+        findings.held(Rule.V3)
+        _compare(txn, topics[topic], told, found.get((txn, topic)), findings)
+    for (txn, topic), there in found.items():
+        if txn in counted and (txn, topic) not in expected:
+            _found(
+                findings,
+                Rule.V3,
+                there,
+                f"{there.all.messages} rows of it are in a segment in "
+                "which its writer counted none",
+            )
+    _check_totals(snapshot, found, findings)
+
+
+def _compare(
+    txn: str,
+    segment: SegmentState,
+    told: Tally,
+    there: SeenTransaction | None,
+    findings: Findings,
+) -> None:
+    all_rows = Tally() if there is None else there.all
+    if segment.earliest.entry_id > 0 or (there is None and segment.earliest > segment.raw_end):
+        findings.cannot_tell("Rows of transactions in ledgers that retention has taken.")
+        return
+    if all_rows.messages == told.messages and all_rows.hash_sum == told.hash_sum:
+        return
+    if all_rows.messages != told.messages:
+        lacks = told.messages - all_rows.messages
+        what = (
+            f"its writer stored {told.messages} rows, {all_rows.messages} are there: "
+            f"{abs(lacks)} {'are missing' if lacks > 0 else 'are too many'}"
+        )
+        rule = Rule.V1 if lacks > 0 else Rule.V3
+    else:
+        what, rule = f"its {told.messages} rows are not those that its writer stored", Rule.V3
+    position = None if there is None else there.first
+    findings.add(Violation(rule, f"Transaction {txn}: {what}.", segment.segment_id, position, txn))
+
+
+def _check_totals(
+    snapshot: Snapshot, found: Mapping[tuple[str, str], SeenTransaction], findings: Findings
+) -> None:
+    """Groups of which only each segment's total was kept."""
+    topics = {each.topic: each for each in snapshot.segments.values()}
+    for header in snapshot.transactions.values():
+        commit = header.commit
+        if commit is None or commit.totals is None or not snapshot.was_over(header.txn):
+            continue
+        for topic, (messages, hashes) in commit.totals.items():
+            if topic not in topics:
+                continue
+            there = Tally()
+            for (txn, where), each in found.items():
+                if where == topic and _is_winner(txn, header, commit):
+                    there = there.plus(each.all)
+            findings.held(Rule.V1)
+            if there != Tally(messages, hashes):
+                findings.add(
+                    Violation(
+                        Rule.V1,
+                        f"Group {header.txn}: its winners stored {messages} rows, "
+                        f"{there.messages} are there, or they are not the same.",
+                        topics[topic].segment_id,
+                        None,
+                        header.txn,
+                    )
+                )
+
+
+def _is_winner(txn: str, header: TransactionState, commit: Commit) -> bool:
+    return txn != PLAIN and group_of(txn) == header.txn and index_of(txn) in commit.winners
+
+
+def check_claims(snapshot: Snapshot, findings: Findings) -> None:
+    """V5: claims of what nobody knows; V1: what is in an aborted set and was committed."""
+    for segment in snapshot.segments.values():
+        for claim in segment.claims:
+            findings.held(Rule.V5)
+            if snapshot.state_of(claim.txn) is State.MISSING:
+                findings.add(
+                    Violation(
+                        Rule.V5,
+                        f"A claim of epoch {claim.epoch} is left of transaction {claim.txn}, which "
+                        "has no header.",
+                        segment.segment_id,
+                        claim.floor,
+                        claim.txn,
+                    )
+                )
+        for txn, up_to in segment.aborted.items():
+            findings.held(Rule.V1)
+            if snapshot.state_of(txn) is State.COMMITTED:
+                findings.add(
+                    Violation(
+                        Rule.V1,
+                        f"Transaction {txn} was committed and is in the aborted set.",
+                        segment.segment_id,
+                        up_to,
+                        txn,
+                    )
+                )
+
+
+def _found(findings: Findings, rule: Rule, seen: SeenTransaction, what: str) -> None:
+    txn = f"Transaction {seen.txn}" if seen.txn else "Rows without transaction"
+    findings.add(Violation(rule, f"{txn}: {what}.", seen.segment_id, seen.first, seen.txn or None))

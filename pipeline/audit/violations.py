@@ -1,0 +1,69 @@
+"""What an audit can find, by rule.
+
+Pure.  Each rule says what must hold; a violation names where it does not, and what was seen there.
+"""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+from protocol.ids import Position
+
+__all__ = ["Findings", "Rule", "Violation"]
+
+KEPT_EACH: Final = 1000
+"""Violations of one rule that are kept with their places; beyond it they are counted."""
+
+
+class Rule(enum.Enum):
+    """What must hold; the value is how it is told to people."""
+
+    V1 = "a committed transaction is visible as a whole"
+    V2 = "nothing of an aborted or open transaction is in any view"
+    V3 = "nothing is lost and nothing is there twice"
+    V4 = "messages of a producer with one key are in the order in which it sent them"
+    V5 = "no record and no entry is left that nothing speaks for"
+    V6 = "epochs of a key rise, and batches of a query follow each other"
+    V7 = "positions are those that the last committed group recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Where a rule does not hold.  `what` is a sentence."""
+
+    rule: Rule
+    what: str
+    segment_id: int | None = None
+    position: Position | None = None
+    txn: str | None = None
+
+
+@dataclass(slots=True)
+class Findings:
+    """Violations, and what could not be checked."""
+
+    violations: list[Violation] = field(default_factory=list)
+    counts: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
+    checked: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
+    """How many things (transactions, ranges, producers, batches) each rule was held against."""
+    unchecked: dict[str, int] = field(default_factory=dict)
+    """Sentences about what cannot be known any more, with how often."""
+
+    def add(self, violation: Violation) -> None:
+        """One more."""
+        self.counts[violation.rule] += 1
+        if self.counts[violation.rule] <= KEPT_EACH:
+            self.violations.append(violation)
+
+    def held(self, rule: Rule, times: int = 1) -> None:
+        """A rule was looked at."""
+        self.checked[rule] += times
+
+    def cannot_tell(self, why: str, times: int = 1) -> None:
+        """Something could not be checked."""
+        self.unchecked[why] = self.unchecked.get(why, 0) + times
+
+    @property
+    def is_clean(self) -> bool:
+        """No violation at all."""
+        return not any(self.counts.values())

@@ -1,0 +1,47 @@
+"""V6, V7: batches, epochs and positions."""
+
+import json
+
+from pipeline.audit.group_checks import check_batches, check_positions
+from pipeline.audit.snapshot import KeyState, Snapshot
+from pipeline.audit.violations import Findings, Rule
+from tests.unit.pipeline.audit.topic_facts import TOPIC, group, snapshot
+
+
+def cut(*place: int) -> str:
+    return json.dumps([{"v": 1, "topic": TOPIC, "name": "", "pos": {"0": list(place)}}])
+
+
+def broken(records: Snapshot) -> set[Rule]:
+    findings = Findings()
+    check_batches(records, findings)
+    check_positions(records, findings)
+    return {rule for rule, count in findings.counts.items() if count}
+
+
+def test_batches_that_follow_each_other() -> None:
+    groups = [group(i, i, {}, epoch=2 + i // 2, positions=cut(10, i, 0)) for i in range(4)]
+    last = groups[-1]
+    keys = (KeyState("k", "", 3, last.commit, last.txn),)
+    assert not broken(snapshot(*groups, keys=keys))
+
+
+def test_a_batch_twice_a_hole_and_one_that_goes_back() -> None:
+    for batches in ((0, 0), (0, 2), (1, 0)):
+        groups = [group(i, batch, {}) for i, batch in enumerate(batches)]
+        assert broken(snapshot(*groups)) == {Rule.V6}, batches
+
+
+def test_an_epoch_that_falls() -> None:
+    assert broken(snapshot(group(0, 0, {}, epoch=4), group(1, 1, {}))) == {Rule.V6}
+
+
+def test_positions_that_go_back() -> None:
+    groups = [group(i, i, {}, positions=cut(10, 5 - i, 0)) for i in range(2)]
+    assert broken(snapshot(*groups)) == {Rule.V7}
+
+
+def test_a_key_that_tells_otherwise_than_its_group() -> None:
+    groups = [group(i, i, {}, positions=cut(10, i, 0)) for i in range(2)]
+    keys = (KeyState("k", "", 3, groups[0].commit, groups[1].txn),)
+    assert broken(snapshot(*groups, keys=keys)) == {Rule.V7}

@@ -1,0 +1,137 @@
+"""V3, V4: holes, doubles, and messages in the wrong order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.reads import StoredEntry
+from pipeline.audit.observer import Observer
+from pipeline.audit.order_checks import (
+    KeyedRow,
+    check_entries,
+    check_key,
+    check_views,
+    suspects,
+)
+from pipeline.audit.seen import SeenProducer, Stamp, joined
+from pipeline.audit.violations import Findings, Rule
+from protocol.ids import Position
+from tests.unit.pipeline.audit.topic_facts import T0_MS, entry, seen, segment, snapshot
+
+ROWS = [("a", b"1"), ("b", b"2")]
+
+
+def missing(entries: list[StoredEntry], **of_segment: object) -> list[str]:
+    findings = Findings()
+    check_entries(seen(0, entries), snapshot(segments=[segment(0, **of_segment)]), findings)
+    return [each.what for each in findings.violations]
+
+
+def test_entries_without_a_gap() -> None:
+    entries = [entry((10, i), ROWS, first=2 * i) for i in range(3)] + [entry((11, 0), ROWS)]
+    assert not missing(entries, entries_of={10: 3})
+
+
+def test_a_gap_and_the_ends_of_ledgers() -> None:
+    entries = [entry((10, i), ROWS) for i in (1, 3)] + [entry((11, 0), ROWS)]
+    told = missing([entry((10, 0), ROWS), *entries], entries_of={10: 5})
+    assert told == [
+        "1 entries of ledger 10 are missing, 2 to 2.",
+        "1 entries of ledger 10 are missing, 4 to 4.",
+    ]
+    assert missing(entries[-1:], earliest=Position(10, 0), entries_of={10: 5}) == []
+
+
+def test_what_retention_took_is_not_missing() -> None:
+    entries = [entry((10, i), ROWS) for i in (3, 4)]
+    assert not missing(entries, earliest=Position(10, 3), entries_of={10: 5})
+
+
+def test_an_entry_that_is_damaged() -> None:
+    bad = entry((10, 1), ROWS)
+    told = missing([entry((10, 0), ROWS), bad._replace(data=bad.data[:-1] + b"\xff")])
+    assert told == ["The entry 10:1 cannot be taken apart."]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=2),
+    st.data(),
+)
+def test_parts_put_together_are_the_whole(
+    made: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    entries = []
+    number = at = 0
+    for skipped, producer, is_new in made:
+        at += 1 + skipped
+        number = 0 if is_new else number + 2
+        entries.append(
+            entry((10, at), ROWS, first=number, sent_ms=T0_MS + at, producer=f"p{producer}")
+        )
+    split = data.draw(st.integers(1, len(entries) - 1))
+    whole = seen(0, entries)
+    parts = []
+    for some, start, end in (
+        (entries[:split], whole.start, entries[split].position),
+        (entries[split:], entries[split].position, whole.end),
+    ):
+        observer = Observer(0, start, end)
+        observer.take(some)
+        parts.append(observer.result())
+    together = joined(parts)
+    assert together.transactions == whole.transactions
+    assert together.holes == whole.holes
+    assert (together.rows, together.bytes, together.entries) == (
+        whole.rows,
+        whole.bytes,
+        whole.entries,
+    )
+    assert {n: p.suspect is None for n, p in together.producers.items()} == {
+        n: p.suspect is None for n, p in whole.producers.items()
+    }
+
+
+def test_a_producer_that_begins_anew_is_no_suspect_and_one_that_goes_back_is() -> None:
+    anew = [entry((10, 0), ROWS, first=8), entry((10, 1), ROWS, sent_ms=T0_MS + 1)]
+    back = [entry((10, 0), ROWS, first=8), entry((10, 1), ROWS, first=0)]
+    findings = Findings()
+    assert suspects(seen(0, anew).producers.values(), snapshot(), findings) == {}
+    assert suspects(seen(0, back).producers.values(), snapshot(), findings) == {"p": frozenset({0})}
+
+
+def test_a_child_that_has_older_messages_than_its_parent() -> None:
+    def of(segment_id: int, first_ms: int, last_ms: int) -> SeenProducer:
+        return SeenProducer(segment_id, "p", Stamp(first_ms, 0), Stamp(last_ms, 9), 10)
+
+    records, findings = snapshot(), Findings()
+    fine = [of(0, 1, 5), of(1, 5, 6), of(2, 7, 8)]
+    assert suspects(fine, records, findings) == {}
+    late = [of(0, 1, 5), of(1, 4, 6), of(2, 7, 8)]
+    assert suspects(late, records, findings) == {"p": frozenset({0, 1})}
+
+
+def row(segment_id: int, entry_id: int, ms: int, number: int, content: int = 0) -> KeyedRow:
+    return KeyedRow(
+        segment_id, Position(10 + segment_id, entry_id), Stamp(ms, number), content or number
+    )
+
+
+def found(rows: list[KeyedRow]) -> list[Rule]:
+    findings = Findings()
+    check_key("p", "a", rows, findings)
+    return [each.rule for each in findings.violations]
+
+
+def test_rows_of_one_key() -> None:
+    assert found([row(0, 0, 1, 0), row(0, 1, 1, 4), row(1, 0, 1, 0, 9)]) == []
+    assert found([row(0, 0, 1, 0), row(0, 1, 1, 4), row(0, 2, 1, 0)]) == [Rule.V3]
+    assert found([row(0, 0, 1, 5), row(0, 1, 1, 4)]) == [Rule.V4]
+    assert found([row(0, 0, 5, 5), row(1, 0, 4, 0, 9)]) == [Rule.V4]
+    assert found([row(0, 0, 1, 5), row(0, 1, 2, 0)]) == []
+
+
+def test_views_have_the_same_rows() -> None:
+    findings = Findings()
+    check_views({"raw": {0: (2, 7), 1: (1, 1)}, "table": {0: (2, 7), 1: (1, 1)}}, findings)
+    assert findings.is_clean
+    check_views({"raw": {0: (2, 7)}, "more": {0: (3, 7)}, "other": {0: (2, 8)}}, findings)
+    assert [each.rule for each in findings.violations] == [Rule.V2, Rule.V3]

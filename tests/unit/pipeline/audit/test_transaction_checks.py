@@ -1,0 +1,160 @@
+"""V1, V2, V5: rows against headers, claims and aborted sets."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from magnetar.reads import StoredEntry, Visibility
+from pipeline.audit.seen import Tally
+from pipeline.audit.snapshot import Claim, Commit, Snapshot, State
+from pipeline.audit.transaction_checks import (
+    attempt_id,
+    check_claims,
+    check_counts,
+    check_seen,
+    expected_of_groups,
+)
+from pipeline.audit.violations import Findings, Rule
+from protocol.ids import Position
+from tests.unit.pipeline.audit.topic_facts import (
+    entry,
+    group,
+    header,
+    seen,
+    segment,
+    snapshot,
+    tally,
+)
+
+ROWS = [("a", b"1"), ("b", b"2")]
+HIDDEN = Visibility.ABORTED
+
+
+def broken(records: Snapshot, entries: Iterable[StoredEntry], segment_id: int = 0) -> set[Rule]:
+    findings = Findings()
+    scanned = seen(segment_id, entries)
+    for each in scanned.transactions.values():
+        check_seen(each, records, findings)
+    check_counts(expected_of_groups(records), scanned.transactions.values(), records, findings)
+    check_claims(records, findings)
+    return {rule for rule, count in findings.counts.items() if count}
+
+
+def test_what_is_as_it_should_be() -> None:
+    records = snapshot(
+        header(1, State.COMMITTED),
+        header(2, State.ABORTED),
+        header(3, State.OPEN),
+        segments=[
+            segment(
+                0,
+                aborted={"1_2": Position(10, 2)},
+                claims=(Claim("1_3", 1, Position(10, 2)),),
+            )
+        ],
+    )
+    assert not broken(
+        records,
+        [
+            entry((10, 0), ROWS),
+            entry((10, 1), ROWS, txn="1_1", first=2),
+            entry((10, 2), ROWS, txn="1_2", first=4, visibility=HIDDEN),
+            entry((10, 3), ROWS, txn="1_3", first=6, visibility=Visibility.OPEN),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "visibility", "rules"),
+    [
+        (State.COMMITTED, HIDDEN, {Rule.V1}),
+        (State.ABORTED, Visibility.READABLE, {Rule.V2}),
+        (State.OPEN, Visibility.READABLE, {Rule.V2, Rule.V5}),
+    ],
+)
+def test_rows_that_belie_their_header(
+    state: State, visibility: Visibility, rules: set[Rule]
+) -> None:
+    records = snapshot(header(1, state))
+    assert broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=visibility)]) == rules
+
+
+def test_an_open_transaction_that_is_readable_and_has_its_claim() -> None:
+    claimed = segment(0, claims=(Claim("1_1", 1, Position(10, -1)),))
+    records = snapshot(header(1, State.OPEN), segments=[claimed])
+    assert broken(records, [entry((10, 0), ROWS, txn="1_1")]) == {Rule.V2}
+
+
+def test_what_ended_after_the_cut_is_left_to_the_next_audit() -> None:
+    records = snapshot(header(1, State.COMMITTED), over=())
+    assert not broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=HIDDEN)])
+
+
+def test_a_committed_transaction_in_the_aborted_set() -> None:
+    marked = segment(0, aborted={"1_1": Position(10, 0)})
+    records = snapshot(header(1, State.COMMITTED), segments=[marked])
+    assert broken(records, [entry((10, 0), ROWS)]) == {Rule.V1}
+
+
+def test_without_header_the_aborted_set_decides() -> None:
+    marked = segment(0, aborted={"1_1": Position(10, 0)})
+    records = snapshot(segments=[marked])
+    assert not broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=HIDDEN)])
+    assert not broken(snapshot(), [entry((10, 0), ROWS, txn="1_1")])
+    assert broken(records, [entry((10, 0), ROWS, txn="1_1")]) == {Rule.V2}
+
+
+def test_a_claim_of_nobody() -> None:
+    stale = segment(0, claims=(Claim("1_9", 1, Position(10, 0)),))
+    assert broken(snapshot(segments=[stale]), [entry((10, 0), ROWS)]) == {Rule.V5}
+
+
+def test_winners_are_visible_and_losers_are_not() -> None:
+    topic = segment(0).topic
+    records = snapshot(
+        group(7, 0, {1: {topic: tally(ROWS)}}),
+        segments=[segment(0, aborted={attempt_id("1_7", 2): Position(10, 1)})],
+    )
+    winner = entry((10, 0), ROWS, txn=attempt_id("1_7", 1))
+    loser = entry((10, 1), ROWS, txn=attempt_id("1_7", 2), first=2, visibility=HIDDEN)
+    assert not broken(records, [winner, loser])
+    shown = loser._replace(visibility=Visibility.READABLE)
+    assert Rule.V2 in broken(records, [winner, shown])
+    assert Rule.V1 in broken(records, [winner._replace(visibility=HIDDEN), loser])
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule"),
+    [
+        (ROWS[:1], Rule.V1),
+        ([*ROWS, ("c", b"3")], Rule.V3),
+        ([("a", b"1"), ("b", b"x")], Rule.V3),
+    ],
+)
+def test_rows_are_those_that_the_writer_counted(rows: list[tuple[str, bytes]], rule: Rule) -> None:
+    records = snapshot(group(7, 0, {1: {segment(0).topic: tally(ROWS)}}))
+    assert broken(records, [entry((10, 0), rows, txn=attempt_id("1_7", 1))]) == {rule}
+
+
+def test_rows_that_are_not_there_at_all_and_in_a_segment_where_none_were_counted() -> None:
+    records = snapshot(group(7, 0, {1: {segment(0).topic: tally(ROWS)}}))
+    assert broken(records, [entry((10, 0), ROWS)]) == {Rule.V1}
+    elsewhere = [entry((11, 0), ROWS, txn=attempt_id("1_7", 1))]
+    assert broken(records, elsewhere, segment_id=1) == {Rule.V1, Rule.V3}
+
+
+def test_only_totals_were_kept() -> None:
+    topic = segment(0).topic
+    told = tally([*ROWS, *ROWS])
+    commit = Commit("q", 0, None, {1: {}, 2: {}}, {topic: told})
+    records = snapshot(header(7, State.COMMITTED, key="k", is_group=True, commit=commit))
+    both = [
+        entry((10, 0), ROWS, txn=attempt_id("1_7", 1)),
+        entry((10, 1), ROWS, txn=attempt_id("1_7", 2), first=2),
+    ]
+    assert not broken(records, both)
+    assert broken(records, both[:1]) == {Rule.V1}
+
+
+def test_sums_do_not_depend_on_the_order() -> None:
+    assert tally(ROWS) == tally(ROWS[::-1]) != Tally()

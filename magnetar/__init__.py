@@ -33,8 +33,11 @@ from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
 from magnetar.schema import AUTO, BYTES, STRING, Schema
 from magnetar.settings import ClientSettings
+from magnetar.transactions.attempt import Attempt
+from magnetar.transactions.groups import CommittedGroup, GroupRecord, SegmentCount, Winner
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.transaction import Transaction
+from magnetar.transactions.txn_id import TxnId
 
 if TYPE_CHECKING:
     from magnetar.schema import avro_of, json_of, protobuf_of
@@ -51,14 +54,17 @@ __all__ = [
     "BYTES",
     "STRING",
     "AccessMode",
+    "Attempt",
     "Checkpoint",
     "CheckpointConsumer",
     "CheckpointSettings",
     "Client",
     "ClientSettings",
+    "CommittedGroup",
     "CompressionType",
     "DeadLetterPolicy",
     "InitialPosition",
+    "GroupRecord",
     "MagnetarError",
     "Message",
     "MessageId",
@@ -70,10 +76,13 @@ __all__ = [
     "QueueConsumer",
     "QueueSettings",
     "Schema",
+    "SegmentCount",
     "StreamConsumer",
     "StreamSettings",
     "Transaction",
     "TransactionKey",
+    "TxnId",
+    "Winner",
     "avro_of",
     "connect",
     "json_of",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from magnetar.message_id import MessageId
-    from magnetar.transactions.transaction import Transaction
+    from magnetar.transactions.work import Work
 
 MESSAGE_OVERHEAD_BYTES = 64
 """What is counted for a message beside its payload, key and properties."""
@@ -103,7 +103,7 @@ class Outgoing:
         self.first_chunk: tuple[int, int] | None = None
         self.deadline = 0.0
         self.place = 0
-        self.transaction: Transaction | None = None
+        self.transaction: Work | None = None
         self.txn: tuple[int, int] | None = None
         self.awaits: Awaited | None = None
         self.size = len(payload) + MESSAGE_OVERHEAD_BYTES

@@ -34,7 +34,7 @@ from protocol.ids import LONG_MAX
 from protocol.key_hash import KEY_SPACE, key_hash
 
 if TYPE_CHECKING:
-    from magnetar.transactions.transaction import Transaction
+    from magnetar.transactions.work import Work
 
 __all__ = ["Producer"]
 
@@ -125,7 +125,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         sequence_id: int | None = None,
         deliver_after_s: float | None = None,
         deliver_at_ms: int | None = None,
-        transaction: "Transaction | None" = None,
+        transaction: "Work | None" = None,
     ) -> MessageId:
         """Send, and return when the message is stored: where.
 
@@ -160,7 +160,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         sequence_id: int | None = None,
         deliver_after_s: float | None = None,
         deliver_at_ms: int | None = None,
-        transaction: "Transaction | None" = None,
+        transaction: "Work | None" = None,
     ) -> asyncio.Future[MessageId]:
         """As `send`, without waiting: the future has the id or the error when it is known.
 
@@ -278,9 +278,7 @@ class Producer(ClosedAfterwards, Generic[T]):
                 ) from error
         message.deliver_at_ms = _number("deliver_at_ms", at_ms)
 
-    def _start(
-        self, message: Outgoing, transaction: "Transaction | None"
-    ) -> asyncio.Future[MessageId]:
+    def _start(self, message: Outgoing, transaction: "Work | None") -> asyncio.Future[MessageId]:
         future: asyncio.Future[MessageId] = message.outcome  # type: ignore[assignment]
         if transaction is not None:
             transaction.track(future)

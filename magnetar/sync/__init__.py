@@ -10,9 +10,10 @@ Every client has one background thread.  A process that forks must connect anew 
 from magnetar.sync.client import Client, connect
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
 from magnetar.sync.producer import Producer
-from magnetar.sync.transaction import Transaction, TransactionKey
+from magnetar.sync.transaction import Attempt, Transaction, TransactionKey
 
 __all__ = [
+    "Attempt",
     "CheckpointConsumer",
     "Client",
     "Producer",

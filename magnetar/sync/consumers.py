@@ -14,7 +14,7 @@ from magnetar.consume.segment_consumer import AckTransaction
 from magnetar.errors import AlreadyClosed, NotSupported
 from magnetar.message import Message
 from magnetar.sync.bridge import Bridge, ClosedAfterwards
-from magnetar.sync.transaction import Transaction
+from magnetar.sync.transaction import Work
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class StreamConsumer(_Consumer[T]):
         self,
         message: Message[T],
         *,
-        transaction: Transaction | None = None,
+        transaction: Work | None = None,
         wait: bool = False,
     ) -> None:
         """Acknowledge everything up to this message; `wait`: until the broker has confirmed it."""
@@ -163,7 +163,7 @@ class QueueConsumer(_Consumer[T]):
         self,
         message: Message[T] | Iterable[Message[T]],
         *,
-        transaction: Transaction | None = None,
+        transaction: Work | None = None,
         wait: bool = False,
     ) -> None:
         """Acknowledge one message or several; `wait`: until the broker has confirmed it."""
@@ -242,5 +242,5 @@ class CheckpointConsumer(_Consumer[T]):
         self._kept.extend(messages)
 
 
-def _core_of(transaction: Transaction | None) -> AckTransaction | None:
+def _core_of(transaction: Work | None) -> AckTransaction | None:
     return None if transaction is None else transaction.core

@@ -23,7 +23,7 @@ from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, Pro
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer as AsyncProducer
 from magnetar.sync.bridge import Bridge, ClosedAfterwards, outcome_of
-from magnetar.sync.transaction import Transaction
+from magnetar.sync.transaction import Work
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class SendOptions(TypedDict, total=False):
     sequence_id: int | None
     deliver_after_s: float | None
     deliver_at_ms: int | None
-    transaction: Transaction | None
+    transaction: Work | None
 
 
 class Producer(ClosedAfterwards, Generic[T]):

@@ -26,6 +26,7 @@ from magnetar.errors import (
     InvalidTransactionStatus,
     MagnetarError,
     NotAllowed,
+    NotSupported,
     TransactionNotFound,
 )
 from magnetar.retries import retried
@@ -35,6 +36,7 @@ from magnetar.transactions.txn_id import TxnId
 from magnetar.wire.attachment import AttachmentState, is_retriable
 from magnetar.wire.connection import Connection, PeerKind
 from protocol import pulsar_pb2 as pb
+from protocol.commands import FIELD_OF_TYPE
 from protocol.key_hash import coordinator_of_key
 
 if TYPE_CHECKING:
@@ -281,8 +283,40 @@ class Coordinators:
             connection = await key.ready()
             request.transaction_key = key.name
             request.transaction_key_epoch = key.epoch
+        return await self._answer(connection, command(), number, key)
+
+    async def ask_of_key(
+        self, key: "TransactionKey", command: pb.BaseCommand, what: str
+    ) -> pb.BaseCommand:
+        """The answer to a request of a key's groups, which is given coordinator, key and epoch.
+
+        Raises `NotSupported` where there are no groups, `InvalidTransactionStatus`,
+        `ExpiredTransaction`, `TransactionKeyFenced`.
+        """
+
+        async def ask() -> pb.BaseCommand:
+            connection = await key.ready()
+            if not connection.transaction_groups:
+                raise NotSupported(
+                    f"The broker at {connection.address} has no groups of transactions; use a "
+                    "Magnetar broker that has, or one transaction for each batch."
+                )
+            body = getattr(command, FIELD_OF_TYPE[command.type])
+            body.tc_id = await self.number_of_key(key.name)
+            body.key, body.epoch = key.name, key.epoch
+            return await self._answer(connection, command, body.tc_id, key)
+
+        return await retried(self._context, ask, what)
+
+    async def _answer(
+        self,
+        connection: Connection,
+        command: pb.BaseCommand,
+        number: int,
+        key: "TransactionKey | None",
+    ) -> pb.BaseCommand:
         try:
-            return await connection.request(command())
+            return await connection.request(command)
         except CoordinatorNotFound as error:
             self.of(number).again(error)
             if key is not None:

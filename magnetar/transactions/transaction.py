@@ -2,8 +2,7 @@
 
 Rules:
 
-- Before the first send to a segment, and the first acknowledgement on a subscription, the
-  coordinator is told, once; they wait for that.
+- What is sent and acknowledged in it is told and counted as `work.py` says.
 - `commit` waits for the outcome of everything in it (`track`).  If one failed the transaction is
   aborted, and `commit` raises why: what the broker says of transactions as it is, anything else as
   the cause of `TransactionFailed`.
@@ -19,9 +18,9 @@ Rules:
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final
 
 from magnetar.bounds import TXN_CLOSE_S
 from magnetar.context import ClientContext, check_loop
@@ -42,12 +41,11 @@ from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.states import TransactionState, next_state
 from magnetar.transactions.txn_id import TxnId
+from magnetar.transactions.work import Work
 from magnetar.wire.attachment import is_retriable
 from magnetar.wire.backoff import Backoff
 
 __all__ = ["Transaction", "TxnId"]
-
-R = TypeVar("R")
 
 _S: Final = TransactionState
 _TOLD_AS_IS: Final = (
@@ -57,11 +55,9 @@ _TOLD_AS_IS: Final = (
     TransactionNotFound,
     TransactionTimedOut,
 )
-_Name = tuple[str, str | None]
-"""A topic, or a subscription of it."""
 
 
-class Transaction(ClosedAfterwards):
+class Transaction(Work, ClosedAfterwards):
     """See the module's rules."""
 
     def __init__(
@@ -73,25 +69,16 @@ class Transaction(ClosedAfterwards):
     ) -> None:
         """Raises `InvalidArgument`."""
         check_positive("timeout_s", timeout_s)
+        super().__init__(context, coordinators, key)
         self.timeout_s: Final = timeout_s
-        self.key: Final = key
-        self._context = context
-        self._loop: Final = context.loop
-        self._coordinators = coordinators
         self._state = _S.NEW
         self._id: TxnId | None = None
-        self._told: dict[_Name, asyncio.Future[None] | None] = {}
-        self._unsettled = 0
-        self._settled: asyncio.Future[None] | None = None
         self._sealed = False
-        self._failure: MagnetarError | None = None
-        """The first that went wrong in it."""
         self._error: MagnetarError | None = None
         """What its end raises."""
         self._deadline: asyncio.TimerHandle | None = None
         self._beginning: asyncio.Task[TxnId] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._over_there: bool | None = None
         """Whether it was committed, once it is over at the broker too."""
         self._followers: list[Callable[[bool], None]] = []
@@ -179,33 +166,6 @@ class Transaction(ClosedAfterwards):
 
     # What happens in it
 
-    def writing_to(self, topic: str) -> asyncio.Future[None] | None:
-        """None if the coordinator knows; else a future, and sends wait for it (never cancel it).
-
-        `topic` is what is written to: a segment, or a topic that is none.  Raises why the
-        transaction takes no more.
-        """
-        return self._tell(
-            (topic, None), lambda: self._coordinators.add_topic(self.id, topic, self.key)
-        )
-
-    def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
-        """As `writing_to`, for acknowledgements on a subscription."""
-        return self._tell(
-            (topic, subscription),
-            lambda: self._coordinators.add_subscription(self.id, topic, subscription, self.key),
-        )
-
-    def track(self, outcome: "asyncio.Future[R]") -> None:
-        """Something sent or acknowledged in it: `commit` waits, and aborts if it fails.
-
-        Raises why the transaction takes no more.
-        """
-        if self._state is not _S.OPEN:
-            raise self._over()
-        self._unsettled += 1
-        outcome.add_done_callback(self._outcome)
-
     def when_over(self, told: Callable[[bool], None]) -> None:
         """`told(committed)` is called once, when it is over at the broker too.
 
@@ -250,67 +210,16 @@ class Transaction(ClosedAfterwards):
         for told in followers:
             told(committed)
 
-    def _outcome(self, outcome: "asyncio.Future[R]") -> None:
-        self._unsettled -= 1
-        if outcome.cancelled():
-            self._fail(
-                TransactionFailed("Something sent or acknowledged in the transaction was given up.")
-            )
-        elif (error := outcome.exception()) is not None:
-            self._fail(error)
-        if self._unsettled == 0:
-            self._wake()
+    def _refusal(self, *, ending: bool) -> MagnetarError | None:
+        if self._state is _S.OPEN or (ending and self._state is _S.COMMITTING and not self._sealed):
+            return None
+        return self._over()
 
-    def _tell(
-        self, name: _Name, request: Callable[[], Coroutine[None, None, None]]
-    ) -> asyncio.Future[None] | None:
-        if self._sealed or self._state not in (_S.OPEN, _S.COMMITTING):
-            raise self._over()
-        if self._failure is not None:
-            raise TransactionFailed(
-                f"Transaction {self.id} can only abort, because of an earlier error "
-                f"({self._failure}) Begin another one."
-            ) from self._failure
-        if name in self._told:
-            return self._told[name]
-        told: asyncio.Future[None] = self._context.loop.create_future()
-        self._told[name] = told
-        self._unsettled += 1
-        task = self._context.loop.create_task(self._say(name, told, request()))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return told
-
-    async def _say(self, name: _Name, told: asyncio.Future[None], request: Awaitable[None]) -> None:
-        try:
-            await request
-        except BaseException as error:
-            self._fail(error)
-            if told.done():
-                return
-            if not isinstance(error, MagnetarError):
-                told.cancel()
-                raise
-            told.set_exception(error)
-            told.exception()  # seen, even if nobody waits
-        else:
-            self._told[name] = None
-            if not told.done():
-                told.set_result(None)
-        finally:
-            self._unsettled -= 1
-            if self._unsettled == 0:
-                self._wake()
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is not None:
-            return
-        if isinstance(error, MagnetarError):
-            self._failure = error
-        else:
-            self._failure = TransactionFailed(f"Something in the transaction failed: {error!r}.")
-            self._failure.__cause__ = error
-        self._wake()
+    def _spoilt(self, failure: MagnetarError) -> MagnetarError:
+        return TransactionFailed(
+            f"Transaction {self.id} can only abort, because of an earlier error "
+            f"({failure}) Begin another one."
+        )
 
     # The end
 
@@ -328,8 +237,7 @@ class Transaction(ClosedAfterwards):
 
     async def _commit(self) -> None:
         while self._unsettled and self._failure is None and self._state is _S.COMMITTING:
-            self._settled = self._context.loop.create_future()
-            await self._settled
+            await self._settles()
         if self._state is not _S.COMMITTING:
             return  # its time was up
         self._sealed = True
@@ -463,8 +371,3 @@ class Transaction(ClosedAfterwards):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _wake(self) -> None:
-        settled, self._settled = self._settled, None
-        if settled is not None and not settled.done():
-            settled.set_result(None)

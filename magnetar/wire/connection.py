@@ -115,6 +115,16 @@ class Connection(asyncio.Protocol):
         return self._core.connected.transaction_keys
 
     @property
+    def transaction_groups(self) -> bool:
+        """Whether the broker has groups of transactions (Magnetar's own)."""
+        return self._core.connected.transaction_groups
+
+    @property
+    def segment_reads(self) -> bool:
+        """Whether the broker plans and reads ranges of segments (Magnetar's own)."""
+        return self._core.connected.segment_reads
+
+    @property
     def server_version(self) -> str:
         """What the broker calls itself."""
         return self._core.connected.server_version

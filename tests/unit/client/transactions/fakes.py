@@ -23,6 +23,7 @@ class FakeConnection:
         self.is_lost = False
         self.features = broker.features
         self.transaction_keys = broker.transaction_keys
+        self.transaction_groups = broker.transaction_groups
         self.handlers: dict[tuple[PeerKind, int], Handler] = {}
 
     def attach(self, kind: PeerKind, number: int, handler: Handler) -> None:
@@ -65,6 +66,7 @@ class FakeBroker:
     def __init__(self) -> None:
         self.features = pb.FeatureFlags(supports_tc_metadata_discovery=True)
         self.transaction_keys = True
+        self.transaction_groups = True
         self.urls = {0: "pulsar://zero", 1: "pulsar://one"}
         self.asked: list[tuple[str, str, pb.BaseCommand]] = []
         self.answers: dict[int, list[pb.BaseCommand | MagnetarError]] = {}
@@ -73,10 +75,14 @@ class FakeBroker:
         self.watches: list[tuple[FakeConnection, int]] = []
         self.connections: dict[str, FakeConnection] = {}
         self.begun = 0
+        self.timeout_s = 5.0
+        """Of operations."""
 
     @property
     def context(self) -> ClientContext:
-        return ClientContext(cast("ConnectionPool", self), ClientSettings(operation_timeout_s=5.0))
+        return ClientContext(
+            cast("ConnectionPool", self), ClientSettings(operation_timeout_s=self.timeout_s)
+        )
 
     async def any(self) -> FakeConnection:
         return await self.at("pulsar://any")

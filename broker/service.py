@@ -30,6 +30,7 @@ from broker.producer import ProducerNames
 from broker.publish_limits import PublishLimits
 from broker.scalable.service import ScalableTopics
 from broker.schemas import SchemaRegistry
+from broker.segment_reads import SegmentReads
 from broker.server import BinaryServer
 from broker.stores import Stores, limits_of, open_stores
 from broker.topics import TopicRegistry
@@ -88,6 +89,7 @@ class Broker:
         self.publish_limits = PublishLimits(
             connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
         )
+        self.segment_reads = SegmentReads()
         self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
         self.serving = False
         self._http_socket: socket.socket | None = None

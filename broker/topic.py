@@ -266,6 +266,11 @@ class Topic:
         if self.state is not TopicState.OPEN:
             raise self._unavailable()
 
+    def require_readable(self) -> None:
+        """Raise `TopicUnavailable` unless what is stored may be read."""
+        if self.state not in _READABLE:
+            raise self._unavailable()
+
     # Producers
 
     async def add_producer(self, request: "ProducerRequest") -> "Producer":
@@ -287,7 +292,7 @@ class Topic:
 
         Raises `SubscriptionNotFound`, `SubscriptionRefused`, `ConsumerBusy` ...
         """
-        self._require_readable()
+        self.require_readable()
         subscription = self._subscriptions.get(request.subscription)
         if subscription is None:
             subscription = await self._work.finish(self._subscription_for(request))
@@ -316,7 +321,7 @@ class Topic:
         self, name: str, start: Position, properties: Mapping[str, str]
     ) -> Subscription:
         async with self._subscription_change:
-            self._require_readable()
+            self.require_readable()
             existing = self._subscriptions.get(name)
             if existing is not None and existing.durable:
                 return existing
@@ -363,7 +368,7 @@ class Topic:
     async def _subscription_for(self, request: "SubscribeRequest") -> Subscription:
         name = request.subscription
         async with self._subscription_change:
-            self._require_readable()
+            self.require_readable()
             existing = self._subscriptions.get(name)
             if existing is not None:
                 return existing
@@ -473,10 +478,6 @@ class Topic:
         if self.state in _READABLE:
             log.warning("topic_given_up", topic=str(self.name), error=str(error))
             self.broker.topics.give_up(self)
-
-    def _require_readable(self) -> None:
-        if self.state not in _READABLE:
-            raise self._unavailable()
 
     def _unavailable(self) -> TopicUnavailable:
         return TopicUnavailable(f"{self.name} is {self.state.value}: try again at once.")

@@ -97,6 +97,20 @@ KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000
 SEEK_REATTACH_S = 60
 """How long a reader's position outlives the disconnection that a seek causes."""
 
+# Segment reads
+SEGMENT_READ_BYTES = 4 * 1024 * 1024
+"""Most that one READ_ENTRIES answers, unless one entry has more; what frames the entries counts."""
+SEGMENT_READ_ENTRIES = 500
+"""Entries that one turn of the loop judges and encodes."""
+SEGMENT_READS_AT_ONCE = 32
+"""READ_ENTRIES of all connections that are being read at the same time; others wait."""
+SEGMENT_READS_AHEAD = 32
+"""Answers in memory that wait for peers; above it a peer has to read before there is another."""
+PLAN_RANGE_TRIES = 5
+"""How often a plan is made anew because what it was about was trimmed meanwhile."""
+PLAN_BACKLOG_WAIT_S = 1.0
+"""How long a plan waits for entry indexes of the backlog; then it is told without its counts."""
+
 # Metadata records
 RECORD_CHANGE_TRIES = 20
 """Compare-and-set rounds before a change of a record gives up."""
@@ -121,6 +135,16 @@ CURSOR_RETRY_MAX_S = 10
 """Longest pause between attempts to write a position when the store fails."""
 CURSOR_LEDGER_LOOKBACK = 16
 """Entries from the end of a cursor ledger that are tried when the last one is damaged."""
+ENTRY_INDEX_BLOCKS = 512
+"""Blocks in which the entries of a ledger are counted, 32 bytes each; then their length doubles."""
+ENTRY_INDEXES_KEPT = 1000
+"""Entry indexes of ended ledgers in memory, of all streams."""
+ENTRY_INDEX_READ_ENTRIES = 1000
+"""Entries that are read at once (and READ_BATCH_BYTES) while an index is made anew."""
+ENTRY_INDEX_BUILDS = 2
+"""Ledgers that are read for that at the same time, of all streams."""
+COUNTED_BLOCKS_KEPT = 8
+"""Blocks of one stream whose entries were read to be counted one by one, in memory."""
 WATCH_QUEUE_EVENTS = 10_000
 """Events waiting for one watcher; above it they collapse into one resync."""
 

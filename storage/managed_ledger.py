@@ -17,6 +17,7 @@ import structlog
 from protocol.ids import LATEST, Position
 from protocol.server_error import MagnetarError
 from storage.cursor import Cursor
+from storage.ledger.store import ReadableLedger
 from storage.managed_ledger_core import StopListener, StreamCore
 from storage.managed_ledger_cursors import Cursors
 from storage.managed_ledger_map import LedgerInfo
@@ -33,6 +34,8 @@ from storage.managed_ledger_types import (
     RetentionSource,
 )
 from storage.managed_ledger_writer import GroupCallback, LedgerWriter
+from storage.stream_index import StreamIndex
+from storage.stream_ranges import StreamRanges
 
 __all__ = [
     "Entry",
@@ -52,15 +55,28 @@ log = structlog.get_logger(__name__)
 class ManagedLedger:
     """See the module's rules.  Made by `ManagedLedgerFactory.open`."""
 
-    __slots__ = ("_closing", "_core", "_cursors", "_reader", "_terminating", "_trimmer", "_writer")
+    __slots__ = (
+        "_closing",
+        "_core",
+        "_cursors",
+        "_index",
+        "_reader",
+        "_terminating",
+        "_trimmer",
+        "_writer",
+        "ranges",
+    )
 
     def __init__(self, core: StreamCore, retention: RetentionSource) -> None:
         """A loading stream; `managed_ledger_open.open_stream` makes it usable."""
         self._core = core
         self._cursors = Cursors(core)
-        self._writer = LedgerWriter(core, self._ledgers_changed)
-        self._reader = StreamReader(core, self._writer.reader)
-        self._trimmer = Trimmer(core, self._cursors, retention, self._cursors.refresh_boundaries)
+        self._reader = StreamReader(core, self._current)
+        self._index = StreamIndex(core, self._reader.read)
+        self._writer = LedgerWriter(core, self._ledgers_changed, self._index.appended)
+        self.ranges = StreamRanges(core, self._index, self._reader.read)
+        """What ranges of entries add up to."""
+        self._trimmer = Trimmer(core, self._cursors, retention, self._trimmed)
         core.trim_soon = self._trimmer.soon
         self._terminating = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -204,6 +220,14 @@ class ManagedLedger:
         """The last entry before `position`; entry -1 of the first ledger if there is none."""
         return self._core.ledgers.before(position)
 
+    def has_lost(self, start: Position) -> bool:
+        """Whether entries at or after `start` were trimmed.
+
+        Exact for what was trimmed here.  What Apache Pulsar trimmed is not written down anywhere:
+        a place in a ledger that is gone counts as lost then, and the very beginning does not.
+        """
+        return self._core.has_lost(start)
+
     async def find_first(self, predicate: Callable[[Entry], bool]) -> Position | None:
         """The first entry for which `predicate` holds, given that it holds for all later ones.
 
@@ -259,9 +283,17 @@ class ManagedLedger:
         """
         return self._trimmer.due_ms()
 
+    def _current(self, ledger_id: int) -> ReadableLedger | None:
+        return self._writer.reader(ledger_id)
+
     def _ledgers_changed(self) -> None:
+        self._index.ledgers_changed()
         self._cursors.refresh_boundaries()
         self._trimmer.soon()
+
+    def _trimmed(self) -> None:
+        self._index.ledgers_changed()
+        self._cursors.refresh_boundaries()
 
     async def close(self) -> None:
         """Finish what was taken, leave everything durable, let go.  Idempotent, never raises.
@@ -286,6 +318,7 @@ class ManagedLedger:
             except MagnetarError as error:
                 log.warning("managed_ledger_not_finished", name=core.name, error=str(error))
             await self._cursors.close()
+            await self._index.close()
             try:
                 if core.state is not ManagedLedgerState.FENCED:
                     async with core.lock:
@@ -312,6 +345,7 @@ class ManagedLedger:
             except MagnetarError as error:
                 log.warning("deleted_with_failed_writes", name=core.name, error=str(error))
             core.require_running()
+            await self._index.close()
             for name in [*self._cursors.readers, *self._cursors.durable]:
                 await self._cursors.delete(name)
             async with core.lock:

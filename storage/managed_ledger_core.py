@@ -15,10 +15,12 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
+from config import bounds
 from protocol.ids import EARLIEST, LedgerId, Position
 from protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.entry_cache import EntryCache
+from storage.entry_index import RecentIndexes, index_key
 from storage.ledger.store import LedgerAssertion, LedgerError, LedgerStore, WritableLedger
 from storage.managed_ledger_map import LedgerInfo, LedgerMap
 from storage.managed_ledger_owned import OwnedRecord
@@ -35,12 +37,14 @@ from storage.metadata.store import IndexEntry, MetadataError, MetadataStore, Ver
 
 log = structlog.get_logger(__name__)
 StopListener = Callable[[MagnetarError], None]
+TRIMMED_PROPERTY = "magnetar.trimmed"
+"""Of a stream: ledger and entry id of the newest entry that was trimmed."""
 
 
 class Stores:
     """What every managed ledger of a process is given."""
 
-    __slots__ = ("cache", "clock", "ledgers", "limits", "metadata")
+    __slots__ = ("cache", "clock", "index_builds", "indexes", "ledgers", "limits", "metadata")
 
     def __init__(
         self, metadata: MetadataStore, ledgers: LedgerStore, clock: Clock, limits: Limits
@@ -50,6 +54,8 @@ class Stores:
         self.clock = clock
         self.limits = limits
         self.cache = EntryCache(limits.entry_cache_bytes)
+        self.indexes = RecentIndexes(bounds.ENTRY_INDEXES_KEPT)
+        self.index_builds = asyncio.Semaphore(bounds.ENTRY_INDEX_BUILDS)
 
     async def create_ledger(self, name: str, cursor: str | None = None) -> WritableLedger:
         """A new ledger with Pulsar's custom metadata (for tools)."""
@@ -68,6 +74,18 @@ class Stores:
             await self.ledgers.delete(LedgerId(ledger_id))
         except (LedgerError, MetadataError) as error:
             log.warning("ledger_not_deleted", ledger=ledger_id, error=str(error))
+            return False
+        return True
+
+    async def delete_data_ledger(self, ledger_id: int) -> bool:
+        """Delete a ledger of a stream, and its index; False if that has to wait."""
+        self.indexes.drop(ledger_id)
+        if not await self.delete_ledger(ledger_id):
+            return False
+        try:
+            await self.metadata.delete(index_key(ledger_id))
+        except MetadataError as error:
+            log.warning("entry_index_not_deleted", ledger=ledger_id, error=str(error))
             return False
         return True
 
@@ -175,6 +193,7 @@ class StreamCore:
             ledgers.append(adding)
         terminated = terminated if terminated is not None else self.terminated
         properties = properties if properties is not None else self.properties
+        properties = self._noting(without, properties)
         dropped = set(self._dropped)
         await self._put(encode_stream(StreamRecord(tuple(ledgers), terminated, properties)))
         self._dropped -= dropped
@@ -185,6 +204,38 @@ class StreamCore:
             self.ledgers.add(adding)
         self.terminated = terminated
         self.properties = properties
+
+    def _noting(self, without: Collection[int], known: Mapping[str, str]) -> Mapping[str, str]:
+        """The properties, with the last entry of what is trimmed."""
+        trimmed = [info.last for info in self.ledgers.infos if info.ledger_id in without]
+        trimmed = [last for last in trimmed if last.entry_id >= 0]
+        if not trimmed:
+            return known
+        ledger_id, entry_id = max(trimmed)
+        return {**known, TRIMMED_PROPERTY: f"{ledger_id}:{entry_id}"}
+
+    @property
+    def last_trimmed(self) -> Position | None:
+        """The newest entry that was trimmed; None if none was, or nobody wrote it down."""
+        noted = self.properties.get(TRIMMED_PROPERTY)
+        if noted is None:
+            return None
+        try:
+            ledger_id, entry_id = noted.split(":")
+            return Position(int(ledger_id), int(entry_id))
+        except ValueError:
+            log.error("trimmed_position_unreadable", name=self.name, value=noted)
+            return None
+
+    def has_lost(self, start: Position) -> bool:
+        """Whether entries at or after `start` were trimmed."""
+        trimmed = self.last_trimmed
+        if trimmed is not None:
+            return start <= trimmed
+        if start.ledger_id < 0:
+            return False
+        infos = self.ledgers.infos
+        return start < Position(infos[0].ledger_id, 0) if infos else start <= self.last_confirmed
 
     async def _put(self, value: bytes) -> None:
         if value == self._saved:
@@ -231,7 +282,7 @@ class StreamCore:
     async def collect(self) -> None:
         """Delete the ledgers that no longer stand in the record."""
         for ledger_id in sorted(self._garbage):
-            if await self.stores.delete_ledger(ledger_id):
+            if await self.stores.delete_data_ledger(ledger_id):
                 self._garbage.discard(ledger_id)
 
 

@@ -56,6 +56,9 @@ GroupCallback = Callable[[Sequence[Position], MagnetarError | None], None]
 """Called with the positions, in one ledger, of entries that were appended one after the other and
 are durable; or with none and the error, once for each entry that failed."""
 
+EntriesCounter = Callable[[int, int, Sequence[bytes]], None]
+"""Told of each group that became durable: its ledger, its first entry id, its entries."""
+
 
 def one_by_one(done: PublishCallback) -> GroupCallback:
     """`done` for an entry that was appended alone."""
@@ -78,6 +81,7 @@ class LedgerWriter:
         "_completed",
         "_confirmed",
         "_core",
+        "_counted",
         "_current",
         "_done",
         "_durable",
@@ -109,8 +113,11 @@ class LedgerWriter:
         "_writable",
     )
 
-    def __init__(self, core: StreamCore, rolled: Callable[[], None]) -> None:
+    def __init__(
+        self, core: StreamCore, rolled: Callable[[], None], counted: EntriesCounter
+    ) -> None:
         self._core = core
+        self._counted = counted
         self._loop = core.loop
         self._limits = core.stores.limits
         self._rolled = rolled
@@ -209,13 +216,16 @@ class LedgerWriter:
             return
         ledger_id, take, completed = self._ledger_id, self._inflight.popleft, self._completed
         entries: list[Entry] = []
+        stored: list[bytes] = []
         size_bytes = 0
         group: GroupCallback | None = None
         positions: list[Position] = []
-        for entry_id in range(self._confirmed + 1, self._durable + 1):
+        first = self._confirmed + 1
+        for entry_id in range(first, self._durable + 1):
             data, done = take()
             position = _new_tuple(Position, (ledger_id, entry_id))
             entries.append(_new_tuple(Entry, (position, data)))
+            stored.append(data)
             size_bytes += len(data)
             if done is not group:
                 group, positions = done, []
@@ -226,6 +236,7 @@ class LedgerWriter:
         core.ledgers.grow(len(entries), size_bytes)
         core.last_confirmed = entries[-1].position
         core.stores.cache.add(ledger_id, entries, size_bytes)
+        self._counted(ledger_id, first, stored)
         self._tell()
 
     def _tell(self) -> None:

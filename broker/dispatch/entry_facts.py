@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from protocol.ack_set import MAX_BATCH_SIZE
 from protocol.key_hash import sticky_hash
-from protocol.message import sticky_key
+from protocol.message import sticky_key, transaction_named_by
 from protocol.pulsar_pb2 import MessageMetadata
 
 _PARSE: Final = cast("Callable[[bytes], MessageMetadata]", MessageMetadata.FromString)
@@ -64,6 +64,14 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
         or metadata.HasField("txnid_least_bits"),
         sticky_hash(sticky_key(metadata)),
     )
+
+
+def marker_or_transaction(data: bytes) -> tuple[bool, tuple[int, int] | None]:
+    """Whether a broker wrote the entry for brokers, and the transaction that it is part of."""
+    metadata = _metadata(data)
+    if metadata is None:
+        return False, None
+    return metadata.marker_type != 0, transaction_named_by(metadata)
 
 
 def is_marker(data: bytes) -> bool:

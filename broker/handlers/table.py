@@ -7,6 +7,7 @@ from broker.handlers import (
     consume,
     lookup,
     produce,
+    reads,
     scalable,
     schema,
     session,
@@ -17,7 +18,7 @@ from broker.handlers import (
 
 _AREAS = (
     *(session, produce, consume, lookup, schema, topics, scalable),
-    *(transactions, transaction_keys),
+    *(transactions, transaction_keys, reads),
 )
 
 

@@ -1,0 +1,25 @@
+"""What can go wrong between Spark and the brokers.
+
+Rules: as in `magnetar.errors`, whose errors go through as they are.  Messages are sentences that
+end with the next step; Spark shows them in the failure of the query.
+"""
+
+from magnetar.errors import ClientError
+
+__all__ = ["DataLost", "InvalidCut", "InvalidOption", "PipelineError"]
+
+
+class PipelineError(ClientError):
+    """Root of the errors of this package."""
+
+
+class InvalidOption(PipelineError, ValueError):
+    """An option of a source or a sink cannot be; nothing was read or written."""
+
+
+class InvalidCut(PipelineError, ValueError):
+    """An offset is none of this source, or not of this topic."""
+
+
+class DataLost(PipelineError):
+    """What was to be read is not retained any more; nothing of the batch was read."""

@@ -1,0 +1,143 @@
+"""Options of sources and sinks, as Spark hands them over: texts by names that ignore case.
+
+Pure.  Rules: an option that nobody knows is refused with the nearest known name, for a limit that
+is misspelt would be no limit; those of a source and a sink may be given to both.  What cannot be
+raises `InvalidOption`.  Durations and sizes have their units in their names.
+"""
+
+import difflib
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from magnetar.settings import ClientOptions
+from pipeline.errors import InvalidOption
+
+__all__ = ["CONNECTION_OPTIONS", "Connection", "Options"]
+
+E = TypeVar("E", bound=enum.Enum)
+
+CONNECTION_OPTIONS: Final = (
+    "serviceUrl",
+    "operationTimeoutMs",
+    "token",
+    "tlsTrustFile",
+    "tlsCertificateFile",
+    "tlsKeyFile",
+    "tlsCheckCertificate",
+    "tlsCheckHostname",
+    "listenerName",
+)
+"""Of everything that connects."""
+
+_FLAGS: Final = {"true": True, "false": False}
+
+
+class Options:
+    """See the module's rules."""
+
+    __slots__ = ("_given",)
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        """Raises `InvalidOption` unless each is one of `known`."""
+        by_lower = {name.lower(): name for name in known}
+        for name in sorted(self._given):
+            if name not in by_lower:
+                near = difflib.get_close_matches(name, by_lower, n=1)
+                hint = f"; do you mean {by_lower[near[0]]}?" if near else "; leave it out."
+                raise InvalidOption(f"There is no option {name}{hint}")
+
+    def text(self, name: str) -> str | None:
+        """What was given, without space around it; None for nothing or an empty text."""
+        value = self._given.get(name.lower())
+        return None if value is None else (str(value).strip() or None)
+
+    def required(self, name: str, example: str) -> str:
+        """As `text`.  Raises `InvalidOption` if there is none."""
+        value = self.text(name)
+        if value is None:
+            raise InvalidOption(f"The option {name} is missing; give it, for example {example}.")
+        return value
+
+    def number(self, name: str, *, at_least: int = 1) -> int | None:
+        """A whole number."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            value = at_least - 1
+        if value < at_least:
+            raise InvalidOption(
+                f"The option {name} is {text!r}; give it a whole number of {at_least} or more."
+            )
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """`true` or `false`."""
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.lower() not in _FLAGS:
+            raise InvalidOption(f"The option {name} is {text!r}; it is true or false.")
+        return _FLAGS[text.lower()]
+
+    def choice(self, name: str, kind: type[E], default: E) -> E:
+        """A member of an enum whose values are texts in lower case."""
+        text = self.text(name)
+        if text is None:
+            return default
+        for member in kind:
+            if member.value == text.lower():
+                return member
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidOption(f"The option {name} is {text!r}; it is one of {known}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the brokers are, and how they are talked to.  Equal ones share a client."""
+
+    service_url: str
+    operation_timeout_ms: int = 30_000
+    token: str | None = None
+    tls_trust_file: str | None = None
+    tls_certificate_file: str | None = None
+    tls_key_file: str | None = None
+    tls_check_certificate: bool = True
+    tls_check_hostname: bool = True
+    listener_name: str | None = None
+
+    @classmethod
+    def of(cls, options: Options) -> "Connection":
+        """What the options say.  Raises `InvalidOption`."""
+        return cls(
+            service_url=options.required("serviceUrl", "pulsar://127.0.0.1:6650"),
+            operation_timeout_ms=options.number("operationTimeoutMs") or 30_000,
+            token=options.text("token"),
+            tls_trust_file=options.text("tlsTrustFile"),
+            tls_certificate_file=options.text("tlsCertificateFile"),
+            tls_key_file=options.text("tlsKeyFile"),
+            tls_check_certificate=options.flag("tlsCheckCertificate", default=True),
+            tls_check_hostname=options.flag("tlsCheckHostname", default=True),
+            listener_name=options.text("listenerName"),
+        )
+
+    def client_options(self) -> ClientOptions:
+        """As `magnetar.connect` takes them."""
+        return ClientOptions(
+            operation_timeout_s=self.operation_timeout_ms / 1000,
+            token=self.token,
+            tls_trust_file=self.tls_trust_file,
+            tls_certificate_file=self.tls_certificate_file,
+            tls_key_file=self.tls_key_file,
+            tls_check_certificate=self.tls_check_certificate,
+            tls_check_hostname=self.tls_check_hostname,
+            listener_name=self.listener_name,
+            description="magnetar pipeline",
+        )

@@ -1,0 +1,272 @@
+"""From a cut to the next one: how much of which segment a batch reads.
+
+Pure, but for what `Reading` tells.  Rules:
+
+- P1 A segment is read to the lowest of its horizon, the batch's budget and a frozen limit.  One
+  that is sealed and read to its last entry goes to `END`; then `entered` lets its children in.
+- P2 A budget of rows or bytes is shared by the backlogs of the segments, at least one entry each,
+  so that none starves; entries are never cut, so a batch may be larger by an entry of each segment.
+- P3 `Ordering.KEY`: a batch never crosses an edge of the DAG, for its tasks run side by side.  What
+  was drained before the batch, or is drained without a row, is crossed.  With `chain` the children
+  that have one parent are read behind it (by the same task).  `Ordering.NONE` crosses every edge.
+- P4 A segment is planned once in a step, a child with what its elders have left of the budget.
+- P5 `window_ms`: nothing is read that was published later than that after the first unread entry of
+  the slowest segment.  The slowest one always moves.
+- P6 What has nothing to be read keeps its place to the letter, so that a step without progress
+  gives back the very cut that it began with.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from magnetar.layout import Layout
+from pipeline.cut import BEGINNING, END, Cut, Place, behind, elders, entered, not_retained
+from pipeline.errors import DataLost
+from pipeline.reading import Plan, Reading
+
+__all__ = ["Budget", "Limits", "Ordering", "Planner", "frozen", "is_drained", "raw_ends", "shares"]
+
+Limits = Mapping[int, Place]
+"""How far segments may be read, by id; one that is not named is not read at all."""
+
+
+class Ordering(enum.Enum):
+    """What the order of rows has to do with keys."""
+
+    KEY = "key"
+    """The rows of a key come in order, over all batches."""
+    NONE = "none"
+    """They come in any order; `order_key` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Of one batch; None: as much as there is."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether neither is bounded."""
+        return self.rows is None and self.bytes is None
+
+    def less(self, plan: Plan) -> "Budget":
+        """What a range leaves of it, not below 0."""
+        rows = None if self.rows is None else max(self.rows - (plan.messages or 0), 0)
+        left = None if self.bytes is None else max(self.bytes - (plan.bytes or 0), 0)
+        return Budget(rows, left)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left of one of them."""
+        return self.rows == 0 or self.bytes == 0
+
+
+def shares(total: int, backlogs: Sequence[int | None]) -> list[int]:
+    """`total` divided in proportion to backlogs, at least 1 each; evenly if one is not known."""
+    known = [backlog for backlog in backlogs if backlog is not None]
+    weights = (
+        [max(each, 1) for each in known] if len(known) == len(backlogs) else [1] * len(backlogs)
+    )
+    whole = sum(weights)
+    found = [max(total * weight // whole, 1) for weight in weights]
+    # What rounding has left goes to the largest backlogs.
+    by_weight = sorted(range(len(weights)), key=lambda i: -weights[i])
+    for i in by_weight[: max(total - sum(found), 0)]:
+        found[i] += 1
+    return found
+
+
+def is_drained(plan: Plan) -> bool:
+    """Whether a segment is sealed and nothing of it is left, hidden entries included."""
+    return plan.sealed and _is_empty(plan) and plan.start >= plan.raw_end
+
+
+def _is_empty(plan: Plan) -> bool:
+    return plan.start >= plan.end if plan.entries is None else plan.entries == 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known while a batch is planned."""
+
+    cut: Cut
+    budget: Budget
+    plans: dict[int, Plan] = field(default_factory=dict)
+    """What there is, of every unfinished segment."""
+    moved: set[int] = field(default_factory=set)
+    """Segments of which something is read."""
+    before_ms: int | None = None
+
+
+class Planner:
+    """See the module's rules.  `layout` is asked once for each step."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        ordering: Ordering,
+        *,
+        chain: bool = False,
+        window_ms: int | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> None:
+        self._reading = reading
+        self._ordering: Final = ordering
+        self._chain: Final = chain
+        self._window_ms: Final = window_ms
+        self._fail_on_data_loss: Final = fail_on_data_loss
+        self.gaps = 0
+        """Segments, or beginnings of segments, that were not retained and skipped."""
+
+    def next_cut(
+        self, start: Cut, layout: Layout, budget: Budget, limits: Limits | None = None
+    ) -> Cut:
+        """Where the batch that begins at `start` ends; `start` itself if there is nothing.
+
+        Raises `DataLost` unless what is lost is to be skipped.
+        """
+        step = _Step(self._skipped(start, layout), budget)
+        self._settle(step, layout, limits)
+        while not step.budget.is_spent and self._round(step, layout, limits):
+            self._settle(step, layout, limits)
+        if step.cut.pos == start.pos:
+            return start
+        passed = behind(step.cut, layout) - behind(start, layout) - start.pos.keys()
+        return replace(step.cut, through=tuple(sorted(passed - step.cut.pos.keys())))
+
+    def _skipped(self, cut: Cut, layout: Layout) -> Cut:
+        """Without what the layout has no more."""
+        for segment_id in not_retained(cut, layout):
+            self._lost(f"segment {segment_id} of {cut.topic}, which was not read to its end,")
+            cut = cut.moved(segment_id, END)
+        return cut
+
+    def _lost(self, what: str) -> None:
+        self.gaps += 1
+        if self._fail_on_data_loss:
+            raise DataLost(
+                f"What is next to be read is gone: {what} is not retained any more. Keep data for "
+                "longer than readers may stand still; to go on with what is there, set the option "
+                "failOnDataLoss to false."
+            )
+
+    def _settle(self, step: _Step, layout: Layout, limits: Limits | None) -> None:
+        """Until nothing more can be finished, or entered, without reading."""
+        while True:
+            step.cut = entered(step.cut, layout)
+            unknown = [i for i in step.cut.unfinished if i not in step.plans]
+            for segment_id in unknown:
+                plan = self._look(step.cut, segment_id, layout, limits)
+                if plan is None:
+                    continue
+                step.plans[segment_id] = plan
+                if is_drained(plan):
+                    step.cut = step.cut.moved(segment_id, END)
+            if not any(step.cut.pos[i] == END for i in unknown):
+                return
+
+    def _look(
+        self, cut: Cut, segment_id: int, layout: Layout, limits: Limits | None
+    ) -> Plan | None:
+        """What there is of a segment; None if it may not be read (any further)."""
+        place = cut.pos[segment_id]
+        limit = END if limits is None else limits.get(segment_id, BEGINNING)
+        if place >= limit:
+            return None
+        plan = self._plan(layout.segments[segment_id].topic, place, limit)
+        if plan.lost:
+            self._lost(f"the place {place.ledger_id}:{place.entry_id} of segment {segment_id}")
+        return plan
+
+    def _plan(self, topic: str, place: Place, limit: Place, **bounds: int | None) -> Plan:
+        return self._reading.plan(
+            topic,
+            None if place == BEGINNING else place.position,
+            end=None if limit == END else limit.position,
+            **bounds,
+        )
+
+    def _round(self, step: _Step, layout: Layout, limits: Limits | None) -> bool:
+        """Read of every segment that is next; whether anything was."""
+        chosen = [
+            i
+            for i in step.cut.unfinished
+            if i in step.plans
+            and i not in step.moved
+            and not _is_empty(step.plans[i])
+            and self._may_follow(i, step, layout)
+        ]
+        if self._window_ms is not None and step.before_ms is None:
+            times = [step.plans[i].first_publish_time_ms for i in chosen]
+            known = [time for time in times if time is not None]
+            step.before_ms = min(known) + self._window_ms if known else None
+        before = len(step.moved)
+        for segment_id, plan in self._within(step, chosen, layout, limits):
+            if _is_empty(plan):
+                continue
+            step.moved.add(segment_id)
+            step.budget = step.budget.less(plan)
+            ended = plan.sealed and plan.end >= plan.raw_end
+            step.cut = step.cut.moved(segment_id, END if ended else Place.at(plan.end))
+        return len(step.moved) > before
+
+    def _may_follow(self, segment_id: int, step: _Step, layout: Layout) -> bool:
+        """P3: elders that are read in this step may have rows of the same keys."""
+        if self._ordering is Ordering.NONE or not step.moved & elders(segment_id, layout):
+            return True
+        parents = layout.segments[segment_id].parent_ids
+        if not self._chain or len(parents) != 1:
+            return False
+        return parents[0] in step.moved or self._may_follow(parents[0], step, layout)
+
+    def _within(
+        self, step: _Step, chosen: Sequence[int], layout: Layout, limits: Limits | None
+    ) -> list[tuple[int, Plan]]:
+        """The range of each segment."""
+        if step.budget.is_unbounded and step.before_ms is None:
+            return [(i, step.plans[i]) for i in chosen]
+        rows: list[int | None] = [None] * len(chosen)
+        sizes: list[int | None] = [None] * len(chosen)
+        if step.budget.rows is not None:
+            backlogs = [step.plans[i].backlog_messages for i in chosen]
+            rows = [*shares(step.budget.rows, backlogs)]
+        if step.budget.bytes is not None:
+            backlogs = [step.plans[i].backlog_bytes for i in chosen]
+            sizes = [*shares(step.budget.bytes, backlogs)]
+        return [
+            (
+                i,
+                self._plan(
+                    layout.segments[i].topic,
+                    step.cut.pos[i],
+                    END if limits is None else limits[i],
+                    max_messages=max_rows,
+                    max_bytes=max_bytes,
+                    before_publish_time_ms=step.before_ms,
+                ),
+            )
+            for i, max_rows, max_bytes in zip(chosen, rows, sizes, strict=True)
+        ]
+
+
+def frozen(reading: Reading, layout: Layout) -> dict[int, Place]:
+    """How far every segment may be read now: limits that later data does not move."""
+    limits: dict[int, Place] = {}
+    for segment_id, segment in layout.segments.items():
+        plan = reading.plan(segment.topic, None)
+        whole = plan.sealed and plan.horizon >= plan.raw_end
+        limits[segment_id] = END if whole else Place.at(plan.horizon)
+    return limits
+
+
+def raw_ends(reading: Reading, layout: Layout, topic: str, name: str) -> Cut:
+    """The end of all that is stored, hidden entries included: to be shown, not to be read from."""
+    pos = {
+        segment.segment_id: Place.at(reading.plan(segment.topic, None).raw_end)
+        for segment in layout.active
+    }
+    return Cut(topic, name, pos)

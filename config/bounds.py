@@ -366,6 +366,8 @@ TXN_GROUP_COUNTS = 16_384
 total."""
 TXN_GROUP_HEADER_BYTES = 960 * 1024
 """Largest header of a group: it must fit METADATA_VALUE_BYTES."""
+TXN_EXTENSION_SLACK = 4
+"""A group's deadline is set later than asked for by one part in this many."""
 TXN_KEY_QUERIES = 8
 """Earlier queries of a transaction key whose last batch is remembered."""
 TXN_KEY_NONCES = 16

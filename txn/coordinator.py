@@ -9,6 +9,9 @@ Rules:
 - Memory is a cache: an END of what is not in it reads the header.  Several coordinators of one
   number, as after a lost session, harm nobody.
 - The number of open transactions is bounded; those that are being begun count.
+- An open group is changed on the version read, too: what is in memory of it may be older, and then
+  its end, or another change, conflicts and reads again (G2, G8).
+- A deadline that has come ends what still has it on the version that is written (G8).
 - An END that was begun is finished even if the one who asked goes away.
 - A beginning that is cut short, or whose outcome is unknown, is aborted at once: nobody was told
   its id, and nobody would see it among what is open.
@@ -17,7 +20,7 @@ Rules:
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from storage.metadata.store import VersionConflict
@@ -29,12 +32,14 @@ from txn.errors import (
     TransactionAssertion,
     TransactionNotFound,
 )
+from txn.group import Group
 from txn.header import (
     OPERATOR,
     EndVerdict,
     bounded_timeout_ms,
     decide_end,
     ended,
+    header_of,
     is_owner,
     not_open,
     refusal,
@@ -43,6 +48,7 @@ from txn.numbers import NumberBlocks
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
+from txn.transaction_groups import TransactionGroups
 from txn.transaction_key import require_tie
 from txn.transaction_keys import TransactionKeys
 from txn.txn_id import CoordinatorId, TxnId
@@ -57,6 +63,12 @@ class CoordinatorCounters:
     aborted: int = 0
     timed_out: int = 0
     header_writes: int = 0
+    attempts: int = 0
+    """Given out in groups."""
+    groups_committed: int = 0
+    groups_aborted: int = 0
+    groups_done: int = 0
+    """Commits and begins of batches that had been committed before (G6)."""
     open_ms: Histogram = field(default_factory=lambda: Histogram(EXECUTION_BUCKETS_MS))
     """How long committed transactions were open."""
 
@@ -66,6 +78,7 @@ class Coordinator:
 
     numbers_class: ClassVar[type[NumberBlocks]] = NumberBlocks
     keys_class: ClassVar[type[TransactionKeys]] = TransactionKeys
+    groups_class: ClassVar[type[TransactionGroups]] = TransactionGroups
 
     def __init__(
         self,
@@ -86,6 +99,8 @@ class Coordinator:
         self._numbers.prepare()
         self.keys = self.keys_class(self, parts)
         """The transaction keys that hash to it."""
+        self.groups = self.groups_class(self, self.keys, parts)
+        """The groups of these keys."""
         self._open: dict[TxnId, StoredHeader] = {}
         self._beginning = 0
         self._ends: set[asyncio.Task[bool]] = set()
@@ -101,6 +116,7 @@ class Coordinator:
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
+        self.groups.close()
         await self.keys.close()
         while self._asked:
             if self._none_asked is None:
@@ -121,8 +137,12 @@ class Coordinator:
         return self._numbers.last
 
     def find(self, txn: TxnId) -> StoredHeader | None:
-        """An open transaction that is known here."""
-        return self._open.get(txn)
+        """An open transaction, or attempt of an open group, that is known here (G1)."""
+        stored = self._open.get(txn.group)
+        if stored is None or not txn.attempt:
+            return stored
+        header = header_of(stored.header, txn)
+        return None if header is None else StoredHeader(txn, header, stored.version)
 
     def open_transactions(self) -> Sequence[StoredHeader]:
         """Open transactions known here, in no order."""
@@ -135,11 +155,16 @@ class Coordinator:
                 self._keep(stored)
 
     async def begin(
-        self, timeout_ms: int, owner: str | None, tied: KeyEpoch | None = None
+        self,
+        timeout_ms: int,
+        owner: str | None,
+        tied: KeyEpoch | None = None,
+        group: Group | None = None,
     ) -> TxnId:
-        """Begin a transaction, of a key or of none.  Raises `TooManyTransactions`, `MetadataError`.
+        """Begin a transaction, of a key or of none, or a group, which has a key.
 
         That its key may have it is for `keys` to see to.
+        Raises `TooManyTransactions`, `MetadataError`.
         """
         self._require_room()
         self._beginning += 1
@@ -148,7 +173,7 @@ class Coordinator:
             txn = TxnId(self.coordinator_id, number)
             now_ms = self._parts.clock.now_ms()
             header = Header(
-                TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner, tied
+                TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner, tied, group
             )
             try:
                 version = await self._store.create_header(txn, header)
@@ -163,6 +188,8 @@ class Coordinator:
         finally:
             self._beginning -= 1
         self._keep(StoredHeader(txn, header, version))
+        if group is not None:
+            self.groups.created(txn, group)
         self.counters.created += 1
         self.counters.header_writes += 1
         return txn
@@ -170,16 +197,19 @@ class Coordinator:
     async def require_open(
         self, txn: TxnId, owner: str | None, key: KeyEpoch | None = None
     ) -> Header:
-        """The header of an open transaction of that owner, and key if it has one (K4).
+        """The header of an open transaction or attempt of that owner, and key if it has one (K4).
 
+        A group takes no writes, its attempts do (G1).
         Raises `TransactionNotFound`, `InvalidTxnStatus`, `InvalidTransactionKey`.
         """
-        stored = self._open.get(txn) or await self._store.read_header(txn)
+        stored = self.find(txn) or await self._store.read_header(txn)
         if stored is None or not is_owner(stored.header, owner):
             raise refusal(txn, None, EndVerdict.NOT_FOUND)
         require_tie(txn, stored.header, owner, key)
         if stored.header.state is not TxnState.OPEN:
             raise not_open(txn, stored.header)
+        if stored.header.group is not None and not txn.attempt:
+            raise refusal(txn, stored.header, EndVerdict.OF_GROUP)
         return stored.header
 
     async def end(
@@ -191,16 +221,33 @@ class Coordinator:
         """
         await self._ended(txn, action, owner, key)
 
-    async def state(self, txn: TxnId) -> TxnState | None:
-        """Open, or how it ended; None if there is none (any more).
+    async def header(self, txn: TxnId) -> StoredHeader | None:
+        """The header, open or ended; None if there is none (any more).
 
         By what is stored: one that is in memory as open may have been ended by another leader (K6).
         """
         stored = await self._store.read_header(txn)
-        state = None if stored is None else stored.header.state
-        if state is not TxnState.OPEN:
+        if stored is None or stored.header.state is not TxnState.OPEN:
             self._forget(txn)
-        return state
+        return stored
+
+    async def change(self, stored: StoredHeader, header: Header) -> StoredHeader:
+        """The open group with another header (G2, G8).
+
+        Raises `VersionConflict`, `MetadataError`.
+        """
+        version = await self._store.change_header(stored.txn, header, stored.version)
+        changed = StoredHeader(stored.txn, header, version)
+        self.counters.header_writes += 1
+        self._keep(changed)
+        return changed
+
+    async def commit_group(self, stored: StoredHeader, group: Group) -> None:
+        """G4: one write, on the version read.  Raises `VersionConflict`, `MetadataError`."""
+        await self._write_end(
+            StoredHeader(stored.txn, replace(stored.header, group=group), stored.version),
+            TxnState.COMMITTED,
+        )
 
     async def abort(self, txn: TxnId) -> TxnState | None:
         """How it ended, by this or before (K2); None if there is none (any more)."""
@@ -212,19 +259,32 @@ class Coordinator:
             return None
         return TxnState.ABORTED
 
+    async def abort_open(self, txn: TxnId) -> bool:
+        """Whether it was aborted by this (G6, G7); what ended before, or is gone, is fine."""
+        try:
+            return await self._ended(txn, TxnState.ABORTED, OPERATOR)
+        except (InvalidTxnStatus, TransactionNotFound):
+            return False
+
     async def _ended(
-        self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
+        self,
+        txn: TxnId,
+        action: TxnState,
+        owner: str | None,
+        key: KeyEpoch | None = None,
+        *,
+        if_due: bool = False,
     ) -> bool:
-        """Whether it was ended by this.
+        """Whether it was ended by this; `if_due`: only if its deadline has come.
 
         Whoever asks does it, as a task between the write and its answer would cost two turns of the
         loop.  If they go away a task does it again: the same end again is fine.
         """
         self._asked += 1
         try:
-            return await self._end(txn, action, owner, key)
+            return await self._end(txn, action, owner, key, if_due=if_due)
         except asyncio.CancelledError:
-            self._begin_end(self._end(txn, action, owner, key))
+            self._begin_end(self._end(txn, action, owner, key, if_due=if_due))
             raise
         finally:
             self._asked -= 1
@@ -235,7 +295,7 @@ class Coordinator:
     async def time_out(self, txn: TxnId) -> None:
         """The deadline has come.  Raises `MetadataError`; what ended otherwise is fine."""
         try:
-            written = await self._ended(txn, TxnState.ABORTED, OPERATOR)
+            written = await self._ended(txn, TxnState.ABORTED, OPERATOR, if_due=True)
         except (TransactionNotFound, InvalidTxnStatus):
             return
         self.counters.timed_out += written
@@ -258,7 +318,13 @@ class Coordinator:
             task.exception()  # whoever asked may be gone
 
     async def _end(
-        self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
+        self,
+        txn: TxnId,
+        action: TxnState,
+        owner: str | None,
+        key: KeyEpoch | None = None,
+        *,
+        if_due: bool = False,
     ) -> bool:
         counters, loop = self._parts.counters, asyncio.get_running_loop()
         began_s = loop.time()
@@ -267,10 +333,13 @@ class Coordinator:
             if stored is None:
                 stored = await self._store.read_header(txn)
             header = None if stored is None else stored.header
-            verdict = decide_end(header, action, owner)
+            verdict = decide_end(header, action, owner, is_attempt=txn.attempt > 0)
             if header is not None and verdict is not EndVerdict.NOT_FOUND:
                 require_tie(txn, header, owner, key)
             if verdict is EndVerdict.WRITE and stored is not None:
+                if if_due and stored.header.deadline_ms > self._parts.clock.now_ms():
+                    self._keep(stored)  # it was extended
+                    return False
                 try:
                     await self._write_end(stored, action)
                 except VersionConflict:
@@ -296,6 +365,9 @@ class Coordinator:
         self._forget(stored.txn)
         self._parts.counters.header_cas_ok += 1
         self.counters.header_writes += 1
+        if stored.header.group is not None:
+            self.counters.groups_committed += action is TxnState.COMMITTED
+            self.counters.groups_aborted += action is TxnState.ABORTED
         if action is TxnState.COMMITTED:
             self.counters.committed += 1
             self.counters.open_ms.observe(max(0, now_ms - stored.header.created_ms))
@@ -317,3 +389,4 @@ class Coordinator:
     def _forget(self, txn: TxnId) -> None:
         if self._open.pop(txn, None) is not None:
             self._deadlines.discard(txn)
+            self.groups.forget(txn)

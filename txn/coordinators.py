@@ -36,6 +36,7 @@ from txn.leadership import Elections, Electorate, Leader
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
+from txn.transaction_groups import TransactionGroups
 from txn.transaction_key import KeyName, key_name
 from txn.transaction_keys import TransactionKeys
 from txn.txn_id import CoordinatorId, TxnId
@@ -219,6 +220,16 @@ class Coordinators:
             )
         return keys, name
 
+    def groups_of(
+        self, coordinator: CoordinatorId, owner: str | None, key: str
+    ) -> tuple[TransactionGroups, KeyName]:
+        """The groups of a coordinator that is led here, and the name of a key that hashes to it.
+
+        Raises `CoordinatorNotFound`, `InvalidTransactionKey`.
+        """
+        _, name = self.keys_of(coordinator, owner, key)
+        return self._served(coordinator).groups, name
+
     def coordinator_of(self, key: str) -> CoordinatorId:
         """The coordinator that serves a key."""
         return CoordinatorId(coordinator_of_key(key, self.parallelism))
@@ -242,7 +253,7 @@ class Coordinators:
         return len(old), heapq.nsmallest(limit, old, key=_age)
 
     def find_open(self, txn: TxnId) -> StoredHeader | None:
-        """One that is open, if it is led here."""
+        """One that is open, or an attempt of an open group, if it is led here."""
         coordinator = self._led.get(txn.coordinator)
         return None if coordinator is None else coordinator.find(txn)
 

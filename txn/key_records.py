@@ -1,6 +1,6 @@
 """Pure: what is stored of transaction keys: paths, JSON and index.
 
-    /txn/key/<owner>&<key>      epoch, who made it, when, the last transactions
+    /txn/key/<owner>&<key>      epoch, who made it, when, the last transactions, committed batches
     /txn/key-floor/<tc>         the highest epoch that a deleted key of the coordinator had
 
 Rules:
@@ -11,12 +11,18 @@ Rules:
 - Every key is in the index, by coordinator and name: what changes of a key moves nothing there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from protocol.names import decode_name, encode_name
 from storage.metadata.keys import number
 from storage.metadata.store import IndexEntry
+from txn.group_records import (
+    decoded_batches,
+    decoded_record,
+    encoded_batches,
+    encoded_record,
+)
 from txn.record_json import checked, integer, json_bytes, members_of, text
 from txn.records import TxnState
 from txn.transaction_key import KeyName, KeyRecord, KeyTransaction
@@ -80,6 +86,12 @@ def encode_key(record: KeyRecord) -> bytes:
         members["beginner"] = record.beginner
     if record.before is not None:
         members["before"] = _encoded(record.before)
+    if record.committed is not None:
+        members["committed"] = encoded_record(record.committed)
+    if record.earlier:
+        members["earlier"] = encoded_batches(record.earlier)
+    if record.nonces:
+        members["nonces"] = record.nonces
     return json_bytes(members)
 
 
@@ -96,6 +108,9 @@ def decode_key(path: str, value: bytes) -> KeyRecord:
             _decoded(members.get("transaction")),
             text(members.get("beginner", "")),
             _decoded(members.get("before")),
+            decoded_record(members["committed"]) if "committed" in members else None,
+            decoded_batches(members.get("earlier", [])),
+            tuple(text(each) for each in cast("Sequence[object]", members.get("nonces", ()))),
         )
 
     return checked(path, decode)
@@ -112,8 +127,12 @@ def decode_floor(path: str, value: bytes) -> int:
 
 
 def _encoded(named: KeyTransaction) -> Mapping[str, object]:
-    members = {"id": str(named.txn)}
-    return members if named.ended is None else {**members, "state": named.ended.value}
+    members: dict[str, object] = {"id": str(named.txn)}
+    if named.ended is not None:
+        members["state"] = named.ended.value
+    if named.is_group:
+        members["group"] = True
+    return members
 
 
 def _decoded(value: object) -> KeyTransaction | None:
@@ -122,5 +141,7 @@ def _decoded(value: object) -> KeyTransaction | None:
     members = cast("Mapping[str, object]", value)
     state = members.get("state")
     return KeyTransaction(
-        parse_txn_id(text(members["id"])), None if state is None else TxnState(text(state))
+        parse_txn_id(text(members["id"])),
+        None if state is None else TxnState(text(state)),
+        members.get("group") is True,
     )

@@ -16,8 +16,9 @@ from storage.metadata.keys import LAST
 from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
 from txn import key_records
 from txn.errors import CorruptTransactionRecord
+from txn.key_groups import noted_and_folded
 from txn.records import Header
-from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord, noted
+from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord
 from txn.txn_id import CoordinatorId, TxnId
 
 log = structlog.get_logger(__name__)
@@ -62,14 +63,14 @@ class TransactionKeyStore:
         await self._metadata.delete(path, partition=self._partition, expect=stored.version)
 
     async def note_end(self, txn: TxnId, header: Header) -> None:
-        """Have the key tell how its transaction ended, if that is its last one (K8).
+        """Have the key tell how its last transaction ended (K8), and what it committed (G5).
 
         Raises `VersionConflict`.
         """
         if header.tied is None:
             return
         stored = await self.read(KeyName(header.owner or "", header.tied.key))
-        record = None if stored is None else noted(stored.record, txn, header.state)
+        record = None if stored is None else noted_and_folded(stored.record, txn, header)
         if stored is not None and record is not None:
             await self.change(stored, record)
 

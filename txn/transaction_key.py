@@ -13,14 +13,17 @@ Rules:
   it, by that owner, while the key has that epoch (K4).  Operators and deadlines are not asked.
 - A key that was not opened or begun under for the retention goes, unless somebody holds it or its
   transaction is open; one that is held counts as used (K7).
+- A group of attempts is a transaction of its key like any other, whose beginner is its nonce.  What
+  of the key is about groups only is in `key_groups`.
 """
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
-from config.bounds import TXN_KEY_BYTES
+from config.bounds import TXN_KEY_BYTES, TXN_KEY_NONCES
 from txn.errors import EXPIRED, InvalidTransactionKey, InvalidTxnStatus, TransactionKeyFenced
+from txn.group import Batch, GroupRecord
 from txn.header import OPERATOR
 from txn.records import Header, KeyEpoch, TxnState
 from txn.txn_id import TxnId
@@ -66,6 +69,7 @@ class KeyTransaction:
 
     txn: TxnId
     ended: TxnState | None = None
+    is_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class KeyRecord:
 
     `opener` and `beginner` name the requests that made the epoch, and began `transaction` under it.
     `before` is the last one that an earlier epoch began.
+
+    Of groups: `committed` is the last one that committed, but for `last`, whose header may have to
+    be asked (G5); `earlier` the last batches of other queries, newest first (G6); `nonces` are of
+    groups before `transaction` (G3).
     """
 
     epoch: int
@@ -83,6 +91,16 @@ class KeyRecord:
     transaction: KeyTransaction | None = None
     beginner: str = ""
     before: KeyTransaction | None = None
+    committed: GroupRecord | None = None
+    earlier: tuple[Batch, ...] = ()
+    nonces: tuple[str, ...] = ()
+
+    @property
+    def spent_nonces(self) -> tuple[str, ...]:
+        """Nonces of groups that were begun under the key: none of them begins another (G3)."""
+        if self.transaction is None or not self.transaction.is_group:
+            return self.nonces
+        return (*self.nonces, self.beginner)[-TXN_KEY_NONCES:]
 
     @property
     def last(self) -> KeyTransaction | None:
@@ -94,12 +112,13 @@ class KeyRecord:
 class OpenedKey:
     """What an OPEN is answered: the epoch, and the last transaction before it with its end.
 
-    The end is None if nobody knows it any more.
+    The end is None if nobody knows it any more.  `committed` is the last group that committed (G5).
     """
 
     epoch: int
     last: TxnId | None
     ended: TxnState | None
+    committed: GroupRecord | None = None
 
 
 def unborn(now_ms: int) -> KeyRecord:
@@ -127,19 +146,36 @@ def decide_open(record: KeyRecord | None, presented: int, opener: str) -> OpenVe
 def opened(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyRecord:
     """The record under its next epoch (K1), which for a new key is above the floor (K7)."""
     last_epoch = floor if record.epoch == NO_EPOCH else record.epoch
-    return KeyRecord(last_epoch + 1, opener, record.created_ms, now_ms, before=record.last)
+    return KeyRecord(
+        last_epoch + 1,
+        opener,
+        record.created_ms,
+        now_ms,
+        before=record.last,
+        committed=record.committed,
+        earlier=record.earlier,
+        nonces=record.spent_nonces,
+    )
 
 
-def begun(record: KeyRecord, txn: TxnId, beginner: str, now_ms: int) -> KeyRecord:
-    """The record that names a new transaction of its epoch (K3)."""
-    return replace(record, transaction=KeyTransaction(txn), beginner=beginner, last_used_ms=now_ms)
+def begun(
+    record: KeyRecord, txn: TxnId, beginner: str, now_ms: int, *, is_group: bool = False
+) -> KeyRecord:
+    """The record that names a new transaction of its epoch (K3), or group, by its nonce (G3)."""
+    return replace(
+        record,
+        transaction=KeyTransaction(txn, is_group=is_group),
+        beginner=beginner,
+        last_used_ms=now_ms,
+        nonces=record.spent_nonces,
+    )
 
 
 def settled(record: KeyRecord, ended: TxnState | None) -> KeyRecord:
     """The record with how the last transaction before its epoch has ended (K2)."""
     if record.before is None:
         return record
-    return replace(record, before=KeyTransaction(record.before.txn, ended))
+    return replace(record, before=replace(record.before, ended=ended))
 
 
 def touched(record: KeyRecord, now_ms: int) -> KeyRecord:
@@ -149,12 +185,15 @@ def touched(record: KeyRecord, now_ms: int) -> KeyRecord:
 
 def noted(record: KeyRecord, txn: TxnId, state: TxnState) -> KeyRecord | None:
     """The record with the end of that transaction, None if it need not tell it (K8)."""
-    told = KeyTransaction(txn, state)
-    if record.transaction == KeyTransaction(txn):
-        return replace(record, transaction=told)
-    if record.before == KeyTransaction(txn):
-        return replace(record, before=told)
+    if _is_untold(record.transaction, txn):
+        return replace(record, transaction=replace(record.transaction, ended=state))
+    if _is_untold(record.before, txn):
+        return replace(record, before=replace(record.before, ended=state))
     return None
+
+
+def _is_untold(named: KeyTransaction | None, txn: TxnId) -> TypeGuard[KeyTransaction]:
+    return named is not None and named.txn == txn and named.ended is None
 
 
 class BeginVerdict(enum.Enum):
@@ -163,15 +202,29 @@ class BeginVerdict(enum.Enum):
     BEGIN = "begin"
     AGAIN = "this request has begun the open one already"
     BUSY = "the last one is open"
+    SPENT = "the group of that nonce has ended"
 
 
-def decide_begin(record: KeyRecord, beginner: str, last: TxnState | None) -> BeginVerdict:
-    """What a BEGIN is to do (K3).  `last`: the state of the key's last one, None if it is gone."""
-    if last is not TxnState.OPEN:
-        return BeginVerdict.BEGIN
-    if record.transaction is not None and beginner and record.beginner == beginner:
+def decide_begin(
+    record: KeyRecord, beginner: str, last: TxnState | None, *, is_group: bool = False
+) -> BeginVerdict:
+    """What a BEGIN is to do (K3, G3).
+
+    `last`: the state of the key's last one, None if it is gone; `is_group`: a group is asked for,
+    and the beginner is its nonce.
+    """
+    named = record.transaction
+    if (
+        last is TxnState.OPEN
+        and named is not None
+        and named.is_group == is_group
+        and beginner
+        and record.beginner == beginner
+    ):
         return BeginVerdict.AGAIN
-    return BeginVerdict.BUSY
+    if is_group and beginner in record.spent_nonces:
+        return BeginVerdict.SPENT
+    return BeginVerdict.BUSY if last is TxnState.OPEN else BeginVerdict.BEGIN
 
 
 def busy(name: KeyName, txn: TxnId) -> InvalidTxnStatus:

@@ -8,12 +8,14 @@ Rules (K: `docs/transactions.md`):
 - OPEN of a key that is not there puts a record without epoch first, then reads the floor: what was
   deleted before that put is heard of, and what is deleted after it goes by its version (K7).
 - Keys are counted in rounds, so their bound is one that is reached late.
+- What a key tells of its last group's commit is folded in from that one's header whenever the key
+  is looked at, and stored with the next change (G5).
 - An OPEN or BEGIN that was begun is finished even if the one who asked goes away.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import structlog
@@ -27,10 +29,13 @@ from txn.errors import (
     TransactionKeyNotFound,
     TransactionNotFound,
 )
+from txn.group import Group, new_group
+from txn.key_groups import folded, group_ended
 from txn.key_holders import KeyHolder, KeyHolders
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.parts import TransactionParts
 from txn.records import KeyEpoch, TxnState
+from txn.store import StoredHeader
 from txn.transaction_key import (
     NO_EPOCH,
     BeginVerdict,
@@ -63,18 +68,35 @@ class KeyedTransactions(Protocol):
     coordinator_id: CoordinatorId
 
     async def begin(
-        self, timeout_ms: int, owner: str | None, tied: KeyEpoch | None = None
+        self,
+        timeout_ms: int,
+        owner: str | None,
+        tied: KeyEpoch | None = None,
+        group: Group | None = None,
     ) -> TxnId:
-        """A new transaction of that owner."""
+        """A new transaction of that owner, or a group."""
         ...
 
-    async def state(self, txn: TxnId) -> TxnState | None:
-        """Open, or how it ended; None if there is none (any more)."""
+    async def header(self, txn: TxnId) -> StoredHeader | None:
+        """What is stored of it; None if there is none (any more)."""
         ...
 
     async def abort(self, txn: TxnId) -> TxnState | None:
         """How it ended, by this or before; None if there is none (any more)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNow:
+    """A key as a request finds it, with what the header of its last transaction tells.
+
+    `record` is folded (G5); `header` is None if that is collected, or there is none.
+    """
+
+    stored: StoredKey
+    record: KeyRecord
+    state: TxnState | None
+    header: StoredHeader | None
 
 
 @dataclass(slots=True)
@@ -130,13 +152,13 @@ class TransactionKeys:
         """
         if holder is not None:
             self.holders.require_room(name, holder)
-        record = await self._finished(self._open(name, presented, opener, holder))
+        record = await self.finished(self._open(name, presented, opener, holder))
         if holder is not None:
             await self._hold(name, record.epoch, holder)
         last = record.before
         if last is None:
-            return OpenedKey(record.epoch, None, None)
-        return OpenedKey(record.epoch, last.txn, last.ended)
+            return OpenedKey(record.epoch, None, None, record.committed)
+        return OpenedKey(record.epoch, last.txn, last.ended, record.committed)
 
     async def attach(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
         """That connection uses the key under its present epoch (K5).
@@ -152,7 +174,37 @@ class TransactionKeys:
         Raises `TransactionKeyFenced`, `InvalidTxnStatus` while another one is open,
         `TooManyTransactions`, `MetadataError`.
         """
-        return await self._finished(self._begin(name, epoch, beginner, timeout_ms))
+        return await self.finished(self._begin(name, epoch, beginner, timeout_ms))
+
+    async def begin_group(self, now: KeyNow, nonce: str, timeout_ms: int) -> TxnId | None:
+        """The key's open group of that nonce, or a new one (G3); None: look at the key again.
+
+        Raises `InvalidTxnStatus` if that nonce has had its group, or while something else is open;
+        `TooManyTransactions`, `MetadataError`.
+        """
+        return await self._begin_one(now, nonce, timeout_ms, new_group(nonce))
+
+    async def look(self, name: KeyName, epoch: int) -> KeyNow:
+        """The key now, and its last transaction (G5, K6).
+
+        Raises `TransactionKeyFenced`, `MetadataError`.
+        """
+        stored = await self._store.read(name)
+        record = require_epoch(name, None if stored is None else stored.record, epoch)
+        assert stored is not None, "a record that has the epoch is stored"
+        last = record.last
+        if last is None or last.ended is not None or not last.is_group:
+            return KeyNow(stored, record, await self.last_state(record), None)
+        header = await self._transactions.header(last.txn)
+        if header is None:
+            return KeyNow(stored, record, None, None)
+        record = folded(record, last.txn, header.header)
+        return KeyNow(stored, record, header.header.state, header)
+
+    async def find(self, name: KeyName) -> KeyRecord | None:
+        """The record, under whatever epoch.  Raises `MetadataError`."""
+        stored = await self._store.read(name)
+        return None if stored is None else stored.record
 
     async def require(self, name: KeyName, epoch: int) -> KeyRecord:
         """The record of a key that has that epoch (K4, K5, K6).  Raises `TransactionKeyFenced`."""
@@ -192,9 +244,10 @@ class TransactionKeys:
     async def last_state(self, record: KeyRecord) -> TxnState | None:
         """Of its last transaction: open, or how it ended; None if there is none, or unknown."""
         last = record.last
-        if last is None:
-            return None
-        return last.ended or await self._transactions.state(last.txn)
+        if last is None or last.ended is not None:
+            return None if last is None else last.ended
+        header = await self._transactions.header(last.txn)
+        return None if header is None else header.header.state
 
     async def delete(self, name: KeyName) -> None:
         """End what is open, and forget the key; its next epoch is above all that it had (K7).
@@ -327,11 +380,18 @@ class TransactionKeys:
         if last is None or last.ended:
             return record
         ended = await self._transactions.abort(last.txn)
+        if last.is_group and ended is TxnState.COMMITTED:
+            header = await self._transactions.header(last.txn)
+            if header is not None:
+                return settled(folded(record, last.txn, header.header), ended)
+            ended = None
         if ended is None:
-            # Its header was collected, so the record tells by now (K8).
+            # Its header was collected, so the record tells by now (K8, G5).
             stored = await self._store.read(name)
             now = None if stored is None else stored.record.before
             ended = now.ended if now is not None and now.txn == last.txn else None
+            if stored is not None:
+                record = replace(record, committed=stored.record.committed)
         return settled(record, ended)
 
     async def _begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
@@ -340,25 +400,39 @@ class TransactionKeys:
         Whatever is asked is asked of what is stored (K6).
         """
         while True:
-            stored = await self._store.read(name)
-            record = require_epoch(name, None if stored is None else stored.record, epoch)
-            verdict = decide_begin(record, beginner, await self.last_state(record))
-            if verdict is not BeginVerdict.BEGIN and record.last is not None:
-                if verdict is BeginVerdict.AGAIN:
-                    return record.last.txn
-                raise busy(name, record.last.txn)
-            txn = await self._transactions.begin(
-                timeout_ms, name.owner or None, KeyEpoch(name.key, epoch)
-            )
-            if stored is not None and await self._have_named(stored, txn, beginner):
+            now = await self.look(name, epoch)
+            txn = await self._begin_one(now, beginner, timeout_ms)
+            if txn is not None:
                 return txn
 
-    async def _have_named(self, stored: StoredKey, txn: TxnId, beginner: str) -> bool:
-        """Whether the key names it; if not it is aborted (K3)."""
+    async def _begin_one(
+        self, now: KeyNow, beginner: str, timeout_ms: int, group: Group | None = None
+    ) -> TxnId | None:
+        """One try of K3, and G3; None: the key was used meanwhile."""
+        name, record, is_group = now.stored.name, now.record, group is not None
+        verdict = decide_begin(record, beginner, now.state, is_group=is_group)
+        if verdict is BeginVerdict.SPENT:
+            raise group_ended(name, beginner)
+        if verdict is not BeginVerdict.BEGIN and record.last is not None:
+            if verdict is BeginVerdict.AGAIN:
+                return record.last.txn
+            raise busy(name, record.last.txn)
+        txn = await self._transactions.begin(
+            timeout_ms, name.owner or None, KeyEpoch(name.key, record.epoch), group
+        )
+        seen = StoredKey(name, record, now.stored.version)
+        return txn if await self._have_named(seen, txn, beginner, is_group=is_group) else None
+
+    async def _have_named(
+        self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
+    ) -> bool:
+        """Whether the key names it, on the version read; if not it is aborted (K3).
+
+        What the last group committed is folded in by the same change (G5).
+        """
+        record = begun(stored.record, txn, beginner, self._clock.now_ms(), is_group=is_group)
         try:
-            await self._store.change(
-                stored, begun(stored.record, txn, beginner, self._clock.now_ms())
-            )
+            await self._store.change(stored, record)
         except VersionConflict:
             await self._transactions.abort(txn)
             return False
@@ -386,7 +460,7 @@ class TransactionKeys:
                 "have: delete some, or lower transaction_key_retention_s."
             )
 
-    async def _finished(self, work: Coroutine[object, object, T]) -> T:
+    async def finished(self, work: Coroutine[object, object, T]) -> T:
         """What it makes; it goes on if whoever waits goes away."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -74,6 +74,7 @@ def connect(
                 max_message_size=MAX_MESSAGE_SIZE,
                 feature_flags=features_of(connection.broker),
                 transaction_keys=connection.broker.settings.transactions_enabled,
+                transaction_groups=connection.broker.settings.transactions_enabled,
                 segment_reads=True,
             ),
         )

@@ -12,13 +12,14 @@ from broker.handlers import (
     schema,
     session,
     topics,
+    transaction_groups,
     transaction_keys,
     transactions,
 )
 
 _AREAS = (
     *(session, produce, consume, lookup, schema, topics, scalable),
-    *(transactions, transaction_keys, reads),
+    *(transactions, transaction_keys, transaction_groups, reads),
 )
 
 

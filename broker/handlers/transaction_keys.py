@@ -16,6 +16,8 @@ from protocol.pulsar_pb2 import (
     CommandAttachTransactionKeyResponse,
     CommandOpenTransactionKeyResponse,
 )
+from protocol.pulsar_pb2 import GroupRecord as WireGroupRecord
+from txn.group import GroupRecord
 from txn.records import TxnState
 from txn.transaction_key import require_name_of_request
 from txn.txn_id import CoordinatorId
@@ -23,6 +25,18 @@ from txn.txn_id import CoordinatorId
 if TYPE_CHECKING:
     from broker.connection import Connection
     from broker.handlers import Handler
+
+
+def _group_record(committed: GroupRecord) -> WireGroupRecord:
+    record = WireGroupRecord(
+        query=committed.batch.query,
+        batch=committed.batch.number,
+        txnid_least_bits=committed.group.least,
+        txnid_most_bits=committed.group.most,
+    )
+    if committed.positions is not None:
+        record.positions = committed.positions
+    return record
 
 
 async def open_key(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
@@ -45,6 +59,8 @@ async def open_key(connection: "Connection", command: BaseCommand, entry: bytes 
             response.last_txnid_least_bits = opened.last.least
             if opened.ended is not None:
                 response.last_committed = opened.ended is TxnState.COMMITTED
+        if opened.committed is not None:
+            response.last_group.CopyFrom(_group_record(opened.committed))
 
     await answered(response, work())
     connection.send(

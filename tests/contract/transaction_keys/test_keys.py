@@ -104,7 +104,9 @@ async def test_epochs_of_a_deleted_key_are_not_given_again(
         assert (await leaders[0].keys.open(NAME, NO_EPOCH, f"{epoch}")).epoch == epoch
     txn = await begin(leaders[0], 2)
     await leaders[1].keys.delete(NAME)
-    assert await leaders[0].state(txn) is ABORT
+    stored = await leaders[0].header(txn)
+    assert stored is not None
+    assert stored.header.state is ABORT
     with pytest.raises(TransactionKeyNotFound):
         await leaders[0].keys.get(NAME)
     for led in leaders:

@@ -83,18 +83,22 @@ class SaysAborted(TransactionKeys):
 class NamesNothing(TransactionKeys):
     """K3 broken: the key does not name what is begun under it."""
 
-    async def _have_named(self, stored: StoredKey, txn: TxnId, beginner: str) -> bool:
+    async def _have_named(
+        self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
+    ) -> bool:
         return True
 
 
 class NamesBlindly(TransactionKeys):
     """K3 broken: the key names it whatever has become of the key since it was read."""
 
-    async def _have_named(self, stored: StoredKey, txn: TxnId, beginner: str) -> bool:
+    async def _have_named(
+        self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
+    ) -> bool:
         while True:
             now = await self._store.read(stored.name)
             assert now is not None
-            record = begun(now.record, txn, beginner, self._clock.now_ms())
+            record = begun(now.record, txn, beginner, self._clock.now_ms(), is_group=is_group)
             try:
                 await self._store.change(now, record)
             except VersionConflict:

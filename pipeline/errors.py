@@ -6,7 +6,15 @@ end with the next step; Spark shows them in the failure of the query.
 
 from magnetar.errors import ClientError
 
-__all__ = ["DataLost", "InvalidCut", "InvalidOption", "PipelineError"]
+__all__ = [
+    "CommitRefused",
+    "DataLost",
+    "InvalidCut",
+    "InvalidOption",
+    "InvalidRows",
+    "PipelineError",
+    "PositionsUnreadable",
+]
 
 
 class PipelineError(ClientError):
@@ -23,3 +31,15 @@ class InvalidCut(PipelineError, ValueError):
 
 class DataLost(PipelineError):
     """What was to be read is not retained any more; nothing of the batch was read."""
+
+
+class InvalidRows(PipelineError, ValueError):
+    """Rows that cannot be written: a column is missing or of a wrong type, or a value cannot be."""
+
+
+class CommitRefused(PipelineError):
+    """The reports of the tasks do not make up a batch; nothing was committed."""
+
+
+class PositionsUnreadable(PipelineError):
+    """What a batch has read cannot be learned from the checkpoint; nothing was committed."""

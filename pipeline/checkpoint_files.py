@@ -1,0 +1,65 @@
+"""Files of a query's checkpoint, read on the driver.
+
+Rules: Spark calls a commit in a Python process of the driver's machine that has no door to the JVM,
+so Hadoop's file systems are out of reach.  A path, or a URI `file:`, is read from this machine;
+other URIs by the file systems of Arrow (`s3:`, with `s3a:` for it, `gs:`, `abfs:`, `hdfs:`), with
+the credentials that Arrow finds in the environment.  What cannot be read is an error: whoever asks
+is about to commit, and must not.
+"""
+
+import asyncio
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+
+from pipeline.errors import PositionsUnreadable
+from pipeline.offset_log import positions_of, query_of
+
+__all__ = ["CheckpointFiles"]
+
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_S3: Final = ("s3a", "s3n")
+
+
+class CheckpointFiles:
+    """The checkpoint at `location`, as it is in Spark's option `checkpointLocation`."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+    async def positions(self, batch: int) -> str:
+        """How far the sources have been read by the end of that batch.
+
+        Raises `PositionsUnreadable`.
+        """
+        return positions_of(await asyncio.to_thread(self._text, f"offsets/{batch}"))
+
+    async def query(self) -> str:
+        """Whose checkpoint it is.  Raises `PositionsUnreadable`."""
+        return query_of(await asyncio.to_thread(self._text, "metadata"))
+
+    def _text(self, name: str) -> str:
+        try:
+            files, root = self._opened()
+            with files.open_input_stream(f"{root.rstrip('/')}/{name}") as stream:
+                data: bytes = stream.read(_MAX_BYTES)
+            return data.decode()
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise PositionsUnreadable(
+                f"{name} of the checkpoint {self.location} cannot be read ({error}): nothing is "
+                "committed. Give checkpointLocation as a URI that this machine can read (file:, "
+                "s3:, gs:, abfs:, hdfs:), or go without trackPositions."
+            ) from error
+
+    def _opened(self) -> tuple[pa_fs.FileSystem, str]:
+        scheme = urlsplit(self.location).scheme
+        if scheme in ("", "file"):
+            path = self.location if not scheme else unquote(urlsplit(self.location).path)
+            return pa_fs.LocalFileSystem(), path
+        location = self.location
+        if scheme in _S3:
+            location = f"s3{location[len(scheme) :]}"
+        found: tuple[pa_fs.FileSystem, str] = pa_fs.FileSystem.from_uri(location)
+        return found

@@ -1,0 +1,111 @@
+"""The driver's part of a batch: the one decision that makes its rows visible, or their abort.
+
+Rules:
+
+- D1 The key was opened before the query was started (`pipeline.open_key`), so whatever an earlier
+  driver had open is aborted.  This driver presents the epoch that it was given, and raises none.
+- D2 A batch is decided by one COMMIT_GROUP, which carries winners, query, batch and positions.  It
+  is asked again, under the same nonce, as long as its answer may have been lost.
+- D3 Whatever else is wrong is raised: a group that was aborted, or whose time was up, is never
+  taken for one that was committed before.  Only the coordinator's word `done`, of this query and
+  batch, says that.
+- D4 Positions are read before anything is asked, so a batch is never committed without them.
+- D5 An abort aborts what is open of this epoch, whatever is known of it.  After a commit, and for
+  who is fenced, it does nothing.
+
+Each step is a method of its own, so that a subclass can watch it, or do something before or after.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+from magnetar.errors import TransactionKeyFenced
+from pipeline.commit import AlreadyDone, Decision, judge
+from pipeline.task_report import TaskReport
+
+__all__ = ["BatchOutcome", "Checkpoint", "Groups", "SinkDriver"]
+
+
+class BatchOutcome(enum.Enum):
+    """What became of a batch whose commit has returned."""
+
+    COMMITTED = "committed"
+    """By this commit, or by this one when it was asked before."""
+    DONE_BEFORE = "done before"
+    """By an earlier try; what this one wrote is not seen."""
+
+
+class Groups(Protocol):
+    """What is asked of the coordinator, under a key and an epoch."""
+
+    async def commit(self, decision: Decision, positions: str | None) -> bool:
+        """COMMIT_GROUP.  Whether the batch was done before."""
+        ...
+
+    async def abort(self) -> bool:
+        """ABORT_GROUP.  Whether something was open."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """The checkpoint of the query."""
+
+    async def positions(self, batch: int) -> str:
+        """How far the sources have been read by the end of that batch."""
+        ...
+
+    async def query(self) -> str:
+        """Whose checkpoint it is."""
+        ...
+
+
+class SinkDriver:
+    """See the module's rules.  One for each call of Spark."""
+
+    def __init__(
+        self, groups: Groups, checkpoint: Checkpoint | None, *, track_positions: bool = False
+    ) -> None:
+        """Without a `checkpoint` no positions can be tracked."""
+        assert checkpoint is not None or not track_positions, "there is nothing to be read"
+        self._groups = groups
+        self._checkpoint = checkpoint
+        self._track_positions = track_positions
+
+    async def commit(self, reports: Sequence[TaskReport | None], batch: int) -> BatchOutcome:
+        """Decide the batch that has these reports, of each task one.
+
+        Raises `CommitRefused` and `PositionsUnreadable` before anything is asked,
+        `TransactionKeyFenced`, `InvalidTransactionStatus` when its group was aborted, and
+        `OperationTimedOut` when nobody has said what became of it.
+        """
+        verdict = judge(reports, batch, await self._query(reports))
+        if isinstance(verdict, AlreadyDone):
+            await self.abort()
+            return BatchOutcome.DONE_BEFORE
+        positions = await self.read_positions(batch)
+        done = await self.decide(verdict, positions)
+        return BatchOutcome.DONE_BEFORE if done else BatchOutcome.COMMITTED
+
+    async def read_positions(self, batch: int) -> str | None:
+        """D4.  None if they are not tracked."""
+        if self._checkpoint is None or not self._track_positions:
+            return None
+        return await self._checkpoint.positions(batch)
+
+    async def decide(self, decision: Decision, positions: str | None) -> bool:
+        """D2.  Whether the batch was done before."""
+        return await self._groups.commit(decision, positions)
+
+    async def abort(self) -> bool:
+        """D5.  Whether something was open."""
+        try:
+            return await self._groups.abort()
+        except TransactionKeyFenced:
+            return False  # Whoever opened the key since has aborted it.
+
+    async def _query(self, reports: Sequence[TaskReport | None]) -> str | None:
+        """Of the checkpoint, where no task was told."""
+        if self._checkpoint is None or any(r is not None and r.query is not None for r in reports):
+            return None
+        return await self._checkpoint.query()

@@ -1,0 +1,108 @@
+"""Options of the sink, and the sentences that say what is missing.
+
+Pure.  Rules: exactly-once needs a transaction key that was opened for this run of the query, before
+its start: `txnKey` and `txnEpoch` say which.  Whoever wants less says so: `delivery=at-least-once`.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.errors import InvalidOption
+from pipeline.options import CONNECTION_OPTIONS, Connection, Options
+
+__all__ = ["SINK_OPTIONS", "Delivery", "SinkOptions", "TransactionKeyOption"]
+
+SINK_OPTIONS: Final = (
+    *CONNECTION_OPTIONS,
+    "topic",
+    "txnKey",
+    "txnEpoch",
+    "trackPositions",
+    "delivery",
+    "txnTimeoutMs",
+    "jobId",
+    "checkpointLocation",
+    "queryName",
+)
+"""Also what Spark itself gives to sinks."""
+DEFAULT_TIMEOUT_MS: Final = 60_000
+
+
+class Delivery(enum.Enum):
+    """How often a row of the query is seen by readers of the topic."""
+
+    EXACTLY_ONCE = "exactly-once"
+    """Once, whatever fails, once its batch is committed."""
+    AT_LEAST_ONCE = "at-least-once"
+    """As soon as it is written, and again when its task or batch is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionKeyOption:
+    """Under which key and epoch the query writes."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What was given, checked.  `key` is None for at-least-once alone."""
+
+    connection: Connection
+    topic: str
+    delivery: Delivery
+    key: TransactionKeyOption | None
+    timeout_s: float
+    """For how long a group is open after the last sign of life of its attempts."""
+    track_positions: bool
+    checkpoint: str | None
+    job: str | None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], *, streaming: bool) -> "SinkOptions":
+        """Raises `InvalidOption`."""
+        options = Options(given)
+        options.refuse_unknown(SINK_OPTIONS)
+        delivery = options.choice("delivery", Delivery, Delivery.EXACTLY_ONCE)
+        found = cls(
+            connection=Connection.of(options),
+            topic=options.required("topic", "topic://public/default/orders"),
+            delivery=delivery,
+            key=_key(options) if delivery is Delivery.EXACTLY_ONCE else None,
+            timeout_s=(options.number("txnTimeoutMs") or DEFAULT_TIMEOUT_MS) / 1000,
+            track_positions=options.flag("trackPositions", default=False),
+            checkpoint=options.text("checkpointLocation"),
+            job=options.text("jobId"),
+        )
+        found._check(streaming=streaming)
+        return found
+
+    def _check(self, *, streaming: bool) -> None:
+        exactly_once = self.delivery is Delivery.EXACTLY_ONCE
+        if self.track_positions and not (streaming and exactly_once and self.checkpoint):
+            raise InvalidOption(
+                "trackPositions keeps how far a streaming query has read in the transaction of "
+                "its batches: it needs delivery=exactly-once and the option checkpointLocation of "
+                "this query (one for the whole session is not told to sinks)."
+            )
+        if streaming and self.job is not None:
+            raise InvalidOption(
+                "jobId is for batch writes; a streaming query is known by its checkpoint. "
+                "Leave it out."
+            )
+
+
+def _key(options: Options) -> TransactionKeyOption:
+    name, epoch = options.text("txnKey"), options.number("txnEpoch", at_least=0)
+    if name is None or epoch is None:
+        raise InvalidOption(
+            "Exactly once needs a transaction key, opened anew before every start of the query, "
+            "so that an earlier driver that still runs is shut out:\n"
+            '    key = pipeline.open_key("pulsar://host:6650", "orders-to-bills")\n'
+            '    df.writeStream.format("pulsar5").options(**key.options)...\n'
+            "Or say that rows may come twice: delivery=at-least-once."
+        )
+    return TransactionKeyOption(name, epoch)

@@ -1,0 +1,66 @@
+"""What a sink is told, and what it says to who forgot something."""
+
+import pytest
+
+from pipeline.errors import InvalidOption
+from pipeline.sink_options import Delivery, SinkOptions, TransactionKeyOption
+
+URL = {"serviceurl": "pulsar://127.0.0.1:6650", "topic": "topic://public/default/t"}
+KEY = {"txnkey": "a-key", "txnepoch": "3"}
+TRACKED = {"trackpositions": "true", "checkpointlocation": "/c"}
+
+
+def test_exactly_once_is_the_default_and_has_a_key() -> None:
+    found = SinkOptions.of(URL | KEY | TRACKED | {"txnTimeoutMs": "1500"}, streaming=True)
+    assert found.delivery is Delivery.EXACTLY_ONCE
+    assert found.key == TransactionKeyOption("a-key", 3)
+    assert (found.topic, found.timeout_s) == (URL["topic"], 1.5)
+    assert (found.track_positions, found.checkpoint) == (True, "/c")
+    assert found.connection.service_url == URL["serviceurl"]
+
+
+def test_an_epoch_may_be_zero() -> None:
+    found = SinkOptions.of(URL | {"txnKey": "a", "txnEpoch": "0"}, streaming=True)
+    assert found.key == TransactionKeyOption("a", 0)
+
+
+@pytest.mark.parametrize("missing", [{}, {"txnkey": "a"}, {"txnepoch": "1"}])
+def test_exactly_once_without_a_key_is_refused_with_the_way_to_get_one(
+    missing: dict[str, str],
+) -> None:
+    with pytest.raises(InvalidOption, match=r"pipeline\.open_key\(") as refused:
+        SinkOptions.of(URL | missing, streaming=True)
+    assert "delivery=at-least-once" in str(refused.value)
+
+
+def test_at_least_once_is_named_so_and_has_no_key() -> None:
+    found = SinkOptions.of(URL | KEY | {"delivery": "at-least-once"}, streaming=True)
+    assert (found.delivery, found.key) == (Delivery.AT_LEAST_ONCE, None)
+    with pytest.raises(InvalidOption, match="exactly-once, at-least-once"):
+        SinkOptions.of(URL | {"delivery": "sometimes"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming"),
+    [
+        (URL | KEY | {"trackPositions": "true"}, True),
+        (URL | KEY | TRACKED, False),
+        (URL | TRACKED | {"delivery": "at-least-once"}, True),
+    ],
+)
+def test_positions_need_a_checkpoint_and_a_transaction(
+    given: dict[str, str], streaming: bool
+) -> None:
+    with pytest.raises(InvalidOption, match="option checkpointLocation of this query"):
+        SinkOptions.of(given, streaming=streaming)
+
+
+def test_a_job_is_no_query() -> None:
+    assert SinkOptions.of(URL | KEY | {"jobId": "j"}, streaming=False).job == "j"
+    with pytest.raises(InvalidOption, match="jobId is for batch writes"):
+        SinkOptions.of(URL | KEY | {"jobId": "j"}, streaming=True)
+
+
+def test_what_is_misspelt_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="do you mean txnEpoch"):
+        SinkOptions.of(URL | {"txnKey": "a", "txnepok": "1"}, streaming=True)

@@ -27,10 +27,13 @@ from magnetar.consume.ordered_settings import CheckpointSettings, StreamSettings
 from magnetar.consume.queue_consumer import QueueConsumer
 from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.errors import MagnetarError
+from magnetar.layout import Layout, Segment
 from magnetar.message import Message
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
+from magnetar.reads.entries import StoredEntry
+from magnetar.reads.plan import RangePlan
 from magnetar.schema import AUTO, BYTES, STRING, Schema
 from magnetar.settings import ClientSettings
 from magnetar.transactions.attempt import Attempt
@@ -38,6 +41,7 @@ from magnetar.transactions.groups import CommittedGroup, GroupRecord, SegmentCou
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.transaction import Transaction
 from magnetar.transactions.txn_id import TxnId
+from protocol.ids import Position
 
 if TYPE_CHECKING:
     from magnetar.schema import avro_of, json_of, protobuf_of
@@ -65,18 +69,23 @@ __all__ = [
     "DeadLetterPolicy",
     "InitialPosition",
     "GroupRecord",
+    "Layout",
     "MagnetarError",
     "Message",
     "MessageId",
     "NackDelay",
     "NamespaceQueueConsumer",
     "NamespaceStreamConsumer",
+    "Position",
     "Producer",
     "ProducerSettings",
     "QueueConsumer",
     "QueueSettings",
+    "RangePlan",
     "Schema",
+    "Segment",
     "SegmentCount",
+    "StoredEntry",
     "StreamConsumer",
     "StreamSettings",
     "Transaction",

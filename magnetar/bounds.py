@@ -139,6 +139,15 @@ INBOX_SEGMENTS: Final = 64
 DEAD_LETTERS_IN_FLIGHT: Final = 1000
 """Dead letters that are being sent; further ones are left for a later delivery."""
 
+# Reading segments
+
+READ_BYTES: Final = 4 * 1024 * 1024
+"""Of the entries that are read at once, unless told otherwise."""
+READ_OWNERS: Final = 1000
+"""Segments of which it is kept at which broker they were read last; the oldest go first."""
+RAW_READER_MESSAGES: Final = 1000
+"""Messages that a reader of stored entries asks for at a time, where it reads as consumers do."""
+
 # Transactions
 
 MAX_TRANSACTION_KEY_BYTES: Final = 256

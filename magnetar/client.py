@@ -17,12 +17,12 @@ import asyncio
 import enum
 import random
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from magnetar.bounds import CLOSE_FLUSH_S
+from magnetar.bounds import CLOSE_FLUSH_S, READ_BYTES
 from magnetar.checkpoint import Checkpoint
 from magnetar.consume.checkpoint_consumer import CheckpointConsumer
 from magnetar.consume.consumer_settings import QueueOptions, QueueSettings
@@ -38,18 +38,24 @@ from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
 from magnetar.identity import Identities
+from magnetar.layout import Layout
+from magnetar.layout_watch import LayoutWatch
 from magnetar.opening import ClosedAfterwards, Openable, Opening, completed, finished
 from magnetar.options import ProducerOptions
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.reads.entries import StoredEntry
+from magnetar.reads.plan import PlanLimits, RangePlan
+from magnetar.reads.segment_reads import SegmentReads
 from magnetar.schema.choose import schema_for
 from magnetar.schema.plain import BYTES
 from magnetar.schema.schema import Schema
-from magnetar.settings import ClientOptions, ClientSettings
+from magnetar.settings import ClientOptions, ClientSettings, check_positive
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.transaction import Transaction
 from magnetar.wire.pool import ConnectionPool
+from protocol.ids import Position
 
 __all__ = ["Client", "connect"]
 
@@ -130,6 +136,7 @@ class Client(ClosedAfterwards):
         self._url: Final = url
         self._opened: dict[_Step, WeakSet[Openable]] = {step: WeakSet() for step in _Step}
         self._coordinators: Coordinators | None = None
+        self._reads: SegmentReads | None = None
         self._closing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -390,7 +397,85 @@ class Client(ClosedAfterwards):
             lambda: TransactionKey(self.context, self._transactions(), name, epoch, attach=True),
         )
 
+    # What it reads by itself
+
+    async def layout(self, topic: str) -> Layout:
+        """The segments of a topic now, active and sealed.
+
+        Raises `TopicNotFound`, `NotSupported` where there are no scalable topics, and after the
+        operation timeout why it could not be told.
+        """
+        _check_topic(topic)
+        self._check_usable()
+        watch = LayoutWatch(self.context, topic, create_if_missing=False)
+        try:
+            await watch.open(self.context.settings.operation_timeout_s)
+            return watch.layout
+        finally:
+            await watch.close()
+
+    async def plan_range(
+        self,
+        segment_topic: str,
+        start: Position | None = None,
+        *,
+        end: Position | None = None,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        from_publish_time_ms: int | None = None,
+        before_publish_time_ms: int | None = None,
+    ) -> RangePlan:
+        """How far a segment may be read from `start` (None: its first entry) on.
+
+        `segment_topic` is `Segment.topic` of a layout.  The range ends at `end`, the horizon, or
+        where a bound is reached, whichever is first, and has one entry at least if there is one.
+        The publish times move its start, to the first entry that was published then or later, and
+        bound its end, before the first such entry.
+
+        Brokers without segment reads count nothing, heed no budget, and raise `NotSupported` for
+        times.  Raises `TopicNotFound` for a segment that is gone, `InvalidArgument`.
+        """
+        _check_topic(segment_topic)
+        limits = PlanLimits(max_messages, max_bytes, from_publish_time_ms, before_publish_time_ms)
+        return await self._segment_reads().plan(segment_topic, start, end, limits)
+
+    def read_range(
+        self,
+        segment_topic: str,
+        start: Position,
+        end: Position,
+        *,
+        raw: bool = False,
+        max_bytes: int = READ_BYTES,
+    ) -> AsyncGenerator[list[StoredEntry], None]:
+        """The entries of a segment from `start` up to, and without, `end`, as they are stored.
+
+        In lists of `max_bytes` at most, or of one entry, and not more than the broker's largest
+        message has room for; the next list is on its way when one is handed out.  It ends at `end`,
+        or where nothing may be read any more now.  `raw`: also what may not be read (aborted,
+        beyond the horizon, markers), as each entry's `visibility` says; only where the broker has
+        segment reads.
+
+        Raises, when it is iterated over, `TopicNotFound` for a segment that is gone, and after the
+        operation timeout without an answer why there was none.
+        """
+        _check_topic(segment_topic)
+        check_positive("max_bytes", max_bytes)
+        return self._segment_reads().read(
+            segment_topic, Position(*start), Position(*end), raw=raw, max_bytes=max_bytes
+        )
+
     # How it is done
+
+    def _segment_reads(self) -> SegmentReads:
+        self._check_usable()
+        if self._reads is None:
+            self._reads = SegmentReads(self.context)
+        return self._reads
+
+    def _check_usable(self) -> None:
+        self._check_loop()
+        self._check_open()
 
     def _transactions(self) -> Coordinators:
         """The coordinators, of which nothing is asked before the first transaction."""

@@ -5,16 +5,22 @@ returns, and closed at the latest with the client.  What was opened for a caller
 is closed again.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import magnetar
+from magnetar.bounds import READ_BYTES
 from magnetar.checkpoint import Checkpoint
 from magnetar.consume.consumer_settings import QueueOptions
 from magnetar.consume.ordered_settings import CheckpointOptions, StreamOptions
+from magnetar.errors import AlreadyClosed
+from magnetar.layout import Layout
 from magnetar.opening import Openable, Opening
 from magnetar.options import ProducerOptions
+from magnetar.reads.entries import StoredEntry
+from magnetar.reads.plan import RangePlan
 from magnetar.schema.plain import BYTES
 from magnetar.schema.schema import Schema
 from magnetar.settings import ClientOptions
@@ -22,6 +28,7 @@ from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
 from magnetar.sync.producer import Producer
 from magnetar.sync.transaction import Transaction, TransactionKey
+from protocol.ids import Position
 
 __all__ = ["Client", "connect"]
 
@@ -225,6 +232,58 @@ class Client(ClosedAfterwards):
         """As `magnetar.Client.attach_transaction_key`."""
         core = self._opened(self._core.attach_transaction_key(name, epoch))
         return TransactionKey(self._bridge, core)
+
+    def layout(self, topic: str) -> Layout:
+        """As `magnetar.Client.layout`."""
+        return self._bridge.run(self._core.layout, topic)
+
+    def plan_range(
+        self,
+        segment_topic: str,
+        start: Position | None = None,
+        *,
+        end: Position | None = None,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        from_publish_time_ms: int | None = None,
+        before_publish_time_ms: int | None = None,
+    ) -> RangePlan:
+        """As `magnetar.Client.plan_range`."""
+        return self._bridge.run(
+            self._core.plan_range,
+            segment_topic,
+            start,
+            end=end,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            from_publish_time_ms=from_publish_time_ms,
+            before_publish_time_ms=before_publish_time_ms,
+        )
+
+    def read_range(
+        self,
+        segment_topic: str,
+        start: Position,
+        end: Position,
+        *,
+        raw: bool = False,
+        max_bytes: int = READ_BYTES,
+    ) -> Generator[list[StoredEntry], None, None]:
+        """As `magnetar.Client.read_range`; the next list comes while one is worked on."""
+        reading = self._bridge.call(
+            self._core.read_range, segment_topic, start, end, raw=raw, max_bytes=max_bytes
+        )
+        return self._read(reading)
+
+    def _read(
+        self, reading: AsyncGenerator[list[StoredEntry], None]
+    ) -> Generator[list[StoredEntry], None, None]:
+        try:
+            while entries := self._bridge.run(anext, reading, []):
+                yield entries
+        finally:
+            with suppress(AlreadyClosed):
+                self._bridge.run(reading.aclose)
 
     def close(self) -> None:
         """As `magnetar.Client.close`; then the thread ends.  Idempotent."""

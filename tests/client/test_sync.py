@@ -274,3 +274,26 @@ async def test_a_child_process_is_told_and_leaves_the_parent_alone(
         assert "in each process" in told.read()
     assert os.waitpid(child, 0)[1] == 0
     producer.send("y")
+
+
+@pytest.mark.magnetar_only("Apache Pulsar has no reads of segments")
+async def test_segments_are_planned_and_read(
+    threaded: magnetar.sync.Client, topic: MakeTopic
+) -> None:
+    name = str(await topic())
+    with threaded.producer(name, batching=False) as producer:
+        for number in range(20):
+            producer.send(b"%d" % number)
+    (segment,) = threaded.layout(name).active
+    plan = threaded.plan_range(segment.topic, max_messages=15)
+    assert plan.messages == 15
+    columns = magnetar.reads.MessageColumns()
+    reading = threaded.read_range(segment.topic, plan.start, plan.end, max_bytes=200)
+    for entries in reading:
+        for entry in entries:
+            magnetar.reads.take_apart(entry, columns)
+    assert columns.values == [b"%d" % number for number in range(15)]
+    left = threaded.read_range(segment.topic, plan.start, plan.end, max_bytes=200)
+    assert next(left)
+    left.close()
+    assert list(left) == []

@@ -124,6 +124,30 @@ ROLL_OVER_ATTEMPTS = 3
 """Ledgers in a row that may fail without storing anything before callers get the error."""
 OPEN_LEDGER_HANDLES = 64
 """Closed ledgers of one stream that stay open for reading."""
+OFFLOAD_BLOCK_BYTES = 1024 * 1024
+"""Entries of one block of an offloaded ledger: what is read, checked and cached at once."""
+OFFLOAD_PART_BYTES = 8 * 1024 * 1024
+OFFLOAD_PARTS_AT_ONCE = 2
+"""Parts of an upload that are under way."""
+OFFLOAD_PARTS_MAX = 5000
+"""Parts of one upload; S3 takes twice as many."""
+OFFLOAD_REQUEST_S = 60
+"""How long one request to an object store may take, and how long it is tried again."""
+OFFLOAD_RETRIES = 5
+OFFLOAD_CACHE_BYTES = 32 * 1024 * 1024
+"""Blocks of offloaded ledgers that are kept after a read, of all streams."""
+OFFLOAD_READ_AHEAD_BLOCKS = 4
+"""Blocks that are fetched before they are asked for, of one ledger that is read in order."""
+OFFLOAD_KNOWN_PLACES = 4096
+"""Places inside of large blocks, of one ledger, where a later read may begin."""
+OFFLOADS_AT_ONCE = 2
+"""Streams that a broker offloads at once."""
+OFFLOAD_LOOK_S = 60
+"""How often loaded topics are looked at for what is to be offloaded."""
+OFFLOAD_BACKOFF_MAX_S = 3600
+"""Longest pause before an offload that failed is tried again; it doubles from OFFLOAD_LOOK_S on."""
+OFFLOAD_OUTCOMES = 10_000
+"""Topics of which a broker remembers how their last offload went."""
 CURSOR_INLINE_BYTES = 8 * 1024
 """Largest position kept in a cursor's own record; above it goes to the cursor's ledger."""
 CURSOR_INLINE_WRITES = 20

@@ -21,6 +21,7 @@ from storage.ledger.store import ReadableLedger
 from storage.managed_ledger_core import StopListener, StreamCore
 from storage.managed_ledger_cursors import Cursors
 from storage.managed_ledger_map import LedgerInfo
+from storage.managed_ledger_offload import StreamOffload
 from storage.managed_ledger_reader import StreamReader
 from storage.managed_ledger_trimmer import Trimmer
 from storage.managed_ledger_types import (
@@ -64,6 +65,7 @@ class ManagedLedger:
         "_terminating",
         "_trimmer",
         "_writer",
+        "offload",
         "ranges",
     )
 
@@ -76,7 +78,9 @@ class ManagedLedger:
         self._writer = LedgerWriter(core, self._ledgers_changed, self._index.appended)
         self.ranges = StreamRanges(core, self._index, self._reader.read)
         """What ranges of entries add up to."""
-        self._trimmer = Trimmer(core, self._cursors, retention, self._trimmed)
+        self.offload = StreamOffload(core, self._reader.forget)
+        """Copying its ended ledgers to another place, and reading them from there."""
+        self._trimmer = Trimmer(core, self._cursors, retention, self._trimmed, self.offload)
         core.trim_soon = self._trimmer.soon
         self._terminating = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -312,6 +316,7 @@ class ManagedLedger:
         async with self._terminating:
             if core.state is ManagedLedgerState.CLOSED:
                 return
+            await self.offload.stop()
             await self._trimmer.stop()
             try:
                 await self._writer.finish()
@@ -324,7 +329,7 @@ class ManagedLedger:
                     async with core.lock:
                         await core.save()
                     await self._writer.discard_prepared()
-                    await core.collect()
+                    await core.collect(copies=False)
             except MagnetarError as error:
                 log.warning("managed_ledger_not_closed", name=core.name, error=str(error))
             self._let_go()
@@ -339,6 +344,7 @@ class ManagedLedger:
             ManagedLedgerClosed(f"Managed ledger {core.name} is deleted: create it again.")
         )
         async with self._terminating:
+            await self.offload.stop()
             await self._trimmer.stop()
             try:
                 await self._writer.finish()

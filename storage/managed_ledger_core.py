@@ -5,13 +5,17 @@ Rules:
 - The list of ledgers and the record change only under `lock`, and only as `save` does it: first
   the record by a conditional write, then memory.  Counts of the newest ledger grow without it.
 - A conflicting write, a fenced ledger or a broken invariant stops the stream for good (FENCED).
-- A ledger is deleted only after a record without it is durable.  What could not be deleted is
-  tried again later; a crash in between leaves an orphan, which `sweep_orphans` finds.
+- A ledger is deleted only after a record without it is durable, and so is the copy of one: after a
+  record without it, or with another copy.  What could not be deleted is tried again later; a crash
+  in between leaves an orphan, which `sweep_orphans` finds, or `orphaned_copies`.
 """
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from uuid import UUID
 
 import structlog
 
@@ -34,6 +38,8 @@ from storage.managed_ledger_types import (
     ManagedLedgerTerminated,
 )
 from storage.metadata.store import IndexEntry, MetadataError, MetadataStore, VersionConflict
+from storage.offload.cold_ledgers import ColdLedgers
+from storage.offload.context import InvalidOffloadUrl, OffloadContext
 
 log = structlog.get_logger(__name__)
 StopListener = Callable[[MagnetarError], None]
@@ -44,16 +50,31 @@ TRIMMED_PROPERTY = "magnetar.trimmed"
 class Stores:
     """What every managed ledger of a process is given."""
 
-    __slots__ = ("cache", "clock", "index_builds", "indexes", "ledgers", "limits", "metadata")
+    __slots__ = (
+        "cache",
+        "clock",
+        "cold",
+        "index_builds",
+        "indexes",
+        "ledgers",
+        "limits",
+        "metadata",
+    )
 
     def __init__(
-        self, metadata: MetadataStore, ledgers: LedgerStore, clock: Clock, limits: Limits
+        self,
+        metadata: MetadataStore,
+        ledgers: LedgerStore,
+        clock: Clock,
+        limits: Limits,
+        cold: ColdLedgers | None = None,
     ) -> None:
         self.metadata = metadata
         self.ledgers = ledgers
         self.clock = clock
         self.limits = limits
         self.cache = EntryCache(limits.entry_cache_bytes)
+        self.cold = cold or ColdLedgers(random.Random())
         self.indexes = RecentIndexes(bounds.ENTRY_INDEXES_KEPT)
         self.index_builds = asyncio.Semaphore(bounds.ENTRY_INDEX_BUILDS)
 
@@ -89,11 +110,21 @@ class Stores:
             return False
         return True
 
+    async def delete_copy(self, ledger_id: int, copy: OffloadContext) -> bool:
+        """Delete a copy that no record names; False if that has to wait."""
+        try:
+            await self.cold.delete(ledger_id, copy)
+        except (LedgerError, InvalidOffloadUrl) as error:
+            log.warning("offloaded_copy_not_deleted", ledger=ledger_id, error=str(error))
+            return False
+        return True
+
 
 class StreamCore:
     """See the module's rules."""
 
     __slots__ = (
+        "_copies",
         "_dropped",
         "_garbage",
         "_saved",
@@ -128,6 +159,7 @@ class StreamCore:
         self._saved: bytes | None = None
         self._dropped: set[int] = set()
         self._garbage: set[int] = set()
+        self._copies: dict[UUID, tuple[int, OffloadContext]] = {}
         self._stop_listeners: list[StopListener] = []
 
     def move(self, state: ManagedLedgerState) -> None:
@@ -180,6 +212,7 @@ class StreamCore:
         without: Collection[int] = (),
         terminated: Position | None = None,
         properties: Mapping[str, str] | None = None,
+        offloads: Mapping[int, OffloadContext | None] | None = None,
     ) -> None:
         """Make the list and the given changes durable, then apply them.  Holds `lock` already.
 
@@ -187,7 +220,12 @@ class StreamCore:
         is unknown: nothing changed in memory then.
         """
         self.require_running()
-        ledgers = [info for info in self.ledgers.infos if info.ledger_id not in without]
+        offloads = offloads or {}
+        ledgers = [
+            replace(info, offload=offloads[info.ledger_id]) if info.ledger_id in offloads else info
+            for info in self.ledgers.infos
+            if info.ledger_id not in without
+        ]
         if adding is not None:
             self.ledgers.require_newer(adding.ledger_id)
             ledgers.append(adding)
@@ -199,6 +237,7 @@ class StreamCore:
         self._dropped -= dropped
         self._garbage |= dropped
         self._garbage.update(without)
+        self._take_copies(offloads)
         self._forget(without)
         if adding is not None:
             self.ledgers.add(adding)
@@ -257,7 +296,24 @@ class StreamCore:
         self._forget((ledger_id,))
         self._dropped.add(ledger_id)
 
+    def _take_copies(self, offloads: Mapping[int, OffloadContext | None]) -> None:
+        """These are in the record; the copies that they replaced are not any more."""
+        for ledger_id, offload in offloads.items():
+            info = self.ledgers.get(ledger_id)
+            if info is not None:
+                if offload is None or info.offload is None or offload.uid != info.offload.uid:
+                    self._discard_copy(info)
+                info.offload = offload
+
+    def _discard_copy(self, info: LedgerInfo) -> None:
+        if info.offload is not None:
+            self._copies[info.offload.uid] = (info.ledger_id, info.offload)
+
     def _forget(self, ledger_ids: Collection[int]) -> None:
+        for ledger_id in ledger_ids:
+            info = self.ledgers.get(ledger_id)
+            if info is not None:
+                self._discard_copy(info)
         self.ledgers.drop(ledger_ids)
         for ledger_id in ledger_ids:
             self.stores.cache.drop(ledger_id)
@@ -277,13 +333,16 @@ class StreamCore:
     @property
     def has_garbage(self) -> bool:
         """True if `collect` has something to do."""
-        return bool(self._garbage)
+        return bool(self._garbage or self._copies)
 
-    async def collect(self) -> None:
-        """Delete the ledgers that no longer stand in the record."""
+    async def collect(self, *, copies: bool = True) -> None:
+        """Delete the ledgers that no longer stand in the record, and (may take long) copies."""
         for ledger_id in sorted(self._garbage):
             if await self.stores.delete_data_ledger(ledger_id):
                 self._garbage.discard(ledger_id)
+        for uid, (ledger_id, copy) in list(self._copies.items()) if copies else ():
+            if await self.stores.delete_copy(ledger_id, copy):
+                self._copies.pop(uid, None)
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ Rules:
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -39,6 +40,11 @@ from storage.managed_ledger_types import (
 )
 from storage.metadata.keys import LAST, children_range
 from storage.metadata.store import MetadataStore, Record
+from storage.offload.cold_ledgers import ColdLedgers, attempt_of
+from storage.offload.context import Location
+
+if TYPE_CHECKING:
+    from storage.offload.objects import StoredObject
 
 log = structlog.get_logger(__name__)
 _STOPPED = (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED)
@@ -64,8 +70,9 @@ class ManagedLedgerFactory:
         ledgers: LedgerStore,
         clock: Clock,
         limits: Limits | None = None,
+        cold: ColdLedgers | None = None,
     ) -> None:
-        self._stores = Stores(metadata, ledgers, clock, limits or Limits())
+        self._stores = Stores(metadata, ledgers, clock, limits or Limits(), cold)
         self._slots: dict[str, _Slot] = {}
         self._sweeping = asyncio.Lock()
         self._closed = False
@@ -79,6 +86,11 @@ class ManagedLedgerFactory:
     def cache(self) -> EntryCache:
         """The newest entries of all streams."""
         return self._stores.cache
+
+    @property
+    def cold(self) -> ColdLedgers:
+        """The copies of ledgers."""
+        return self._stores.cold
 
     def loaded(self) -> Mapping[str, ManagedLedger]:
         """The streams that are open now."""
@@ -145,6 +157,7 @@ class ManagedLedgerFactory:
         self._closed = True
         await asyncio.gather(*(self._close_slot(slot) for slot in list(self._slots.values())))
         self._slots.clear()
+        await self.cold.close()
 
     async def _close_slot(self, slot: _Slot) -> None:
         async with slot.lock:
@@ -186,12 +199,30 @@ class ManagedLedgerFactory:
                 await self._stores.ledgers.delete(ledger_id)
             return orphans
 
+    async def orphaned_copies(self, location: Location) -> "list[StoredObject]":
+        """Objects of copies that are there and that no record of these stores names.
+
+        Those of other clusters too, if they share the place.  Raises `LedgerError`,
+        `MetadataError`.
+        """
+        stored = await self.cold.objects_of_copies(location)
+        named = {
+            info.offload.uid
+            for record in await self._streams()
+            for info in decode_stream(record.key, record.value).ledgers
+            if info.offload is not None
+        }
+        return [each for each in stored if attempt_of(each.key) not in named]
+
+    async def _streams(self) -> list[Record]:
+        hits = await self._stores.metadata.scan_index(NAMES_INDEX, "", LAST)
+        return [hit.record for hit in hits if is_ledger_key(hit.record.key)]
+
     async def _named_ledgers(self) -> set[int]:
         """Every ledger that the record of a stream or of a cursor names."""
         metadata = self._stores.metadata
         named: set[int] = set()
-        hits = await metadata.scan_index(NAMES_INDEX, "", LAST)
-        streams = [hit.record for hit in hits if is_ledger_key(hit.record.key)]
+        streams = await self._streams()
         for record in streams:
             found = decode_stream(record.key, record.value)
             named.update(info.ledger_id for info in found.ledgers)

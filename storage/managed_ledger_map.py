@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from protocol.ids import EARLIEST, LATEST, Position
 from storage.ledger.store import LedgerAssertion
+from storage.offload.context import OffloadContext
 
 
 @dataclass(slots=True)
@@ -24,6 +25,13 @@ class LedgerInfo:
     entries: int = 0
     size_bytes: int = 0
     closed_ms: int = 0
+    offload: OffloadContext | None = None
+    """The copy of it, or the attempt to make one."""
+
+    @property
+    def hot(self) -> bool:
+        """Whether the ledger itself is still there."""
+        return self.offload is None or not (self.offload.complete and self.offload.hot_deleted)
 
     @property
     def last(self) -> Position:

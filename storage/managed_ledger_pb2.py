@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstorage/managed_ledger.proto\x12\x10magnetar.storage\"\x9b\x02\n\x11ManagedLedgerInfo\x12\x42\n\nledgerInfo\x18\x01 \x03(\x0b\x32..magnetar.storage.ManagedLedgerInfo.LedgerInfo\x12@\n\x12terminatedPosition\x18\x02 \x01(\x0b\x32$.magnetar.storage.NestedPositionInfo\x12.\n\nproperties\x18\x03 \x03(\x0b\x32\x1a.magnetar.storage.KeyValue\x1aP\n\nLedgerInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"7\n\x12NestedPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\"\x88\x01\n\x0cMessageRange\x12;\n\rlowerEndpoint\x18\x01 \x02(\x0b\x32$.magnetar.storage.NestedPositionInfo\x12;\n\rupperEndpoint\x18\x02 \x02(\x0b\x32$.magnetar.storage.NestedPositionInfo\".\n\x0bLongListMap\x12\x0b\n\x03key\x18\x01 \x02(\x03\x12\x12\n\x06values\x18\x02 \x03(\x03\x42\x02\x10\x01\"j\n\x1d\x42\x61tchedEntryDeletionIndexInfo\x12\x36\n\x08position\x18\x01 \x02(\x0b\x32$.magnetar.storage.NestedPositionInfo\x12\x11\n\tdeleteSet\x18\x02 \x03(\x03\"+\n\x0cLongProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\x03\"-\n\x0eStringProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"\x82\x03\n\x11ManagedCursorInfo\x12\x17\n\x0f\x63ursorsLedgerId\x18\x01 \x02(\x03\x12\x1a\n\x12markDeleteLedgerId\x18\x02 \x01(\x03\x12\x19\n\x11markDeleteEntryId\x18\x03 \x01(\x03\x12\x41\n\x19individualDeletedMessages\x18\x04 \x03(\x0b\x32\x1e.magnetar.storage.MessageRange\x12\x32\n\nproperties\x18\x05 \x03(\x0b\x32\x1e.magnetar.storage.LongProperty\x12\x12\n\nlastActive\x18\x06 \x01(\x03\x12V\n\x1d\x62\x61tchedEntryDeletionIndexInfo\x18\x07 \x03(\x0b\x32/.magnetar.storage.BatchedEntryDeletionIndexInfo\x12:\n\x10\x63ursorProperties\x18\x08 \x03(\x0b\x32 .magnetar.storage.StringProperty\"\xc7\x02\n\x0cPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x41\n\x19individualDeletedMessages\x18\x03 \x03(\x0b\x32\x1e.magnetar.storage.MessageRange\x12\x32\n\nproperties\x18\x04 \x03(\x0b\x32\x1e.magnetar.storage.LongProperty\x12V\n\x1d\x62\x61tchedEntryDeletionIndexInfo\x18\x05 \x03(\x0b\x32/.magnetar.storage.BatchedEntryDeletionIndexInfo\x12\x45\n\x1eindividualDeletedMessageRanges\x18\x06 \x03(\x0b\x32\x1d.magnetar.storage.LongListMap\"F\n\x11RecordCompression\x12\x17\n\x0f\x63ompressionType\x18\x01 \x01(\x05\x12\x18\n\x10uncompressedSize\x18\x02 \x01(\x05')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstorage/managed_ledger.proto\x12\x10magnetar.storage\"\xb1\x01\n\x0eOffloadContext\x12\x0e\n\x06uidMsb\x18\x01 \x01(\x03\x12\x0e\n\x06uidLsb\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x19\n\x11\x62ookkeeperDeleted\x18\x04 \x01(\x08\x12\x11\n\ttimestamp\x18\x05 \x01(\x03\x12?\n\x0e\x64riverMetadata\x18\x06 \x01(\x0b\x32\'.magnetar.storage.OffloadDriverMetadata\"U\n\x15OffloadDriverMetadata\x12\x0c\n\x04name\x18\x01 \x02(\t\x12.\n\nproperties\x18\x02 \x03(\x0b\x32\x1a.magnetar.storage.KeyValue\"\xd6\x02\n\x11ManagedLedgerInfo\x12\x42\n\nledgerInfo\x18\x01 \x03(\x0b\x32..magnetar.storage.ManagedLedgerInfo.LedgerInfo\x12@\n\x12terminatedPosition\x18\x02 \x01(\x0b\x32$.magnetar.storage.NestedPositionInfo\x12.\n\nproperties\x18\x03 \x03(\x0b\x32\x1a.magnetar.storage.KeyValue\x1a\x8a\x01\n\nLedgerInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\x12\x38\n\x0eoffloadContext\x18\x05 \x01(\x0b\x32 .magnetar.storage.OffloadContext\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"7\n\x12NestedPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\"\x88\x01\n\x0cMessageRange\x12;\n\rlowerEndpoint\x18\x01 \x02(\x0b\x32$.magnetar.storage.NestedPositionInfo\x12;\n\rupperEndpoint\x18\x02 \x02(\x0b\x32$.magnetar.storage.NestedPositionInfo\".\n\x0bLongListMap\x12\x0b\n\x03key\x18\x01 \x02(\x03\x12\x12\n\x06values\x18\x02 \x03(\x03\x42\x02\x10\x01\"j\n\x1d\x42\x61tchedEntryDeletionIndexInfo\x12\x36\n\x08position\x18\x01 \x02(\x0b\x32$.magnetar.storage.NestedPositionInfo\x12\x11\n\tdeleteSet\x18\x02 \x03(\x03\"+\n\x0cLongProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\x03\"-\n\x0eStringProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"\x82\x03\n\x11ManagedCursorInfo\x12\x17\n\x0f\x63ursorsLedgerId\x18\x01 \x02(\x03\x12\x1a\n\x12markDeleteLedgerId\x18\x02 \x01(\x03\x12\x19\n\x11markDeleteEntryId\x18\x03 \x01(\x03\x12\x41\n\x19individualDeletedMessages\x18\x04 \x03(\x0b\x32\x1e.magnetar.storage.MessageRange\x12\x32\n\nproperties\x18\x05 \x03(\x0b\x32\x1e.magnetar.storage.LongProperty\x12\x12\n\nlastActive\x18\x06 \x01(\x03\x12V\n\x1d\x62\x61tchedEntryDeletionIndexInfo\x18\x07 \x03(\x0b\x32/.magnetar.storage.BatchedEntryDeletionIndexInfo\x12:\n\x10\x63ursorProperties\x18\x08 \x03(\x0b\x32 .magnetar.storage.StringProperty\"\xc7\x02\n\x0cPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x41\n\x19individualDeletedMessages\x18\x03 \x03(\x0b\x32\x1e.magnetar.storage.MessageRange\x12\x32\n\nproperties\x18\x04 \x03(\x0b\x32\x1e.magnetar.storage.LongProperty\x12V\n\x1d\x62\x61tchedEntryDeletionIndexInfo\x18\x05 \x03(\x0b\x32/.magnetar.storage.BatchedEntryDeletionIndexInfo\x12\x45\n\x1eindividualDeletedMessageRanges\x18\x06 \x03(\x0b\x32\x1d.magnetar.storage.LongListMap\"F\n\x11RecordCompression\x12\x17\n\x0f\x63ompressionType\x18\x01 \x01(\x05\x12\x18\n\x10uncompressedSize\x18\x02 \x01(\x05')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LONGLISTMAP'].fields_by_name['values']._loaded_options = None
   _globals['_LONGLISTMAP'].fields_by_name['values']._serialized_options = b'\020\001'
-  _globals['_MANAGEDLEDGERINFO']._serialized_start=51
-  _globals['_MANAGEDLEDGERINFO']._serialized_end=334
-  _globals['_MANAGEDLEDGERINFO_LEDGERINFO']._serialized_start=254
-  _globals['_MANAGEDLEDGERINFO_LEDGERINFO']._serialized_end=334
-  _globals['_KEYVALUE']._serialized_start=336
-  _globals['_KEYVALUE']._serialized_end=374
-  _globals['_NESTEDPOSITIONINFO']._serialized_start=376
-  _globals['_NESTEDPOSITIONINFO']._serialized_end=431
-  _globals['_MESSAGERANGE']._serialized_start=434
-  _globals['_MESSAGERANGE']._serialized_end=570
-  _globals['_LONGLISTMAP']._serialized_start=572
-  _globals['_LONGLISTMAP']._serialized_end=618
-  _globals['_BATCHEDENTRYDELETIONINDEXINFO']._serialized_start=620
-  _globals['_BATCHEDENTRYDELETIONINDEXINFO']._serialized_end=726
-  _globals['_LONGPROPERTY']._serialized_start=728
-  _globals['_LONGPROPERTY']._serialized_end=771
-  _globals['_STRINGPROPERTY']._serialized_start=773
-  _globals['_STRINGPROPERTY']._serialized_end=818
-  _globals['_MANAGEDCURSORINFO']._serialized_start=821
-  _globals['_MANAGEDCURSORINFO']._serialized_end=1207
-  _globals['_POSITIONINFO']._serialized_start=1210
-  _globals['_POSITIONINFO']._serialized_end=1537
-  _globals['_RECORDCOMPRESSION']._serialized_start=1539
-  _globals['_RECORDCOMPRESSION']._serialized_end=1609
+  _globals['_OFFLOADCONTEXT']._serialized_start=51
+  _globals['_OFFLOADCONTEXT']._serialized_end=228
+  _globals['_OFFLOADDRIVERMETADATA']._serialized_start=230
+  _globals['_OFFLOADDRIVERMETADATA']._serialized_end=315
+  _globals['_MANAGEDLEDGERINFO']._serialized_start=318
+  _globals['_MANAGEDLEDGERINFO']._serialized_end=660
+  _globals['_MANAGEDLEDGERINFO_LEDGERINFO']._serialized_start=522
+  _globals['_MANAGEDLEDGERINFO_LEDGERINFO']._serialized_end=660
+  _globals['_KEYVALUE']._serialized_start=662
+  _globals['_KEYVALUE']._serialized_end=700
+  _globals['_NESTEDPOSITIONINFO']._serialized_start=702
+  _globals['_NESTEDPOSITIONINFO']._serialized_end=757
+  _globals['_MESSAGERANGE']._serialized_start=760
+  _globals['_MESSAGERANGE']._serialized_end=896
+  _globals['_LONGLISTMAP']._serialized_start=898
+  _globals['_LONGLISTMAP']._serialized_end=944
+  _globals['_BATCHEDENTRYDELETIONINDEXINFO']._serialized_start=946
+  _globals['_BATCHEDENTRYDELETIONINDEXINFO']._serialized_end=1052
+  _globals['_LONGPROPERTY']._serialized_start=1054
+  _globals['_LONGPROPERTY']._serialized_end=1097
+  _globals['_STRINGPROPERTY']._serialized_start=1099
+  _globals['_STRINGPROPERTY']._serialized_end=1144
+  _globals['_MANAGEDCURSORINFO']._serialized_start=1147
+  _globals['_MANAGEDCURSORINFO']._serialized_end=1533
+  _globals['_POSITIONINFO']._serialized_start=1536
+  _globals['_POSITIONINFO']._serialized_end=1863
+  _globals['_RECORDCOMPRESSION']._serialized_start=1865
+  _globals['_RECORDCOMPRESSION']._serialized_end=1935
 # @@protoc_insertion_point(module_scope)

@@ -6,10 +6,13 @@ Rules:
 - Nothing beyond `last_confirmed` is returned, and at least one entry if there is one.
 - A ledger that is trimmed while it is read counts as gone: reading goes on after it.
 - Only ended ledgers are opened; opening the current one would fence our own writer.
+- A ledger that is gone, and of which there is a whole copy, is read from that.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+
+import structlog
 
 from config import bounds
 from protocol.ids import LATEST, LedgerId, Position
@@ -17,6 +20,9 @@ from storage.ledger.store import LedgerAssertion, LedgerError, NoSuchLedger, Rea
 from storage.managed_ledger_core import StreamCore
 from storage.managed_ledger_types import Entry
 from storage.metadata.store import MetadataError
+from storage.offload.context import InvalidOffloadUrl, OffloadContext
+
+log = structlog.get_logger(__name__)
 
 
 class StreamReader:
@@ -92,8 +98,7 @@ class StreamReader:
         if run is not None:
             return _fitting(run, max_bytes)
         try:
-            ledger = self._current(ledger_id) or await self._open(ledger_id)
-            stored = await ledger.read(first, last, max_bytes=max(max_bytes, 0))
+            stored = await self._read_stored(ledger_id, first, last, max(max_bytes, 0))
         except NoSuchLedger:
             if core.ledgers.get(ledger_id) is None:
                 return []
@@ -102,6 +107,30 @@ class StreamReader:
             Entry(Position(ledger_id, entry_id), data)
             for entry_id, data in enumerate(stored, first)
         ]
+
+    async def _read_stored(
+        self, ledger_id: int, first: int, last: int, max_bytes: int
+    ) -> Sequence[bytes]:
+        ledger = self._current(ledger_id)
+        if ledger is None:
+            ledger = await self._open(ledger_id)
+            if self._copy_of(ledger_id) is not None:
+                try:
+                    return await ledger.read(first, last, max_bytes=max_bytes)
+                except NoSuchLedger:
+                    self.forget(ledger_id)
+                    ledger = await self._open(ledger_id)
+        return await ledger.read(first, last, max_bytes=max_bytes)
+
+    def forget(self, ledger_id: int) -> None:
+        """Open it anew when it is read again."""
+        self._handles.pop(ledger_id, None)
+
+    def _copy_of(self, ledger_id: int) -> OffloadContext | None:
+        info = self._core.ledgers.get(ledger_id)
+        if info is None or info.offload is None or not info.offload.complete:
+            return None
+        return info.offload
 
     async def _open(self, ledger_id: int) -> ReadableLedger:
         """The handle of an ended ledger, opened once for all that wait."""
@@ -119,13 +148,21 @@ class StreamReader:
                 del self._handles[next(iter(self._handles))]
         try:
             return await asyncio.shield(handle)
-        except (LedgerError, MetadataError):
+        except (LedgerError, MetadataError, InvalidOffloadUrl):
             if self._handles.get(ledger_id) is handle:
                 del self._handles[ledger_id]
             raise
 
     async def _open_ended(self, ledger_id: int) -> ReadableLedger:
-        return await self._core.stores.ledgers.open(LedgerId(ledger_id))
+        stores, copy = self._core.stores, self._copy_of(ledger_id)
+        if copy is None:
+            return await stores.ledgers.open(LedgerId(ledger_id))
+        if not copy.hot_deleted:
+            try:
+                return await stores.ledgers.open(LedgerId(ledger_id))
+            except NoSuchLedger:
+                log.info("offloaded_ledger_is_gone", name=self._core.name, ledger=ledger_id)
+        return await stores.cold.open(ledger_id, copy)
 
     async def find_first(self, predicate: Callable[[Entry], bool]) -> Position | None:
         """The first entry for which `predicate` holds, if it holds for all after it; or None."""

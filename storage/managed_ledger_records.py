@@ -10,9 +10,11 @@ Rules:
   of a bit set; both are read.  Only ranges fit into the cursor's own record.
 """
 
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import lz4.block
 from google.protobuf.message import DecodeError
@@ -24,6 +26,7 @@ from storage import managed_ledger_pb2 as pb
 from storage.ack_ranges import AckRanges, BatchBits
 from storage.managed_ledger_map import LedgerInfo
 from storage.managed_ledger_types import CorruptRecord
+from storage.offload.context import OffloadContext
 
 ROOT = "/managed-ledgers"
 NAMES_INDEX = "managed-ledgers"
@@ -106,6 +109,8 @@ def encode_stream(record: StreamRecord) -> bytes:
             item.entries = ledger.entries
             item.size = ledger.size_bytes
             item.timestamp = ledger.closed_ms
+        if ledger.offload is not None:
+            _encode_offload(item.offloadContext, ledger.offload)
     if record.terminated is not None:
         info.terminatedPosition.ledgerId = record.terminated.ledger_id
         info.terminatedPosition.entryId = record.terminated.entry_id
@@ -123,11 +128,39 @@ def decode_stream(key: str, value: bytes) -> StreamRecord:
         terminated = _position(info.terminatedPosition)
     return StreamRecord(
         tuple(
-            LedgerInfo(item.ledgerId, item.entries, item.size, item.timestamp)
+            LedgerInfo(
+                item.ledgerId, item.entries, item.size, item.timestamp, _decode_offload(item)
+            )
             for item in sorted(info.ledgerInfo, key=lambda item: item.ledgerId)
         ),
         terminated,
         {item.key: item.value for item in info.properties},
+    )
+
+
+def _encode_offload(item: pb.OffloadContext, offload: OffloadContext) -> None:
+    most, least = struct.unpack(">qq", offload.uid.bytes)
+    item.uidMsb, item.uidLsb = most, least
+    item.complete = offload.complete
+    item.bookkeeperDeleted = offload.hot_deleted
+    if offload.offloaded_ms:
+        item.timestamp = offload.offloaded_ms
+    item.driverMetadata.name = offload.driver
+    for key in sorted(offload.properties):
+        item.driverMetadata.properties.add(key=key, value=offload.properties[key])
+
+
+def _decode_offload(ledger: pb.ManagedLedgerInfo.LedgerInfo) -> OffloadContext | None:
+    item = ledger.offloadContext
+    if not item.HasField("uidMsb"):
+        return None
+    return OffloadContext(
+        UUID(bytes=struct.pack(">qq", item.uidMsb, item.uidLsb)),
+        item.driverMetadata.name,
+        {each.key: each.value for each in item.driverMetadata.properties},
+        item.complete,
+        item.bookkeeperDeleted,
+        item.timestamp,
     )
 
 

@@ -5,18 +5,21 @@ Rules:
 - `storage.trimming` decides; here it is carried out: out of the list by a conditional write, then
   deleted.
 - A look that finds nothing costs no task.  If only time keeps the next ledger, a timer looks again.
+- Ledgers of which the copy is enough are deleted after those that go altogether.  If that fails, it
+  is tried again after a pause, whatever happens meanwhile.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from protocol.server_error import MagnetarError
 from storage.managed_ledger_core import StreamCore
 from storage.managed_ledger_cursors import Cursors
+from storage.managed_ledger_offload import StreamOffload
 from storage.managed_ledger_types import ManagedLedgerState, RetentionSource
-from storage.trimming import TrimDecision, decide
+from storage.trimming import TrimDecision, decide, hot_to_drop
 
 log = structlog.get_logger(__name__)
 _LEAST_PAUSE_MS = 1000
@@ -27,7 +30,17 @@ _RETRY_MS = 30_000
 class Trimmer:
     """See the module's rules."""
 
-    __slots__ = ("_core", "_cursors", "_stopped", "_task", "_timer", "_trimmed", "retention")
+    __slots__ = (
+        "_core",
+        "_cursors",
+        "_hot_pause_until_ms",
+        "_offload",
+        "_stopped",
+        "_task",
+        "_timer",
+        "_trimmed",
+        "retention",
+    )
 
     def __init__(
         self,
@@ -35,11 +48,14 @@ class Trimmer:
         cursors: Cursors,
         retention: RetentionSource,
         trimmed: Callable[[], None],
+        offload: StreamOffload,
     ) -> None:
         self._core = core
         self._cursors = cursors
         self.retention = retention
         self._trimmed = trimmed
+        self._offload = offload
+        self._hot_pause_until_ms = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -48,20 +64,26 @@ class Trimmer:
         """Look now; if something may go, a task takes it out."""
         if self._task is not None or not self._running():
             return
-        if self._decide().drop or self._core.has_garbage:
+        drop, hot = self._decide()
+        if drop or hot or self._core.has_garbage:
             self._task = self._core.loop.create_task(self._run())
 
     async def trim(self) -> None:
-        """Take out what may go now.  Raises `MetadataError`, `ManagedLedgerFenced`."""
+        """Take out what may go now.  Raises `MetadataError`, `LedgerError`, and when fenced."""
         core = self._core
         async with core.lock:
             if not self._running():
                 return
-            drop = self._decide().drop
+            drop, _ = self._decide()
             if drop:
                 await core.save(without=drop)
                 self._trimmed()
         await core.collect()
+        _, hot = self._decide()
+        if hot:
+            self._hot_pause_until_ms = core.stores.clock.now_ms() + _RETRY_MS
+            await self._offload.drop_hot(hot)
+            self._hot_pause_until_ms = 0
 
     async def stop(self) -> None:
         """No more looks; waits for the one that runs."""
@@ -79,15 +101,19 @@ class Trimmer:
     def due_ms(self) -> int | None:
         """When something that is here may go: now, later, or (None) not by time alone."""
         now_ms = self._core.stores.clock.now_ms()
-        decision = self._decision(now_ms)
-        return now_ms if decision.drop else decision.next_look_ms
+        decisions = (self._decision(now_ms), self._hot_decision(now_ms))
+        if any(decision.drop for decision in decisions):
+            return now_ms
+        return _earliest(decisions)
 
-    def _decide(self) -> TrimDecision:
+    def _decide(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ledgers that may go altogether, and those of which the copy is enough."""
         now_ms = self._core.stores.clock.now_ms()
-        decision = self._decision(now_ms)
-        if decision.next_look_ms is not None:
-            self._look_in(decision.next_look_ms - now_ms)
-        return decision
+        decision, hot = self._decision(now_ms), self._hot_decision(now_ms)
+        next_ms = _earliest((decision, hot))
+        if next_ms is not None:
+            self._look_in(next_ms - now_ms)
+        return decision.drop, hot.drop
 
     def _decision(self, now_ms: int) -> TrimDecision:
         return decide(
@@ -97,6 +123,13 @@ class Trimmer:
             unsubscribed_retention_ms=self._core.stores.limits.unsubscribed_retention_ms,
             now_ms=now_ms,
         )
+
+    def _hot_decision(self, now_ms: int) -> TrimDecision:
+        lag_ms = self._core.stores.limits.offload_deletion_lag_ms
+        decision = hot_to_drop(self._core.ledgers.infos, lag_ms=lag_ms, now_ms=now_ms)
+        if decision.drop and now_ms < self._hot_pause_until_ms:
+            return TrimDecision((), self._hot_pause_until_ms)
+        return decision
 
     def _look_in(self, pause_ms: int) -> None:
         if self._timer is not None:
@@ -121,3 +154,9 @@ class Trimmer:
             self._task = None
         if again:
             self.soon()
+
+
+def _earliest(decisions: Iterable[TrimDecision]) -> int | None:
+    """When the first of them is to be looked at again."""
+    looks = [each.next_look_ms for each in decisions if each.next_look_ms is not None]
+    return min(looks, default=None)

@@ -81,6 +81,8 @@ class Limits:
     entry_cache_bytes: int = 64 * MIB
     unsubscribed_retention_ms: int = 24 * 60 * MINUTE_MS
     """How long closed ledgers stay that no durable cursor reads and no retention was set for."""
+    offload_deletion_lag_ms: int = 240 * MINUTE_MS
+    """How long an offloaded ledger stays beside its copy; -1 until it is asked for."""
     roll_over_buffer_entries: int = bounds.ROLL_OVER_BUFFER_ENTRIES
     claim_on_open: bool = False
     """Write every record back when it is read, so that an earlier owner's next write conflicts.

@@ -1,4 +1,4 @@
-"""Pure: which ledgers of a stream may go now.
+"""Pure: which ledgers of a stream may go now, and of which the copy is enough.
 
 Rules:
 
@@ -10,6 +10,8 @@ Rules:
   without it are at least `size_bytes`, whichever comes first.  -1 is no bound, 0 keeps nothing.
 - Without any durable cursor a retention that somebody set decides; if nobody did, closed ledgers
   stay for `unsubscribed_retention_ms`, whatever their size.
+- A ledger whose copy is whole goes by itself some time (`lag_ms`, -1: never) after that was made;
+  it stays in the stream.
 """
 
 from collections.abc import Sequence
@@ -63,6 +65,22 @@ def decide(
         kept_bytes -= ledger.size_bytes
         drop.append(ledger.ledger_id)
     return TrimDecision(tuple(drop), None)
+
+
+def hot_to_drop(ledgers: Sequence[LedgerInfo], *, lag_ms: int, now_ms: int) -> TrimDecision:
+    """Ledgers of which only the copy is to stay, and when the next one will be."""
+    if lag_ms < 0:
+        return TrimDecision((), None)
+    drop: list[int] = []
+    next_ms: int | None = None
+    for ledger in ledgers:
+        if ledger.offload is not None and ledger.offload.complete and ledger.hot:
+            due_ms = ledger.offload.offloaded_ms + lag_ms
+            if due_ms <= now_ms:
+                drop.append(ledger.ledger_id)
+            else:
+                next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
+    return TrimDecision(tuple(drop), next_ms)
 
 
 def _rule(

@@ -19,6 +19,7 @@ ROOMS: Final = {
     "storage/metadata/oxia": ("storage/metadata/oxia", "storage/metadata/zookeeper"),
     "storage/ledger/bookkeeper": ("storage/ledger/bookkeeper",),
     "storage": ("storage",),
+    "storage/offload": ("storage/offload",),
     "txn": ("txn",),
     "broker": ("broker", "broker/dispatch"),
     "broker/placement": ("broker/placement",),

@@ -1,0 +1,84 @@
+"""Blocks of offloaded ledgers that were read: bounded in bytes, oldest use out first.
+
+Rule: who asks for a block that is being fetched waits for that fetch; a fetch belongs to the cache,
+so the one who asked may go away.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import NamedTuple
+
+
+class CachedBlock(NamedTuple):
+    """Entries that follow each other from `first_entry` on, and where reading goes on (or None)."""
+
+    first_entry: int
+    entries: list[bytes]
+    size_bytes: int
+    next_offset: int | None
+
+
+Fetch = Callable[[], Awaitable[CachedBlock]]
+
+
+class BlockCache:
+    """See the module's rules."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._blocks: OrderedDict[Hashable, CachedBlock] = OrderedDict()
+        self._fetches: dict[Hashable, asyncio.Task[CachedBlock]] = {}
+        self.size_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        """Blocks that somebody had to begin to wait for."""
+
+    def has(self, key: Hashable) -> bool:
+        """Whether a block is here, or will be soon."""
+        return key in self._blocks or key in self._fetches
+
+    async def get(self, key: Hashable, fetch: Fetch) -> CachedBlock:
+        """The block, fetched if need be.  Raises what `fetch` raises."""
+        found = self._blocks.get(key)
+        if found is not None:
+            self.hits += 1
+            self._blocks.move_to_end(key)
+            return found
+        if key not in self._fetches:
+            self.misses += 1
+        return await asyncio.shield(self.fetch(key, fetch))
+
+    def fetch(self, key: Hashable, fetch: Fetch) -> asyncio.Task[CachedBlock]:
+        """The fetch of a block, begun unless it is under way."""
+        task = self._fetches.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._fetched(key, fetch))
+            self._fetches[key] = task
+            task.add_done_callback(_seen)
+        return task
+
+    async def _fetched(self, key: Hashable, fetch: Fetch) -> CachedBlock:
+        try:
+            block = await fetch()
+        finally:
+            del self._fetches[key]
+        self._blocks[key] = block
+        self.size_bytes += block.size_bytes
+        while self.size_bytes > self._max_bytes and len(self._blocks) > 1:
+            _, oldest = self._blocks.popitem(last=False)
+            self.size_bytes -= oldest.size_bytes
+        return block
+
+    async def close(self) -> None:
+        """Give up what is being fetched."""
+        for task in (fetches := list(self._fetches.values())):
+            task.cancel()
+        if fetches:
+            await asyncio.wait(fetches)
+
+
+def _seen(task: asyncio.Task[CachedBlock]) -> None:
+    """A fetch ahead of its reader may fail unheard: the reader tries it again."""
+    if not task.cancelled():
+        task.exception()

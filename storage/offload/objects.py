@@ -1,0 +1,64 @@
+"""Where copies are kept: named objects in one place, written whole or not at all.
+
+Rules:
+
+- An object is there under its name only when all of it is durable; what a crash leaves of one that
+  was being written has another name (`.writing` in a directory), or none (an upload in parts).
+- What is written comes in parts, of which a bounded number is in memory.
+- Errors are `OffloadFailed`, or `OffloadedDataLost` when what is read is not there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from storage.offload.context import FILE, Location
+
+WRITING = ".writing"
+"""What is added to the name of a file that is not whole yet."""
+
+
+class StoredObject(NamedTuple):
+    """One object, or what a crash left of one."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class Objects(ABC):
+    """See the module's rules."""
+
+    @abstractmethod
+    async def put(self, key: str, parts: AsyncIterator[bytes]) -> None:
+        """Store what the parts are together.  What was there under that name is replaced."""
+
+    @abstractmethod
+    async def read(self, key: str, start: int, length: int) -> bytes:
+        """That range, which may be cut short by the end of the object."""
+
+    @abstractmethod
+    async def size(self, key: str) -> int:
+        """Bytes of an object."""
+
+    @abstractmethod
+    async def delete(self, key: str) -> None:
+        """Remove it, and what a crash left of it.  Deleting what is gone is fine."""
+
+    @abstractmethod
+    def list(self) -> AsyncIterator[StoredObject]:
+        """Every object in this place, in no order; what has another kind of name too."""
+
+
+def open_objects(location: Location, *, size_hint_bytes: int = 0) -> Objects:
+    """The objects of a place.  `size_hint_bytes`: how large the largest one will be.
+
+    Raises `OffloadFailed` for settings that the library refuses.
+    """
+    if location.scheme == FILE:
+        from storage.offload.path_objects import PathObjects  # noqa: PLC0415
+
+        return PathObjects(location)
+    from storage.offload.remote_objects import RemoteObjects  # noqa: PLC0415
+
+    return RemoteObjects(location, size_hint_bytes=size_hint_bytes)

@@ -291,7 +291,8 @@ class Coordinators:
         """The answer to a request of a key's groups, which is given coordinator, key and epoch.
 
         Raises `NotSupported` where there are no groups, `InvalidTransactionStatus`,
-        `ExpiredTransaction`, `TransactionKeyFenced`.
+        `ExpiredTransaction`, `TransactionKeyFenced`, and `NotAllowed` for what cannot be, whoever
+        has the key: so it is asked whether the epoch is old.
         """
 
         async def ask() -> pb.BaseCommand:
@@ -304,7 +305,15 @@ class Coordinators:
             body = getattr(command, FIELD_OF_TYPE[command.type])
             body.tc_id = await self.number_of_key(key.name)
             body.key, body.epoch = key.name, key.epoch
-            return await self._answer(connection, command, body.tc_id, key)
+            try:
+                return await self._answer(connection, command, body.tc_id, None)
+            except CoordinatorNotFound as error:
+                key.again(error)
+                raise
+            except NotAllowed as error:
+                if await key.is_newest(connection):
+                    raise
+                raise key.fence(error) from error
 
         return await retried(self._context, ask, what)
 

@@ -124,6 +124,16 @@ class TransactionKey(Standing, ClosedAfterwards):
         self.again(error)
         return error
 
+    async def is_newest(self, connection: Connection) -> bool:
+        """Whether its epoch is the newest one: asked of its coordinator, there."""
+        try:
+            await self._attach_to_epoch(
+                connection, await self._coordinators.number_of_key(self.name)
+            )
+        except NotAllowed:
+            return False
+        return True
+
     # Openable
 
     async def open(self, timeout_s: float | None = None) -> None:
@@ -152,8 +162,9 @@ class TransactionKey(Standing, ClosedAfterwards):
         before, so that there is nothing to be done.
 
         Raises `InvalidTransactionStatus` if the group of that nonce has ended, or something else of
-        the key is open, `TransactionKeyFenced`, `NotSupported` where there are no groups, and after
-        the operation timeout why it could not be begun.
+        the key is open, `TransactionKeyFenced`, `NotSupported` where there are no groups,
+        `NotAllowed` for a nonce that cannot be or a group that has too many attempts, and after the
+        operation timeout why it could not be begun.
         """
         check_positive("timeout_s", timeout_s)
         command = attempt_request(nonce, math.ceil(timeout_s * 1000), query, batch)
@@ -181,7 +192,8 @@ class TransactionKey(Standing, ClosedAfterwards):
         last one of its query was committed before: the group is aborted, and the answer says so.
 
         Raises `InvalidTransactionStatus` if the group has ended otherwise (its time was up, or it
-        was aborted), `ExpiredTransaction`, `TransactionKeyFenced`, `NotSupported`.
+        was aborted), `ExpiredTransaction`, `TransactionKeyFenced`, `NotSupported`, `NotAllowed` if
+        a winner is no attempt of the group, or all of it is too large for one record.
         `OperationTimedOut`: the broker has not said whether it committed; asking again tells.
         """
         command = commit_request(nonce, group, winners, query, batch, positions)

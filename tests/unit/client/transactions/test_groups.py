@@ -170,6 +170,7 @@ async def test_refusals_are_told_as_elsewhere(
 ) -> None:
     for kind in (K.BEGIN_ATTEMPT, K.COMMIT_GROUP, K.EXTEND_GROUP):
         broker.answers[kind] = [told]
+    broker.answers[K.ATTACH_TRANSACTION_KEY] = [NotAllowed("An older epoch.")]
     with pytest.raises(raised):
         await key.begin_attempt("n")
     with pytest.raises(raised):
@@ -179,10 +180,19 @@ async def test_refusals_are_told_as_elsewhere(
     assert key.is_fenced == (raised is TransactionKeyFenced)
 
 
+async def test_what_cannot_be_does_not_fence(broker: FakeBroker, key: TransactionKey) -> None:
+    broker.answers[K.COMMIT_GROUP] = [NotAllowed("No attempt of that index.")]
+    with pytest.raises(NotAllowed, match="No attempt"):
+        await key.commit_group("n", GROUP, [Winner(ATTEMPT, {})], query="q", batch=8)
+    assert broker.names()[-1] == "ATTACH_TRANSACTION_KEY"
+    assert not key.is_fenced
+
+
 async def test_an_abort_of_what_is_not_there_is_fine(
     broker: FakeBroker, key: TransactionKey
 ) -> None:
     broker.answers[K.ABORT_GROUP] = [aborted(True), aborted(False), NotAllowed("An older epoch.")]
+    broker.answers[K.ATTACH_TRANSACTION_KEY] = [NotAllowed("An older epoch.")]
     assert await key.abort_group()
     assert not await key.abort_group()
     assert not await key.abort_group()

@@ -20,6 +20,7 @@ from broker.topic import TopicNotFound
 from config.bounds import TXN_CLAIMS_READ, TXN_LISTED, TXN_PINS_SHOWN
 from protocol.ids import Position
 from protocol.names import TopicDomain, TopicName
+from txn.group import GroupCommit, in_totals
 from txn.header import EndVerdict, refusal
 from txn.records import AckRecord, Claim, Header
 from txn.txn_id import CoordinatorId, TxnId
@@ -144,6 +145,7 @@ class TransactionInspection:
 
     def _summary(self, txn: TxnId, header: Header) -> Json:
         return {
+            **_group(txn, header),
             "txnId": str(txn),
             "status": header.state.value,
             "owner": header.owner,
@@ -155,12 +157,48 @@ class TransactionInspection:
         }
 
 
+def _group(txn: TxnId, header: Header) -> Json:
+    """Of a group: what was given out and committed in it; of an attempt: which group it is of."""
+    group = header.group
+    if group is None:
+        return {}
+    if txn.attempt:
+        return {"groupId": str(txn.group), "attempt": txn.attempt}
+    commit = group.commit
+    shown: Json = {"nonce": group.nonce, "attemptsReserved": group.reserved}
+    if commit is not None:
+        shown |= {
+            "query": commit.batch.query,
+            "batch": commit.batch.number,
+            "positions": commit.positions,
+            "winners": len(commit.winners),
+            "messages": _messages(commit),
+        }
+    return {"group": shown}
+
+
+def _messages(commit: GroupCommit) -> dict[str, int]:
+    """By segment, as its winners counted them."""
+    totals = in_totals(commit).totals or {}
+    return {segment: count.messages for segment, count in totals.items()}
+
+
+def _attempt(txn: TxnId) -> Json:
+    return {"attempt": txn.attempt} if txn.attempt else {}
+
+
 def _claim(claim: Claim) -> Json:
-    return {"segment": claim.segment, "epoch": claim.epoch, "floor": _place(claim.floor)}
+    return {
+        **_attempt(claim.txn),
+        "segment": claim.segment,
+        "epoch": claim.epoch,
+        "floor": _place(claim.floor),
+    }
 
 
 def _ack(record: AckRecord) -> Json:
     return {
+        **_attempt(record.txn),
         "segment": record.segment,
         "subscription": record.subscription,
         "epoch": record.epoch,

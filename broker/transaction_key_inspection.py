@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from config.bounds import TXN_KEY_BYTES, TXN_KEYS_LISTED
 from txn.errors import InvalidTransactionKey
+from txn.group import GroupRecord
+from txn.key_groups import folded
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.records import TxnState
 from txn.transaction_key import KeyRecord
@@ -58,10 +60,12 @@ class TransactionKeyInspection:
         shown = await asyncio.gather(*(self.row(*each) for each in rows))
         return {"keys": shown, "next": next_place}
 
-    async def row(self, coordinator: CoordinatorId, stored: StoredKey) -> Json:
-        """One key."""
+    async def row(
+        self, coordinator: CoordinatorId, stored: StoredKey, *, whole: bool = False
+    ) -> Json:
+        """One key; positions, which may be long, only of one that is asked for as a `whole`."""
         record, now_ms = stored.record, self._broker.clock.now_ms()
-        state = await self._state(record)
+        state, record = await self._now(record)
         return {
             "owner": stored.name.owner,
             "key": stored.name.key,
@@ -74,17 +78,32 @@ class TransactionKeyInspection:
             "lastUsedMs": record.last_used_ms,
             "idleMs": max(0, now_ms - record.last_used_ms),
             "connections": self._connections(coordinator, stored),
+            "lastGroup": None
+            if record.committed is None
+            else _group(record.committed, whole=whole),
         }
 
-    async def _state(self, record: KeyRecord) -> TxnState | None:
+    async def _now(self, record: KeyRecord) -> tuple[TxnState | None, KeyRecord]:
+        """The state of its last transaction, and the record with what that committed (G5)."""
         last = record.last
         if last is None or last.ended is not None:
-            return None if last is None else last.ended
-        header = await self._transactions.store.read_header(last.txn)
-        return None if header is None else header.header.state
+            return None if last is None else last.ended, record
+        stored = await self._transactions.store.read_header(last.txn)
+        if stored is None:
+            return None, record
+        return stored.header.state, folded(record, last.txn, stored.header)
 
     def _connections(self, coordinator: CoordinatorId, stored: StoredKey) -> int | None:
         for one in self._transactions.coordinators.led():
             if one.coordinator_id == coordinator:
                 return one.keys.holders.count_of(stored.name)
         return None
+
+
+def _group(committed: GroupRecord, *, whole: bool) -> Json:
+    return {
+        "groupId": str(committed.group),
+        "query": committed.batch.query,
+        "batch": committed.batch.number,
+        **({"positions": committed.positions} if whole else {}),
+    }

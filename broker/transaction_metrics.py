@@ -36,6 +36,7 @@ def transaction_metrics(broker: "Broker") -> Iterator[Metric]:
     yield from _of_coordinators(led, cluster)
     yield from _latencies(led, cluster)
     yield from _of_keys(led, cluster, broker.clock.now_ms())
+    yield from _of_groups(led, cluster)
 
 
 def _of_store(broker: "Broker", cluster: str) -> Iterator[Metric]:
@@ -134,6 +135,24 @@ def _of_keys(led: "Sequence[Coordinator]", cluster: str, now_ms: int) -> Iterato
         made_ms = now_ms if tally.oldest_ms is None else tally.oldest_ms
         age.add_metric(labels, max(0, now_ms - made_ms) / 1000)
     yield from (count, epoch, age)
+
+
+def _of_groups(led: "Sequence[Coordinator]", cluster: str) -> Iterator[Metric]:
+    attempts = CounterMetricFamily(
+        "magnetar_txn_attempts", "Attempts begun in groups", labels=_LABELS
+    )
+    groups = CounterMetricFamily(
+        "magnetar_txn_groups",
+        "Groups by outcome; done: requests for a batch that had been committed before",
+        labels=(*_LABELS, "result"),
+    )
+    for one in led:
+        labels, counters = (cluster, str(one.coordinator_id)), one.counters
+        attempts.add_metric(labels, counters.attempts)
+        groups.add_metric((*labels, "committed"), counters.groups_committed)
+        groups.add_metric((*labels, "aborted"), counters.groups_aborted)
+        groups.add_metric((*labels, "done"), counters.groups_done)
+    yield from (attempts, groups)
 
 
 def topic_transaction_metrics(topics: "Sequence[Topic]", cluster: str) -> Iterator[Metric]:

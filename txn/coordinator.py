@@ -293,7 +293,10 @@ class Coordinator:
                 self._none_asked = None
 
     async def time_out(self, txn: TxnId) -> None:
-        """The deadline has come.  Raises `MetadataError`; what ended otherwise is fine."""
+        """The deadline has come, unless it was raised (G8).
+
+        Raises `MetadataError`; what ended otherwise is fine.
+        """
         try:
             written = await self._ended(txn, TxnState.ABORTED, OPERATOR, if_due=True)
         except (TransactionNotFound, InvalidTxnStatus):

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from config.bounds import TXN_EXTENSION_SLACK, TXN_GROUP_HEADER_BYTES, TXN_TIMEOUT_MAX_MS
 from storage.metadata.store import VersionConflict
 from txn import records
-from txn.errors import InvalidGroup, InvalidTxnStatus, TransactionNotFound
+from txn.errors import InvalidGroup
 from txn.group import (
     Batch,
     Group,
@@ -103,6 +103,10 @@ class GroupedTransactions(Protocol):
     async def abort_open(self, txn: TxnId) -> bool:
         """Whether it was aborted by this; what ended otherwise, or is gone, is fine."""
         ...
+
+
+class _Ended(Exception):
+    """The group has ended since the key was looked at."""
 
 
 @dataclass(slots=True)
@@ -209,15 +213,15 @@ class TransactionGroups:
                 continue
             try:
                 begun = await self._give(txn, timeout_ms)
-            except (InvalidTxnStatus, TransactionNotFound):
-                continue  # it has ended since, and why is told by the key
+            except _Ended:
+                continue  # the key tells what came of it
             self._transactions.counters.attempts += 1
             return begun
 
     async def _give(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
         """An index that nobody else gets (G2), in a group that is open for so long (G8).
 
-        Raises `InvalidTxnStatus`, `TransactionNotFound`, `InvalidGroup`.
+        Raises `_Ended`, `InvalidGroup`, `MetadataError`.
         """
         indexes = self._indexes.setdefault(txn, _Indexes())
         until_ms = self._clock.now_ms() + bounded_timeout_ms(timeout_ms)
@@ -226,7 +230,7 @@ class TransactionGroups:
             try:
                 while stored is None or not indexes.left or _is_short(stored, until_ms):
                     stored = await self._grow(txn, indexes, until_ms)
-            except (InvalidTxnStatus, TransactionNotFound):
+            except _Ended:
                 self.forget(txn)
                 raise
             index = indexes.next
@@ -236,9 +240,11 @@ class TransactionGroups:
     async def _grow(self, txn: TxnId, indexes: _Indexes, until_ms: int) -> StoredHeader | None:
         """Reserve a block if there is no index left, and raise the deadline, by one write.
 
-        None: somebody else has changed it.
+        None: somebody else has changed it.  By what is stored (K6).  Raises as `_give`.
         """
-        stored = await self._require_open(txn)
+        stored = await self._transactions.header(txn)
+        if stored is None or stored.header.state is not TxnState.OPEN:
+            raise _Ended
         header, group = stored.header, stored.header.group
         assert group is not None, "the key named it as a group"
         grown = group if indexes.left else with_next_block(group)
@@ -254,20 +260,16 @@ class TransactionGroups:
             indexes.next, indexes.end = group.reserved + 1, grown.reserved + 1
         return changed
 
-    async def _require_open(self, txn: TxnId) -> StoredHeader:
-        """By what is stored (K6).  Raises `InvalidTxnStatus`, `TransactionNotFound`."""
-        stored = await self._transactions.header(txn)
-        if stored is None:
-            raise refusal(txn, None, EndVerdict.NOT_FOUND)
-        if stored.header.state is not TxnState.OPEN:
-            raise not_open(txn, stored.header)
-        return stored
-
     async def _extend(self, name: KeyName, epoch: int, group: TxnId, timeout_ms: int) -> int:
+        """G8: on the version read, and only while it is open."""
         owner = name.owner or None
         while True:
-            stored = await self._require_open(group)
+            stored = await self._transactions.header(group)
+            if stored is None:
+                raise refusal(group, None, EndVerdict.NOT_FOUND)
             require_tie(group, stored.header, owner, KeyEpoch(name.key, epoch))
+            if stored.header.state is not TxnState.OPEN:
+                raise not_open(group, stored.header)
             if stored.header.group is None or group.attempt:
                 raise InvalidGroup(f"{group} is no group, so its deadline stays: name a group.")
             now_ms = self._clock.now_ms()

@@ -189,17 +189,21 @@ class TransactionKeys:
 
         Raises `TransactionKeyFenced`, `MetadataError`.
         """
-        stored = await self._store.read(name)
-        record = require_epoch(name, None if stored is None else stored.record, epoch)
-        assert stored is not None, "a record that has the epoch is stored"
-        last = record.last
-        if last is None or last.ended is not None or not last.is_group:
-            return KeyNow(stored, record, await self.last_state(record), None)
-        header = await self._transactions.header(last.txn)
-        if header is None:
-            return KeyNow(stored, record, None, None)
-        record = folded(record, last.txn, header.header)
-        return KeyNow(stored, record, header.header.state, header)
+        while True:
+            stored = await self._store.read(name)
+            record = require_epoch(name, None if stored is None else stored.record, epoch)
+            assert stored is not None, "a record that has the epoch is stored"
+            last = record.last
+            if last is None or last.ended is not None or not last.is_group:
+                return KeyNow(stored, record, await self.last_state(record), None)
+            header = await self._transactions.header(last.txn)
+            if header is not None:
+                record = folded(record, last.txn, header.header)
+                return KeyNow(stored, record, header.header.state, header)
+            # It was collected, so the record tells by now, unless nobody may know (K8).
+            again = await self._store.read(name)
+            if again is not None and again.version == stored.version:
+                return KeyNow(stored, record, None, None)
 
     async def find(self, name: KeyName) -> KeyRecord | None:
         """The record, under whatever epoch.  Raises `MetadataError`."""

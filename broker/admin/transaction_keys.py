@@ -60,7 +60,7 @@ async def show(request: web.Request) -> web.Response:
     keys, name, coordinator = _named(request)
     stored = await keys.get(name)
     inspection = TransactionKeyInspection(request.app[BROKER])
-    return web.json_response(await inspection.row(coordinator, stored))
+    return web.json_response(await inspection.row(coordinator, stored, whole=True))
 
 
 async def delete(request: web.Request) -> web.Response:

@@ -26,7 +26,7 @@ def _or_dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-def _printable(name: object) -> str:
+def printable(name: object) -> str:
     """What clients chose, without what a terminal would act on."""
     text = _or_dash(name)
     return "".join(
@@ -36,7 +36,7 @@ def _printable(name: object) -> str:
 
 def _line(row: Mapping[str, object]) -> str:
     return (
-        f"{_printable(row.get('key')):<24}  {_printable(row.get('owner')):<12}  "
+        f"{printable(row.get('key')):<24}  {printable(row.get('owner')):<12}  "
         f"{_or_dash(row.get('epoch')):>6}  {_or_dash(row.get('transactionId')):<16}  "
         f"{_or_dash(row.get('transactionState')):<9}  {_seconds(row.get('ageMs')):>8}  "
         f"{_seconds(row.get('idleMs')):>8}  {_or_dash(row.get('connections'))}"
@@ -74,7 +74,16 @@ def list_keys(
 def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Show one key: its epoch, its last transaction, and how many connections hold it."""
     typer.echo(_COLUMNS)
-    typer.echo(_line(_mapping(ask(admin_url, "GET", _path(key, owner)))))
+    row = _mapping(ask(admin_url, "GET", _path(key, owner)))
+    typer.echo(_line(row))
+    last = _mapping(row.get("lastGroup"))
+    if last:
+        typer.echo(
+            f"  last committed: batch {last.get('batch')} of query {printable(last.get('query'))}, "
+            f"by group {last.get('groupId')}"
+        )
+        if last.get("positions") is not None:
+            typer.echo(f"  with positions {printable(last.get('positions'))}")
 
 
 def delete(
@@ -82,7 +91,7 @@ def delete(
 ) -> None:
     """Abort what the key has open, close who holds it, and forget it."""
     ask(admin_url, "DELETE", _path(key, owner))
-    typer.echo(f"Transaction key {_printable(key)} is deleted.")
+    typer.echo(f"Transaction key {printable(key)} is deleted.")
 
 
 def register_keys(group: typer.Typer) -> None:

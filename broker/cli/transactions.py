@@ -1,14 +1,14 @@
 """`magnetar txn`: open transactions, what one touches, what pins a topic, and ending by hand."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
 from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
-from broker.cli.transaction_keys import register_keys
+from broker.cli.transaction_keys import printable, register_keys
 from config.bounds import TXN_LISTED
 
 BASE = "/admin/v3/transactions"
@@ -68,10 +68,25 @@ def _left_ms(row: Mapping[str, object]) -> int | None:
 
 
 def _line(row: Mapping[str, object]) -> str:
+    group = row.get("groupId")
     return (
         f"{row.get('txnId')!s:<16}  {row.get('status', '?')!s:<9}  {duration(row.get('ageMs')):>8}"
         f"  {duration(_left_ms(row)):>8}  {row.get('owner') or '-'}"
+        f"{f'  of group {group}' if group else ''}"
     )
+
+
+def _group_lines(group: Mapping[str, object]) -> Iterator[str]:
+    if not group:
+        return
+    nonce, reserved = printable(group.get("nonce")), group.get("attemptsReserved")
+    yield f"  a group, of nonce {nonce}, with room for {reserved} attempts until now"
+    if "batch" not in group:
+        return
+    query, winners = printable(group.get("query")), group.get("winners")
+    yield f"  committed batch {group.get('batch')} of query {query}, with {winners} attempts"
+    for segment, messages in _mapping(group.get("messages")).items():
+        yield f"  of which {messages} messages are on {printable(segment)}"
 
 
 def list_open(
@@ -98,6 +113,8 @@ def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     row = _mapping(ask(admin_url, "GET", f"{BASE}/transaction/{txn_path(txn)}"))
     typer.echo(_COLUMNS)
     typer.echo(_line(row))
+    for line in _group_lines(_mapping(row.get("group"))):
+        typer.echo(line)
     for write in _rows(row.get("writes")):
         typer.echo(f"  writes to {write.get('segment')} after {write.get('floor')}")
     for ack in _rows(row.get("acknowledgements")):

@@ -10,9 +10,12 @@ from tests.support.group_client import GroupClient
 from tests.support.raw_client import BrokerError
 from tests.support.waiting import until
 from tests.unit.broker.transactions.conftest import Connect, Kind, TransactionClient, running
-from tests.unit.broker.transactions.test_transaction_keys import refused
+from tests.unit.broker.transactions.test_operations import Site, site
+from tests.unit.broker.transactions.test_transaction_keys import BASE, refused
 from tests.unit.broker.transactions.test_writes import read_to, reader
 from txn.txn_id import NUMBER_BITS, TxnId
+
+__all__ = ["site"]
 
 KEY = "job"
 TC = coordinator_of_key(KEY, 16)
@@ -212,3 +215,49 @@ async def test_acknowledgements_of_winners_are_kept(first: GroupClient, broker: 
     assert (core.commits, core.aborts) == (1, 1)
     consumer.flow(10)
     assert (await consumer.receive()).payload == b"1", "the loser's is delivered again"
+
+
+async def test_operators_see_groups_and_the_last_committed_batch(site: Site) -> None:
+    client = GroupClient(site.client.raw, KEY)
+    await client.open()
+    winner, loser = await client.attempt("n"), await client.attempt("n")
+    group = TxnId(*winner).group
+    for attempt in (winner, loser):
+        await client.send(attempt, TOPIC, b"x")
+    status, printed = await site.txn("why", TOPIC)
+    assert status == 0
+    assert printed.count(f"of group {group}") == 2
+    status, printed = await site.txn("end", str(TxnId(*winner)), "abort")
+    assert status == 1
+    assert f"abort the group, {group}" in printed
+    status, printed = await site.txn("list")
+    assert f"{group} " in printed
+    status, printed = await site.txn("show", str(group))
+    assert "a group, of nonce n, with room for 64 attempts" in printed
+    assert printed.count(f"writes to {TOPIC}") == 2
+    assert "committed batch" not in printed
+    status, printed = await site.txn("show", str(TxnId(*loser)))
+    assert printed.count(f"writes to {TOPIC}") == 1
+    counts = {winner[1]: {TOPIC: (1, 9)}}
+    await client.commit("n", group.least, counts, ("q", 3), "at 7")
+    status, printed = await site.txn("show", str(group))
+    assert "committed batch 3 of query q, with 1 attempts" in printed
+    assert f"of which 1 messages are on {TOPIC}" in printed
+    shown = await site.rest.get(f"{BASE}/{KEY}")
+    assert isinstance(shown, dict)
+    assert shown["transactionState"] == "COMMITTED"
+    assert shown["lastGroup"] == {
+        "groupId": str(group),
+        "query": "q",
+        "batch": 3,
+        "positions": "at 7",
+    }
+    (row,) = (await site.rest.get(BASE))["keys"]  # type: ignore[index, call-overload]
+    assert "positions" not in row["lastGroup"], "of a thousand keys they would be long"
+    status, printed = await site.txn("keys", "get", KEY)
+    assert f"last committed: batch 3 of query q, by group {group}" in printed
+    assert "with positions at 7" in printed
+    await client.begin_attempt("m")
+    shown = await site.rest.get(f"{BASE}/{KEY}")
+    assert isinstance(shown, dict)
+    assert (shown["transactionState"], shown["lastGroup"]["batch"]) == ("OPEN", 3)

@@ -1,0 +1,256 @@
+"""Attempts where they write and acknowledge: rules hold of them as of transactions (G1, G9)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.txn import buffer_world
+from tests.unit.txn.ack_world import AckWorld, turns
+from tests.unit.txn.buffer_world import a_world, until
+from tests.unit.txn.coordinator_world import World
+from tests.unit.txn.virtual_time import in_virtual_time
+from txn import records
+from txn.decisions import Decisions
+from txn.errors import InvalidTxnStatus, TransactionEnded
+from txn.group import Batch, Group, GroupCommit
+from txn.header import ended
+from txn.records import Header, TxnState
+from txn.store import TransactionStore
+from txn.txn_id import TxnId
+
+OPEN, COMMITTED, ABORTED = TxnState.OPEN, TxnState.COMMITTED, TxnState.ABORTED
+GROUP = TxnId(1, 7)
+WINNER, LOSER, OTHER = (GROUP.attempt_of(index) for index in (1, 2, 3))
+UNKNOWN = GROUP.attempt_of(65)
+HEADER = Header(OPEN, 60_000, 0, group=Group("n", 64))
+
+
+async def begin(store: TransactionStore) -> None:
+    await store.create_header(GROUP, HEADER)
+
+
+async def end(store: TransactionStore, state: TxnState, *winners: TxnId) -> None:
+    stored = await TransactionStore.read_header(store, GROUP)
+    assert stored is not None
+    header = ended(stored.header, state, 1)
+    assert header.group is not None
+    if state is COMMITTED:
+        commit = GroupCommit(Batch("q", 0), None, {each.attempt: {} for each in winners})
+        header = replace(header, group=replace(header.group, commit=commit))
+    await store.end_header(GROUP, header, stored.version)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def world(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[buffer_world.World]:
+    async with a_world(request.param, tmp_path) as world:
+        yield world
+
+
+async def test_of_a_group_the_winners_are_shown_and_the_losers_hidden(
+    world: buffer_world.World,
+) -> None:
+    await begin(world.store)
+    before = world.ledger.confirm()
+    for attempt in (WINNER, LOSER, WINNER, OTHER):
+        last = await world.append(attempt)
+    assert world.buffer.horizon == before
+    assert await world.claims() == sorted((each, 1) for each in (WINNER, LOSER, OTHER))
+    await end(world.store, COMMITTED, WINNER, OTHER)
+    await until(lambda: world.buffer.idle)
+    assert world.buffer.horizon == last
+    hidden = [world.buffer.is_aborted(each) for each in (WINNER, LOSER, OTHER)]
+    assert hidden == [False, True, False]
+    assert await world.claims() == []
+    assert world.decisions.followed == 0
+    await world.collect(GROUP)
+    await world.reload()
+    hidden = [world.buffer.is_aborted(each) for each in (WINNER, LOSER, OTHER)]
+    assert hidden == [False, True, False]
+
+
+async def test_g1_what_is_no_attempt_and_what_ended_is_not_joined(
+    world: buffer_world.World,
+) -> None:
+    await begin(world.store)
+    with pytest.raises(TransactionEnded):
+        await world.append(UNKNOWN)
+    await world.append(WINNER)
+    await end(world.store, COMMITTED, WINNER)
+    with pytest.raises(TransactionEnded):
+        await world.append(LOSER)
+    await until(lambda: world.buffer.idle)
+    assert await world.claims() == []
+
+
+@pytest.mark.parametrize("state", [COMMITTED, ABORTED, OPEN])
+async def test_a_load_reads_what_became_of_attempts(
+    world: buffer_world.World, state: TxnState
+) -> None:
+    await begin(world.store)
+    first = await world.append(LOSER)
+    last = await world.append(WINNER)
+    await world.buffer.close()
+    if state is not OPEN:
+        await end(world.store, state, WINNER)
+    await world.load()
+    if state is OPEN:
+        assert world.buffer.horizon < first
+        await end(world.store, COMMITTED, WINNER)
+    await until(lambda: world.buffer.idle)
+    assert world.buffer.horizon == last
+    assert world.buffer.is_aborted(LOSER)
+    assert world.buffer.is_aborted(WINNER) is (state is ABORTED)
+    assert await world.claims() == []
+
+
+async def test_g9_claims_of_attempts_are_each_their_own(world: buffer_world.World) -> None:
+    await begin(world.store)
+    await world.append(WINNER)
+    await world.append(LOSER)
+    assert len(await world.store.operations_of(GROUP)) == 2
+    stale = await world.store.operations_of(LOSER)
+    await end(world.store, COMMITTED, WINNER)
+    await until(lambda: world.buffer.idle)
+    assert await world.store.operations_of(GROUP) == []
+    for claim in stale:
+        await world.store.put_claim(claim)  # type: ignore[arg-type]
+    await world.buffer.rescan()
+    await until(lambda: world.buffer.idle)
+    assert await world.store.operations_of(GROUP) == []
+
+
+async def test_of_a_group_the_winners_acknowledgements_are_applied() -> None:
+    world = AckWorld()
+    await begin(world.transactions)
+    owner = await world.owner(entries=10)
+    await owner.ack(WINNER, 0, 1)
+    await owner.ack(LOSER, 2)
+    await owner.ack(OTHER, 3)
+    assert {each.txn for each in await world.records()} == {WINNER, LOSER, OTHER}
+    await owner.kill()
+    again = await world.owner()
+    assert again.pending() == [0, 1, 2, 3]
+    await end(world.transactions, COMMITTED, WINNER, OTHER)
+    await turns()
+    await again.idle()
+    assert again.acknowledged() == [0, 1, 3]
+    assert again.heard.events[-1] != ("applied", [])
+    assert await world.transactions.operations_of(GROUP) == []
+    with pytest.raises(InvalidTxnStatus):
+        again.acks.acknowledge(WINNER, [again.at(5)])
+
+
+async def test_acknowledgements_of_attempts_that_ended_before_are_settled_by_the_header() -> None:
+    world = AckWorld()
+    await begin(world.transactions)
+    owner = await world.owner(entries=10)
+    await end(world.transactions, COMMITTED, WINNER)
+    for attempt in (WINNER, LOSER, UNKNOWN):
+        owner.acks.acknowledge(attempt, [owner.at(attempt.attempt % 10)])
+    await turns()
+    await owner.idle()
+    assert owner.acknowledged() == [1]
+    assert await world.transactions.operations_of(GROUP) == []
+
+
+async def test_a6_strays_of_attempts_go_when_their_group_has_ended() -> None:
+    world = AckWorld()
+    await begin(world.transactions)
+    owner = await world.owner(entries=10)
+    await owner.ack(LOSER, 2)
+    (record,) = await world.records()
+    await owner.kill()
+    again = await world.owner()
+    stray = replace(record, txn=OTHER, number=99)
+    await world.transactions.put_ack(stray)
+    await again.acks.rescan()
+    assert stray in await world.records()
+    await end(world.transactions, ABORTED)
+    await turns()
+    await again.acks.rescan()
+    await again.idle()
+    assert await world.records() == []
+
+
+@in_virtual_time
+async def test_followers_of_attempts_are_told_by_the_groups_header() -> None:
+    world = World()
+    parts = world.parts()
+    parts.decisions.start()
+    told: list[tuple[TxnId, TxnState | None]] = []
+
+    def follower(txn: TxnId, state: TxnState | None) -> None:
+        told.append((txn, state))
+
+    await begin(parts.store)
+    for txn in (WINNER, LOSER, OTHER, UNKNOWN, GROUP):
+        parts.decisions.follow(txn, follower)
+    parts.decisions.forget(OTHER, follower)
+    world.metadata.calls.clear()
+    await end(parts.store, COMMITTED, WINNER, OTHER)
+    await asyncio.sleep(1)
+    assert [what for what, _ in world.metadata.calls if what == "get"] == ["get"], "by the end only"
+    assert sorted(told, key=lambda one: one[0]) == [
+        (GROUP, COMMITTED), (WINNER, COMMITTED), (LOSER, ABORTED), (UNKNOWN, None),
+    ]  # fmt: skip
+    assert parts.decisions.followed == 0
+    await parts.decisions.stop()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_after_a_resync_headers_of_attempts_are_read_again(*, gone: bool) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        world = World()
+        parts = world.parts()
+        told: list[tuple[TxnId, TxnState | None]] = []
+
+        def follower(txn: TxnId, state: TxnState | None) -> None:
+            told.append((txn, state))
+
+        await begin(parts.store)
+        await end(parts.store, COMMITTED, WINNER)
+        parts.decisions.start()
+        await asyncio.sleep(1)
+        for txn in (WINNER, LOSER):
+            parts.decisions.follow(txn, follower)
+        await asyncio.sleep(1)
+        assert told == []
+        if gone:
+            stored = await parts.store.read_header(GROUP)
+            assert stored is not None
+            await parts.store.delete_header(stored)
+        else:
+            parts.decisions._following._watch.resync()  # type: ignore[union-attr]
+        await asyncio.sleep(1)
+        states: Sequence[TxnState | None] = (None, None) if gone else (COMMITTED, ABORTED)
+        assert sorted(told) == list(zip((WINNER, LOSER), states, strict=True))
+        assert isinstance(parts.decisions, Decisions)
+        await parts.decisions.stop()
+
+    run()
+
+
+def test_a_group_leaves_nothing_in_memory_of_followers() -> None:
+    @in_virtual_time
+    async def run() -> None:
+        parts = World().parts()
+
+        def follower(txn: TxnId, state: TxnState | None) -> None:
+            """Hear nothing."""
+
+        for _ in range(2):
+            for txn in (WINNER, LOSER, GROUP):
+                parts.decisions.follow(txn, follower)
+            for txn in (GROUP, LOSER, WINNER):
+                parts.decisions.forget(txn, follower)
+        assert parts.decisions.followed == 0
+        assert parts.decisions._attempts == {}
+
+    run()
+    assert records.header_key(WINNER) == records.header_key(GROUP)

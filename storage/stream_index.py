@@ -59,6 +59,7 @@ class StreamIndex:
         """Entries from `first` on became durable.  What is missing before them is read if asked."""
         live = self._live
         if live is None or self._live_id != ledger_id:
+            self.ledgers_changed()  # the one before has ended
             live = self._live = LedgerIndex()
             self._live_id = ledger_id
         if live.entries == first:

@@ -182,7 +182,7 @@ class LedgerIndex:
             size_bytes += len(data)
             at = _time_at(data)
             end = at + 6
-            following = data[end : _U32(data, 6)[0] + 10] if at else tail
+            following = data[end : _U32(data, 6)[0] + 10] if at else b""
             if at and following == tail:
                 messages += tail_messages
             elif at and not (_BATCH in following or _MARKER in following or _TIME in following):
@@ -191,7 +191,9 @@ class LedgerIndex:
                 fact = fact_of(data)
                 self._note(fact.publish_time_ms)
                 messages += fact.messages
-                tail, tail_messages, time = following, fact.messages, b""
+                time = b""
+                if at:
+                    tail, tail_messages = following, fact.messages
                 continue
             if data[at:end] != time:
                 time = data[at:end]

@@ -32,6 +32,7 @@ from magnetar.message import Message
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
+from magnetar.produce.receipts import Receipts
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import RangePlan
 from magnetar.schema import AUTO, BYTES, STRING, Schema
@@ -82,6 +83,7 @@ __all__ = [
     "QueueConsumer",
     "QueueSettings",
     "RangePlan",
+    "Receipts",
     "Schema",
     "Segment",
     "SegmentCount",

@@ -71,6 +71,9 @@ ANSWERED_KEPT: Final = 1000
 UNREAD_FAILURES: Final = 1000
 """Failed sends that are remembered for `flush`, which raises the first that nobody looked at."""
 
+SEND_TURN: Final = 500
+"""Messages that are sent together before the loop does something else."""
+
 # Schemas
 
 MAX_WRITER_SCHEMAS: Final = 1000

@@ -16,16 +16,18 @@ import asyncio
 import enum
 import operator
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from magnetar.bounds import SEND_TURN
 from magnetar.context import ClientContext, check_loop, running_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError, ProducerQueueFull
 from magnetar.message_id import MessageId
 from magnetar.opening import ClosedAfterwards, completed, finished
 from magnetar.produce.outgoing import Outgoing
 from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.produce.receipts import Receipts, RowOutcome
 from magnetar.produce.room import Room
 from magnetar.produce.topic_sender import TopicSender
 from magnetar.produce.unanswered import Unanswered
@@ -181,6 +183,48 @@ class Producer(ClosedAfterwards, Generic[T]):
             )
         return self._start(message, transaction)
 
+    async def send_many(
+        self,
+        values: Sequence[T],
+        *,
+        keys: Sequence[str | bytes | None] | None = None,
+        properties: Sequence[Mapping[str, str] | None] | None = None,
+        event_times_ms: Sequence[int | None] | None = None,
+        transaction: "Work | None" = None,
+    ) -> Receipts:
+        """Send all of them in their order, as `send_nowait` would, waiting for room as need be.
+
+        Returns when they are on their way: `stored` of what it returns waits until they are
+        stored.  It takes about half of the time of sending each by itself.  Each of the sequences
+        has an item for each value, as of `send`.
+
+        Raises as `send`; those before the one that cannot be sent are on their way then, and a
+        transaction is spoilt.
+        """
+        self._check_open()
+        columns = [values, keys, properties, event_times_ms]
+        if len({len(each) for each in columns if each is not None}) != 1:
+            raise InvalidArgument("Give as many keys, properties and times as there are values.")
+        receipts = Receipts(len(values), self._create_future())
+        if transaction is not None:
+            transaction.track(receipts.outcome)
+        rows = _Rows(values, keys, properties, event_times_ms, transaction, receipts)
+        try:
+            begin = 0
+            while begin < len(values):
+                if self._room.is_contended:
+                    await self._reserved()
+                    end = self._send_rows(rows, begin, begin + 1)
+                else:
+                    end = self._send_rows(rows, begin, min(begin + SEND_TURN, len(values)))
+                    await asyncio.sleep(0)
+                begin = end
+        except BaseException as error:
+            receipts.failed(_given_up(error))
+            receipts.outcome.exception()  # seen: it is raised here
+            raise
+        return receipts
+
     async def room(self) -> None:
         """Return when `send_nowait` has room.  Raises `AlreadyClosed` and `ProducerFenced`."""
         check_loop(self._loop)
@@ -228,6 +272,36 @@ class Producer(ClosedAfterwards, Generic[T]):
 
     # How it is done
 
+    def _send_rows(self, rows: "_Rows[T]", begin: int, end: int) -> int:
+        """Send those from `begin` on, up to `end` and as there is room; where to go on."""
+        self._check_open()
+        messages: list[Outgoing] = []
+        most, size = self._room.free
+        row = begin
+        values, keys, properties, times, transaction, receipts = rows
+        txn = None if transaction is None else transaction.id
+        try:
+            for row in range(begin, max(begin + 1, min(end, begin + most))):
+                message = self._message(
+                    values[row],
+                    None if keys is None else keys[row],
+                    None,
+                    None if properties is None else properties[row],
+                    None if times is None else times[row],
+                    None,
+                    RowOutcome(receipts, row),
+                )
+                message.transaction, message.txn = transaction, txn
+                messages.append(message)
+                size -= message.size
+                if size <= 0:
+                    break
+        finally:
+            self._unanswered.add_all(messages)
+            for message in messages:
+                self._sender.send(message)
+        return row + 1
+
     def _message(
         self,
         value: T,
@@ -236,6 +310,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         properties: Mapping[str, str] | None,
         event_time_ms: int | None,
         sequence_id: int | None,
+        outcome: RowOutcome | None = None,
     ) -> Outgoing:
         if running_loop() is not self._loop:
             check_loop(self._loop)
@@ -251,7 +326,7 @@ class Producer(ClosedAfterwards, Generic[T]):
             event_time_ms = _number("event_time_ms", event_time_ms)
             _check(properties)
         message = Outgoing(
-            self._create_future(),
+            self._create_future() if outcome is None else outcome,
             payload,
             raw_key,
             bucket_hash,
@@ -349,6 +424,24 @@ class Producer(ClosedAfterwards, Generic[T]):
         self._unanswered.close()
         await self._sender.close()
         self._enter(_S.CLOSED)
+
+
+class _Rows(NamedTuple, Generic[T]):
+    """What `send_many` was given."""
+
+    values: Sequence[T]
+    keys: Sequence[str | bytes | None] | None
+    properties: Sequence[Mapping[str, str] | None] | None
+    event_times_ms: Sequence[int | None] | None
+    transaction: "Work | None"
+    receipts: Receipts
+
+
+def _given_up(error: BaseException) -> MagnetarError:
+    """What becomes of messages that were not sent because of an error."""
+    if isinstance(error, MagnetarError):
+        return type(error)(*error.args)
+    return AlreadyClosed("Messages that were sent together were given up before all were sent.")
 
 
 def _number(name: str, number: int | None) -> int | None:

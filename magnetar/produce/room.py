@@ -47,13 +47,19 @@ class Room:
         return self._reserved > 0 or bool(self._waiters) or self.is_full
 
     @property
+    def free(self) -> tuple[int, int]:
+        """How many messages, and how many bytes, may be taken; neither is below 0."""
+        taken = self._messages + self._reserved
+        return max(0, self._max_messages - taken), max(0, self._max_bytes - self._bytes)
+
+    @property
     def messages(self) -> int:
         """How many take room."""
         return self._messages
 
-    def take(self, size: int) -> None:
-        """For one message."""
-        self._messages += 1
+    def take(self, size: int, messages: int = 1) -> None:
+        """For messages of so many bytes together."""
+        self._messages += messages
         self._bytes += size
 
     def give_back(self, messages: int, size: int) -> None:

@@ -12,12 +12,13 @@ Rules:
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
 from magnetar.bounds import ANSWERED_KEPT, DEADLINE_TICK_S, GIVEN_UP_TICK_S, UNREAD_FAILURES
 from magnetar.errors import MagnetarError, OperationTimedOut
 from magnetar.message_id import EntryId, MessageId
 from magnetar.produce.outgoing import Outgoing, Sent
+from magnetar.produce.receipts import RowOutcome, future_of
 from magnetar.produce.room import Room
 from protocol import pulsar_pb2 as pb
 from protocol.ids import from_wire
@@ -49,7 +50,8 @@ class Unanswered:
         self._messages: deque[Outgoing] = deque()
         self._given = 0
         self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._failures: deque[asyncio.Future[MessageId]] = deque(maxlen=UNREAD_FAILURES)
+        self._failures: deque[asyncio.Future[MessageId] | asyncio.Future[None]]
+        self._failures = deque(maxlen=UNREAD_FAILURES)
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, message: Outgoing) -> None:
@@ -58,6 +60,20 @@ class Unanswered:
         self._room.take(message.size)
         self._messages.append(message)
         self._given = message.place = self._given + 1
+        if self._timer is None:
+            self._wait(self._timeout_s)
+
+    def add_all(self, messages: Sequence[Outgoing]) -> None:
+        """They are being sent from now on."""
+        deadline = self._loop.time() + self._timeout_s
+        place, size = self._given, 0
+        for message in messages:
+            message.deadline = deadline
+            message.place = place = place + 1
+            size += message.size
+        self._given = place
+        self._room.take(size, len(messages))
+        self._messages += messages
         if self._timer is None:
             self._wait(self._timeout_s)
 
@@ -84,8 +100,11 @@ class Unanswered:
         for index, message in enumerate(messages):
             outcome = message.outcome
             if not outcome.done():
-                entry = new(EntryId, (ledger_id, entry_id, index, size, -1, None))
-                outcome.set_result(MessageId(entry, segment_id))
+                place = (ledger_id, entry_id, index, size, -1, None)
+                if type(outcome) is RowOutcome:
+                    outcome.stored(segment_id, place)
+                else:
+                    outcome.set_result(MessageId(new(EntryId, place), segment_id))
             if message.counted:
                 message.counted = False
                 count += 1
@@ -100,7 +119,9 @@ class Unanswered:
                 failure = type(error)(*error.args)
                 failure.__cause__ = error.__cause__
                 message.outcome.set_exception(failure)
-                self._failures.append(cast("asyncio.Future[MessageId]", message.outcome))
+                failed = future_of(message.outcome)
+                if not self._failures or self._failures[-1] is not failed:
+                    self._failures.append(failed)
             self.release(message)
 
     def fail_all(self, error: MagnetarError, *, told: bool = False) -> None:
@@ -110,7 +131,7 @@ class Unanswered:
         self.fail(messages, error)
         if told:
             for message in failed:
-                cast("asyncio.Future[MessageId]", message.outcome).exception()
+                future_of(message.outcome).exception()
 
     def release(self, message: Outgoing) -> None:
         """Its outcome is known: it takes no more room."""

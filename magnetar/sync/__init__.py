@@ -9,7 +9,7 @@ Every client has one background thread.  A process that forks must connect anew 
 
 from magnetar.sync.client import Client, connect
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
-from magnetar.sync.producer import Producer
+from magnetar.sync.producer import Producer, Receipts
 from magnetar.sync.transaction import Attempt, Transaction, TransactionKey
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Client",
     "Producer",
     "QueueConsumer",
+    "Receipts",
     "StreamConsumer",
     "Transaction",
     "TransactionKey",

@@ -13,17 +13,21 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar, Unpack
 
 from magnetar.bounds import SYNC_NOTICE_S, SYNC_TURN, UNREAD_FAILURES
 from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, ProducerQueueFull
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer as AsyncProducer
+from magnetar.produce.receipts import Receipts as AsyncReceipts
 from magnetar.sync.bridge import Bridge, ClosedAfterwards, outcome_of
 from magnetar.sync.transaction import Work
+
+if TYPE_CHECKING:
+    from magnetar.transactions.work import Work as AsyncWork
 
 T = TypeVar("T")
 
@@ -45,6 +49,27 @@ class SendFuture(concurrent.futures.Future[MessageId]):
         """The error, or None; waits for it."""
         self.looked_at = True
         return super().exception(timeout)
+
+
+class Receipts:
+    """As `magnetar.Receipts`: what becomes of messages that were sent together."""
+
+    def __init__(self, bridge: Bridge, core: AsyncReceipts) -> None:
+        self._bridge = bridge
+        self._core = core
+
+    @property
+    def segment_ids(self) -> Sequence[int]:
+        """Of each message the segment that has it; -1: it has no receipt."""
+        return self._core.segment_ids
+
+    def stored(self) -> None:
+        """Wait until all are stored.  Raises the first failure."""
+        self._bridge.run(self._core.stored)
+
+    def ids(self) -> list[MessageId]:
+        """Where each message is, once all are stored."""
+        return self._core.ids()
 
 
 class SendOptions(TypedDict, total=False):
@@ -135,6 +160,20 @@ class Producer(ClosedAfterwards, Generic[T]):
             self._give(partial(self._send, future, value, options))
             self._taken += 1
         return future
+
+    def send_many(
+        self,
+        values: Sequence[T],
+        *,
+        keys: Sequence[str | bytes | None] | None = None,
+        properties: Sequence[Mapping[str, str] | None] | None = None,
+        event_times_ms: Sequence[int | None] | None = None,
+        transaction: Work | None = None,
+    ) -> Receipts:
+        """As `magnetar.Producer.send_many`, behind what was given before."""
+        core = None if transaction is None else transaction.core
+        sent = self._bridge.run(self._send_many, values, keys, properties, event_times_ms, core)
+        return Receipts(self._bridge, sent)
 
     def room(self, timeout_s: float | None = None) -> None:
         """Wait until `send_nowait` has room.  Raises OperationTimedOut."""
@@ -268,6 +307,23 @@ class Producer(ClosedAfterwards, Generic[T]):
         if self._waiting:
             with self._receipt:
                 self._receipt.notify_all()
+
+    async def _send_many(
+        self,
+        values: Sequence[T],
+        keys: Sequence[str | bytes | None] | None,
+        properties: Sequence[Mapping[str, str] | None] | None,
+        event_times_ms: Sequence[int | None] | None,
+        transaction: "AsyncWork | None",
+    ) -> AsyncReceipts:
+        await self._passed_on()
+        return await self._core.send_many(
+            values,
+            keys=keys,
+            properties=properties,
+            event_times_ms=event_times_ms,
+            transaction=transaction,
+        )
 
     async def _flush(self) -> None:
         await self._passed_on()

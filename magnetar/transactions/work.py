@@ -69,9 +69,12 @@ class Work(ABC):
         `topic` is what is written to: a segment, or a topic that is none.  Raises why no more is
         taken.
         """
-        return self._tell(
-            (topic, None), lambda: self._coordinators.add_topic(self.id, topic, self.key)
-        )
+        name = topic, None
+        if name in self._told and self._told[name] is None and self._failure is None:
+            if (refusal := self._refusal(ending=True)) is not None:
+                raise refusal
+            return None  # every message asks, so the usual answer comes first
+        return self._tell(name, lambda: self._coordinators.add_topic(self.id, topic, self.key))
 
     def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
         """As `writing_to`, for acknowledgements on a subscription."""

@@ -21,6 +21,8 @@ FOR_USERS = {
         "extend_group",
         "close",
     },
+    magnetar.sync.Producer: {"topic", "name", "last_sequence_id", "send_many", "flush", "close"},
+    magnetar.sync.Receipts: {"segment_ids", "stored", "ids"},
     magnetar.sync.Attempt: {"id", "group", "settled", "close"},
 }
 CASES = [(face, name) for face, names in FOR_USERS.items() for name in sorted(names)]

@@ -16,6 +16,7 @@ from broker.admin import (
     subscriptions,
     tenants,
     transaction_keys,
+    transaction_records,
     transactions,
 )
 from broker.admin.keys import BROKER, REGISTRY
@@ -47,6 +48,7 @@ def build_app(broker: "Broker") -> web.Application:
         subscriptions,
         tenants,
         transaction_keys,
+        transaction_records,
         transactions,
     ):
         app.add_routes(resource.routes())

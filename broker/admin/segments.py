@@ -5,8 +5,8 @@ Rules:
 - The segment's owner answers; anybody else sends on to it (307).  A segment that nobody owns is
   taken by who is asked with `authoritative=true`, as brokers do that have chosen him.
 - Paths, methods and status codes are Pulsar's internal resource; GET of a segment, its `/stats` and
-  the feed are ours.  An error's body has its code beside the sentence, so that the broker that
-  asked raises the same error.
+  `/internalStats`, and the feed are ours.  An error's body has its code beside the sentence, so
+  that the broker that asked raises the same error.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from broker.admin.rest import (
     refused,
     status_of,
 )
+from broker.admin.topic_stats import internal_stats
 from broker.scalable.feed import Follower
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.remote_segments import FEED_PATH, SEGMENTS_PATH
@@ -53,6 +54,7 @@ def routes() -> list[web.RouteDef]:
         web.delete(SEGMENT, delete),
         web.post(SEGMENT + "/terminate", terminate),
         web.get(SEGMENT + "/stats", stats),
+        web.get(SEGMENT + "/internalStats", stats_of_ledgers),
         web.put(SUBSCRIPTION, create_subscription),
         web.delete(SUBSCRIPTION, delete_subscription),
         web.get(SUBSCRIPTION + "/backlog", backlog),
@@ -132,6 +134,14 @@ async def stats(
 ) -> web.Response:
     """GET: what is counted there."""
     return web.json_response(await segments.stats(segment))
+
+
+@_at_owner
+async def stats_of_ledgers(
+    request: web.Request, segments: LocalSegments, segment: SegmentName
+) -> web.Response:
+    """GET: its ledgers and cursors, as `internalStats` of a topic has them."""
+    return web.json_response(internal_stats(await segments.open(segment)))
 
 
 @_at_owner

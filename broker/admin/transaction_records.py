@@ -1,0 +1,65 @@
+"""`/admin/v3/transactions/headers|records`: all that is stored, a line of JSON for each.
+
+The answer is sent as it is read (`application/x-ndjson`); one that breaks off lacks its last line,
+`{"end": true}`.  While transactions are off, all is 503.
+"""
+
+import json
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from broker.admin.keys import BROKER
+from broker.admin.rest import refused
+from broker.admin.transactions import BASE, enabled
+from broker.transaction_records import Json, TransactionRecords
+from protocol.names import parse_topic_name
+from txn.records import TxnState
+
+CONTENT_TYPE = "application/x-ndjson"
+_STATES = {state.value: state for state in TxnState}
+
+
+def routes() -> list[web.RouteDef]:
+    """The resource's routes."""
+    return [
+        web.get(BASE + "/headers/{state}", headers),
+        web.get(BASE + "/records/{domain}/{tenant}/{namespace}/{topic:.+}", records),
+    ]
+
+
+async def headers(request: web.Request) -> web.StreamResponse:
+    """GET: every header in the state OPEN, COMMITTED or ABORTED."""
+    state = _STATES.get(request.match_info["state"].upper())
+    if state is None:
+        raise refused(f"The state must be one of {', '.join(_STATES)}.")
+    enabled(request)
+    return await _lines(request, TransactionRecords(request.app[BROKER]).headers(state))
+
+
+async def records(request: web.Request) -> web.StreamResponse:
+    """GET: of each segment of a topic its claims, aborted set and owner's epoch."""
+    info = request.match_info
+    name = parse_topic_name(
+        f"{info['domain']}://{info['tenant']}/{info['namespace']}/{info['topic']}"
+    )
+    enabled(request)
+    return await _lines(request, TransactionRecords(request.app[BROKER]).segments(name))
+
+
+async def _lines(request: web.Request, told: AsyncIterator[Json]) -> web.StreamResponse:
+    """What fails before the first line has a status of its own."""
+    first = await anext(told, None)
+    response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+    await response.prepare(request)
+    if first is not None:
+        await response.write(_line(first))
+        async for each in told:
+            await response.write(_line(each))
+    await response.write(_line({"end": True}))
+    await response.write_eof()
+    return response
+
+
+def _line(members: Json) -> bytes:
+    return json.dumps(members, separators=(",", ":")).encode() + b"\n"

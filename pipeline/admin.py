@@ -1,0 +1,119 @@
+"""Asks a broker's REST interface: where the commands of the wire tell no more.
+
+Rules:
+
+- A broker that sends a request on (307, 308) is obeyed, a bounded number of times.
+- What is sent line by line is read so, and must have its last line.
+- Failures are sentences that name the address.
+"""
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Final, cast
+
+from magnetar.errors import ClientError
+
+__all__ = ["AdminFailed", "AdminRest", "topic_path"]
+
+TIMEOUT_S: Final = 60
+REDIRECTS_MAX: Final = 5
+_SENT_ON: Final = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
+Json = Mapping[str, object]
+
+
+class AdminFailed(ClientError):
+    """The REST interface refused, or was not there."""
+
+
+class AdminRest:
+    """One broker's, or that of all behind one address."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """`url` as http://host:8080; `token` for brokers that ask for one."""
+        if not url.startswith(("http://", "https://")):
+            raise AdminFailed(f"{url!r} is no REST address; give one as http://host:8080.")
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def get(self, path: str) -> object:
+        """The JSON that is there.  Raises `AdminFailed`."""
+        return self.call("GET", path)
+
+    def call(self, method: str, path: str, body: object | None = None) -> object:
+        """Send one request; the decoded JSON, None for an empty answer.  Raises `AdminFailed`."""
+        with self._open(method, path, body) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def lines(self, path: str) -> Iterator[Json]:
+        """What is told line by line.  Raises `AdminFailed`, also when it broke off."""
+        with self._open("GET", path, None) as answer:
+            for line in answer:
+                told = cast("Json", json.loads(line))
+                if told.get("end") is True:
+                    return
+                yield told
+        raise AdminFailed(f"{self._url}{path} broke off in the middle; ask again.")
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there.  Raises `AdminFailed` for anything but 404."""
+        try:
+            self.get(path)
+        except AdminFailed as error:
+            if isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 404:
+                return False
+            raise
+        return True
+
+    def _open(self, method: str, path: str, body: object | None) -> http.client.HTTPResponse:
+        url = self._url + path
+        data = None if body is None else json.dumps(body).encode()
+        headers = {
+            **self._headers,
+            **({} if data is None else {"Content-Type": "application/json"}),
+        }
+        for _ in range(REDIRECTS_MAX):
+            request = urllib.request.Request(url, data=data, method=method, headers=headers)
+            try:
+                answer = _OPENER.open(request, timeout=TIMEOUT_S)
+                return cast("http.client.HTTPResponse", answer)
+            except urllib.error.HTTPError as error:
+                if error.code in _SENT_ON and error.headers.get("Location"):
+                    url = urllib.parse.urljoin(url, error.headers["Location"])
+                    continue
+                raise AdminFailed(f"{url} refused ({error.code}): {_reason(error)}") from error
+            except (OSError, http.client.HTTPException) as error:
+                raise AdminFailed(
+                    f"{url} does not answer ({error}); is it the address of the REST interface?"
+                ) from error
+        raise AdminFailed(f"{url} was sent on {REDIRECTS_MAX} times; the topic moves, ask again.")
+
+
+class _NotFollowed(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors here, so that every method can be sent on."""
+
+    def redirect_request(self, *_args: object, **_kwargs: object) -> None:
+        """Never."""
+
+
+_OPENER: Final = urllib.request.build_opener(_NotFollowed)
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    text = error.read().decode(errors="replace")
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return text[:500]
+    return str(told.get("reason", text)) if isinstance(told, dict) else text[:500]
+
+
+def topic_path(topic: str) -> str:
+    """`topic://tenant/namespace/name` as the part of a path, escaped."""
+    domain, _, rest = topic.partition("://")
+    return "/".join(urllib.parse.quote(part, safe="") for part in (domain, *rest.split("/", 2)))

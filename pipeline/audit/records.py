@@ -1,0 +1,224 @@
+"""Reads the snapshot of an audit: layouts and plans from the client, records over REST.
+
+Rules: read in the order that `snapshot` asks for.  A segment that vanishes meanwhile (retention) is
+not in the snapshot.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Protocol, cast
+from urllib.parse import quote
+
+from magnetar.errors import TopicNotFound
+from magnetar.layout import Layout, Segment
+from pipeline.admin import AdminRest, topic_path
+from pipeline.audit.snapshot import (
+    Claim,
+    Commit,
+    KeyState,
+    SegmentState,
+    Snapshot,
+    State,
+    TransactionState,
+)
+from protocol.ids import Position
+
+__all__ = ["Plan", "Planner", "take_snapshot"]
+
+TRANSACTIONS = "/admin/v3/transactions"
+KEYS = "/admin/v2/transactions/transaction-keys"
+_STATES = ("open", "committed", "aborted")
+Json = Mapping[str, object]
+
+
+class Plan(Protocol):
+    """What the audit needs of a plan."""
+
+    @property
+    def earliest(self) -> Position:
+        """The first entry that is retained."""
+        ...
+
+    @property
+    def horizon(self) -> Position:
+        """What comes before it may be read."""
+        ...
+
+    @property
+    def raw_end(self) -> Position:
+        """What comes before it is stored."""
+        ...
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing more will come."""
+        ...
+
+
+class Planner(Protocol):
+    """The client, as far as the audit needs it."""
+
+    def layout(self, topic: str) -> Layout:
+        """The DAG now."""
+        ...
+
+    def plan_range(self, segment_topic: str) -> Plan:
+        """Of a whole segment.  Raises `TopicNotFound`."""
+        ...
+
+
+def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
+    """Everything but the entries.  Raises `AdminFailed`, and what the client does."""
+    ended = frozenset(
+        cast("str", header["txnId"])
+        for state in _STATES[1:]
+        for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
+    )
+    layout = client.layout(topic)
+    planned: dict[int, Plan] = {}
+    for segment_id, segment in sorted(layout.segments.items()):
+        try:
+            planned[segment_id] = client.plan_range(segment.topic)
+        except TopicNotFound:
+            continue
+    headers = [
+        transaction_of(header)
+        for state in _STATES
+        for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
+    ]
+    records = {
+        cast("str", told["segment"]): told
+        for told in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
+    }
+    segments = {
+        segment_id: _segment(
+            layout.segments[segment_id],
+            plan,
+            records.get(layout.segments[segment_id].topic, {}),
+            _ledgers(layout.segments[segment_id], rest),
+            planned,
+        )
+        for segment_id, plan in planned.items()
+    }
+    return Snapshot(
+        topic,
+        int(time.time() * 1000),
+        segments,
+        ended,
+        _newest(headers),
+        tuple(_keys(rest)),
+    )
+
+
+def _newest(headers: Iterable[TransactionState]) -> dict[str, TransactionState]:
+    """One that ended while it was read is there twice: as it ended counts."""
+    found: dict[str, TransactionState] = {}
+    for header in headers:
+        known = found.get(header.txn)
+        if known is None or known.state is State.OPEN:
+            found[header.txn] = header
+    return found
+
+
+def transaction_of(told: Json) -> TransactionState:
+    """A header as REST tells it."""
+    group = cast("Json | None", told.get("group"))
+    commit = None if group is None else cast("Json | None", group.get("commit"))
+    return TransactionState(
+        cast("str", told["txnId"]),
+        State(told["status"]),
+        cast("int | None", told.get("finalizedMs")),
+        cast("str | None", told.get("transactionKey")),
+        cast("int | None", told.get("transactionKeyEpoch")),
+        group is not None,
+        None if commit is None else commit_of(commit),
+    )
+
+
+def commit_of(told: Json) -> Commit:
+    """What a group committed, as REST tells it."""
+    winners = cast("Mapping[str, Mapping[str, tuple[int, str]]]", told.get("winners") or {})
+    totals = cast("Mapping[str, tuple[int, str]] | None", told.get("totals"))
+    return Commit(
+        cast("str", told["query"]),
+        cast("int", told["batch"]),
+        cast("str | None", told.get("positions")),
+        {int(index): _counts(counts) for index, counts in winners.items()},
+        None if totals is None else _counts(totals),
+    )
+
+
+def _counts(told: Mapping[str, tuple[int, str]]) -> dict[str, tuple[int, int]]:
+    return {topic: (messages, int(hashes)) for topic, (messages, hashes) in told.items()}
+
+
+def _segment(
+    segment: Segment, plan: Plan, records: Json, ledgers: Iterable[Json], kept: Mapping[int, Plan]
+) -> SegmentState:
+    found = list(ledgers)
+    return SegmentState(
+        segment.segment_id,
+        segment.topic,
+        tuple(each for each in segment.parent_ids if each in kept),
+        tuple(each for each in segment.child_ids if each in kept),
+        segment.hash_start,
+        segment.hash_end,
+        plan.sealed,
+        plan.earliest,
+        plan.horizon,
+        plan.raw_end,
+        {
+            cast("int", each["ledgerId"]): cast("int", each["entries"])
+            for each in found
+            if each["timestamp"]
+        },
+        tuple(
+            Claim(
+                cast("str", each["txnId"]),
+                cast("int", each["epoch"]),
+                place_of(cast("str", each["floor"])),
+            )
+            for each in cast("list[Json]", records.get("claims", []))
+        ),
+        {
+            txn: place_of(up_to)
+            for txn, up_to in cast("Mapping[str, str]", records.get("aborted", {})).items()
+        },
+        sum(bool(each.get("offloaded")) for each in found),
+    )
+
+
+def _ledgers(segment: Segment, rest: AdminRest) -> list[Json]:
+    domain, _, path = topic_path(segment.topic).partition("/")
+    base = "segments" if domain == "segment" else domain
+    told = cast("Json", rest.get(f"/admin/v2/{base}/{path}/internalStats"))
+    return cast("list[Json]", told["ledgers"])
+
+
+def _keys(rest: AdminRest) -> Iterable[KeyState]:
+    after = ""
+    while True:
+        page = cast("Json", rest.get(f"{KEYS}?limit=100&after={quote(after)}"))
+        for told in cast("list[Json]", page["keys"]):
+            yield key_of(told)
+        after = cast("str", page.get("next") or "")
+        if not after:
+            return
+
+
+def key_of(told: Json) -> KeyState:
+    """A key as REST tells it."""
+    last = cast("Json | None", told.get("lastGroup"))
+    return KeyState(
+        cast("str", told["key"]),
+        cast("str | None", told.get("owner")) or "",
+        cast("int", told["epoch"]),
+        None if last is None else commit_of(last),
+        None if last is None else cast("str | None", last.get("txnId")),
+    )
+
+
+def place_of(text: str) -> Position:
+    """`ledger:entry`."""
+    ledger, _, entry = text.partition(":")
+    return Position(int(ledger), int(entry))

@@ -9,13 +9,11 @@ Pure.  Rules:
 
 from collections.abc import Iterable, Mapping
 
-from pipeline.audit.seen import PLAIN, SeenTransaction, Tally
+from pipeline.audit.seen import NO_ROWS, PLAIN, SeenTransaction, Tally
 from pipeline.audit.snapshot import (
-    Commit,
     SegmentState,
     Snapshot,
     State,
-    TransactionState,
     group_of,
     index_of,
 )
@@ -119,28 +117,43 @@ def attempt_id(group: str, index: int) -> str:
 def check_counts(
     expected: Expected, seen: Iterable[SeenTransaction], snapshot: Snapshot, findings: Findings
 ) -> None:
-    """V1, V3: each writer's count against what is there; nothing that no writer counted."""
+    """V1, V3: each writer's count against what is there; nothing that no writer counted.
+
+    Of `seen`, which is gone through once, nothing is kept but what was expected.
+    """
     topics = {each.topic: each for each in snapshot.segments.values()}
     counted = {txn for txn, _ in expected}
-    found: dict[tuple[str, str], SeenTransaction] = {}
-    for each in seen:
-        found[each.txn, snapshot.segments[each.segment_id].topic] = each
-    for (txn, topic), told in expected.items():
-        if topic not in topics:
-            continue
-        findings.held(Rule.V1)
-        findings.held(Rule.V3)
-        _compare(txn, topics[topic], told, found.get((txn, topic)), findings)
-    for (txn, topic), there in found.items():
-        if txn in counted and (txn, topic) not in expected:
+    unseen = {key for key in expected if key[1] in topics}
+    totals: dict[tuple[str, str], Tally] = {}
+    for there in seen:
+        topic = snapshot.segments[there.segment_id].topic
+        told = expected.get((there.txn, topic))
+        if told is not None:
+            unseen.discard((there.txn, topic))
+            _compare(there.txn, topics[topic], told, there, findings)
+        elif there.txn in counted:
             _found(
                 findings,
                 Rule.V3,
                 there,
-                f"{there.all.messages} rows of it are in a segment in "
-                "which its writer counted none",
+                f"{there.all.messages} rows of it are where its writer counted none",
             )
-    _check_totals(snapshot, found, findings)
+        if there.txn != PLAIN and index_of(there.txn):
+            _add_total(totals, there, topic, snapshot)
+    for txn, topic in sorted(unseen):
+        _compare(txn, topics[topic], expected[txn, topic], None, findings)
+    _check_totals(totals, snapshot, findings)
+
+
+def _add_total(
+    totals: dict[tuple[str, str], Tally], there: SeenTransaction, topic: str, snapshot: Snapshot
+) -> None:
+    """Of winners of groups of which only each segment's total was kept."""
+    group = group_of(there.txn)
+    header = snapshot.transactions.get(group)
+    commit = None if header is None else header.commit
+    if commit is not None and commit.totals is not None and index_of(there.txn) in commit.winners:
+        totals[group, topic] = totals.get((group, topic), NO_ROWS).plus(there.all)
 
 
 def _compare(
@@ -150,7 +163,9 @@ def _compare(
     there: SeenTransaction | None,
     findings: Findings,
 ) -> None:
-    all_rows = Tally() if there is None else there.all
+    findings.held(Rule.V1)
+    findings.held(Rule.V3)
+    all_rows = NO_ROWS if there is None else there.all
     if segment.earliest.entry_id > 0 or (there is None and segment.earliest > segment.raw_end):
         findings.cannot_tell("Rows of transactions in ledgers that retention has taken.")
         return
@@ -170,9 +185,8 @@ def _compare(
 
 
 def _check_totals(
-    snapshot: Snapshot, found: Mapping[tuple[str, str], SeenTransaction], findings: Findings
+    totals: Mapping[tuple[str, str], Tally], snapshot: Snapshot, findings: Findings
 ) -> None:
-    """Groups of which only each segment's total was kept."""
     topics = {each.topic: each for each in snapshot.segments.values()}
     for header in snapshot.transactions.values():
         commit = header.commit
@@ -181,10 +195,7 @@ def _check_totals(
         for topic, (messages, hashes) in commit.totals.items():
             if topic not in topics:
                 continue
-            there = Tally()
-            for (txn, where), each in found.items():
-                if where == topic and _is_winner(txn, header, commit):
-                    there = there.plus(each.all)
+            there = totals.get((header.txn, topic), NO_ROWS)
             findings.held(Rule.V1)
             if there != Tally(messages, hashes):
                 findings.add(
@@ -197,10 +208,6 @@ def _check_totals(
                         header.txn,
                     )
                 )
-
-
-def _is_winner(txn: str, header: TransactionState, commit: Commit) -> bool:
-    return txn != PLAIN and group_of(txn) == header.txn and index_of(txn) in commit.winners
 
 
 def check_claims(snapshot: Snapshot, findings: Findings) -> None:

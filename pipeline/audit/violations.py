@@ -63,6 +63,17 @@ class Findings:
         """Something could not be checked."""
         self.unchecked[why] = self.unchecked.get(why, 0) + times
 
+    def merge(self, other: "Findings") -> None:
+        """With those of another part."""
+        for violation in other.violations:
+            if len(self.violations) < KEPT_EACH * len(Rule):
+                self.violations.append(violation)
+        for rule in Rule:
+            self.counts[rule] += other.counts[rule]
+            self.checked[rule] += other.checked[rule]
+        for why, times in other.unchecked.items():
+            self.cannot_tell(why, times)
+
     @property
     def is_clean(self) -> bool:
         """No violation at all."""

@@ -12,7 +12,13 @@ GROWING = "pipeline."
 """Cores come there before what uses them."""
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 60
-ENTRY_MODULES = {"broker.cli.main", "broker.cli.commands", "magnetar.cli.commands"}
+ENTRY_MODULES = {
+    "broker.cli.main",
+    "broker.cli.commands",
+    "magnetar.cli.commands",
+    "pipeline.__main__",
+    "pipeline.cli",
+}
 
 
 def python_files(*roots: str) -> list[Path]:

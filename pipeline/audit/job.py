@@ -1,0 +1,258 @@
+"""The audit as a job of Spark: a snapshot, a scan in parallel, the rules.
+
+Rules:
+
+- The driver keeps what goes with segments, ranges and headers, never with rows.  What goes with
+  transactions and segments is put together by Spark, and gone through partition by partition.
+- Ranges are of about RANGE_BYTES, so that work is even and a task that fails does little again.
+- Rows are looked at one by one only where a producer's order was broken as a whole (`suspects`).
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import SparkSession
+
+from magnetar import Client
+from magnetar.layout import Layout
+from pipeline.admin import AdminRest
+from pipeline.audit.dag_picture import generations
+from pipeline.audit.group_checks import check_batches, check_positions
+from pipeline.audit.order_checks import (
+    KeyedRow,
+    check_entries,
+    check_key,
+    check_views,
+    suspects,
+)
+from pipeline.audit.records import Plan, take_snapshot
+from pipeline.audit.report import Report
+from pipeline.audit.scan import AuditedRange, Place, SuspectRow, scan, suspect_rows
+from pipeline.audit.seen import NO_ROWS, SeenRange, SeenTransaction, Stamp, Tally, joined
+from pipeline.audit.snapshot import SegmentState, Snapshot
+from pipeline.audit.transaction_checks import (
+    check_claims,
+    check_counts,
+    check_seen,
+    expected_of_groups,
+)
+from pipeline.audit.violations import Findings
+from pipeline.connecting import Connected, connected
+from pipeline.options import Connection
+from pipeline.row_hash import row_hash
+from protocol.ids import Position
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+__all__ = ["audit"]
+
+RANGE_BYTES: Final = 64 * 1024 * 1024
+SUSPECT_PARTITIONS: Final = 32
+
+
+def audit(
+    spark: SparkSession,
+    connection: Connection,
+    rest: AdminRest,
+    topic: str,
+    *,
+    readers_view: bool = False,
+) -> Report:
+    """Audit one topic; `readers_view`: also read it as consumers do, and compare.
+
+    Raises `AdminFailed`, and what the client does.
+    """
+    began_s = time.monotonic()
+    client = connected(connection)
+    snapshot = take_snapshot(topic, _Planner(client), rest)
+    parts = _parts(snapshot, client)
+    findings = Findings()
+    context = spark.sparkContext
+    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(_scanned, connection))
+    ranges.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        _check_transactions(ranges, snapshot, findings)
+        facts = ranges.map(_without_transactions).collect()
+        readable = _by_segment(ranges.map(_readable).collect())
+    finally:
+        ranges.unpersist()
+    seen = _segments([each for _, each in facts])
+    for each in seen.values():
+        check_entries(each, snapshot, findings)
+    _check_order(spark, connection, parts, seen, snapshot, findings)
+    check_claims(snapshot, findings)
+    check_batches(snapshot, findings)
+    check_positions(snapshot, findings)
+    if readers_view:
+        for_readers = [part for part in parts if part.readable]
+        told = context.parallelize(for_readers, max(1, len(for_readers))).map(
+            partial(_counted, connection)
+        )
+        views = {"raw": readable, "readers": _by_segment(told.collect())}
+        check_views(views, findings)
+    return Report(snapshot, findings, seen, time.monotonic() - began_s)
+
+
+Scanned = tuple[AuditedRange, SeenRange]
+Counted = tuple[int, Tally]
+
+
+def _scanned(connection: Connection, part: AuditedRange) -> Scanned:
+    return part, scan(connection, part)
+
+
+def _without_transactions(scanned: Scanned) -> Scanned:
+    part, seen = scanned
+    return part, replace(seen, transactions={})
+
+
+def _transactions_of(scanned: Scanned) -> Iterator[tuple[tuple[int, str], SeenTransaction]]:
+    for txn, seen in scanned[1].transactions.items():
+        yield (seen.segment_id, txn), seen
+
+
+def _readable(scanned: Scanned) -> Counted:
+    """What consumers should get of a range: nothing of what lay beyond the horizon of the cut."""
+    part, seen = scanned
+    total = NO_ROWS
+    if part.readable:
+        for each in seen.transactions.values():
+            total = total.plus(each.readable)
+    return part.segment_id, total
+
+
+def _counted(connection: Connection, part: AuditedRange) -> Counted:
+    return _readable((part, scan(connection, part, raw=False)))
+
+
+def _by_segment(counted: Iterable[Counted]) -> dict[int, tuple[int, int]]:
+    found: dict[int, Tally] = {}
+    for segment_id, tally in counted:
+        found[segment_id] = found.get(segment_id, NO_ROWS).plus(tally)
+    return {segment_id: (tally.messages, tally.hash_sum) for segment_id, tally in found.items()}
+
+
+def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
+    by_segment: dict[int, list[SeenRange]] = {}
+    for each in ranges:
+        by_segment.setdefault(each.segment_id, []).append(each)
+    return {
+        segment_id: joined(sorted(found, key=attrgetter("start")))
+        for segment_id, found in sorted(by_segment.items())
+    }
+
+
+def _check_transactions(ranges: "RDD[Scanned]", snapshot: Snapshot, findings: Findings) -> None:
+    """Of each transaction and segment what all ranges saw, one partition at a time."""
+    together = ranges.flatMap(_transactions_of).reduceByKey(SeenTransaction.plus)
+
+    def one_by_one() -> Iterator[SeenTransaction]:
+        for _, seen in together.toLocalIterator():
+            check_seen(seen, snapshot, findings)
+            yield seen
+
+    check_counts(expected_of_groups(snapshot), one_by_one(), snapshot, findings)
+
+
+def _check_order(
+    spark: SparkSession,
+    connection: Connection,
+    parts: Sequence[AuditedRange],
+    seen: Mapping[int, SeenRange],
+    snapshot: Snapshot,
+    findings: Findings,
+) -> None:
+    """Key by key, where a producer's messages as a whole are not in order."""
+    producers = [one for each in seen.values() for one in each.producers.values()]
+    found = suspects(producers, snapshot, findings)
+    if not found:
+        return
+    where = {segment_id for segments in found.values() for segment_id in segments}
+    names = frozenset(found)
+    rows = (
+        spark.sparkContext.parallelize([p for p in parts if p.segment_id in where])
+        .flatMap(partial(suspect_rows, connection, names))
+        .map(_sortable)
+        .repartitionAndSortWithinPartitions(SUSPECT_PARTITIONS, _partition_of)
+        .mapPartitions(_checked_keys)
+    )
+    for each in rows.toLocalIterator():
+        findings.merge(each)
+
+
+SortedRow = tuple[tuple[tuple[str, str], Place], tuple[Stamp, int]]
+"""((producer, key), place), what it was sent with and its content: Spark sorts by the first."""
+
+
+def _sortable(row: SuspectRow) -> SortedRow:
+    who, (place, stamp, content) = row
+    return (who, place), (stamp, content)
+
+
+def _partition_of(key: tuple[tuple[str, str], Place]) -> int:
+    """Rows of one producer and key are sorted together."""
+    (producer, name), _ = key
+    return row_hash(producer.encode(), name.encode())
+
+
+def _producer_and_key(row: SortedRow) -> tuple[str, str]:
+    return row[0][0]
+
+
+def _checked_keys(rows: Iterable[SortedRow]) -> Iterator[Findings]:
+    """Rows of a partition are sorted by producer, key and place."""
+    findings = Findings()
+    for (producer, key), of_key in groupby(rows, key=_producer_and_key):
+        keyed = [
+            KeyedRow(place.segment_id, Position(place.ledger_id, place.entry_id), stamp, content)
+            for (_, place), (stamp, content) in of_key
+        ]
+        check_key(producer, key, keyed, findings)
+    yield findings
+
+
+class _Planner:
+    """The client's calls, for the snapshot."""
+
+    def __init__(self, client: Connected) -> None:
+        self._client = client
+
+    def layout(self, topic: str) -> Layout:
+        """The DAG now."""
+        return self._client.run(Client.layout, topic)
+
+    def plan_range(self, segment_topic: str) -> Plan:
+        """Of a whole segment."""
+        return self._client.run(Client.plan_range, segment_topic)
+
+
+def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
+    """Ranges of all segments, cut at the horizon."""
+    depth = generations(snapshot)
+    found: list[AuditedRange] = []
+    for segment_id, segment in snapshot.segments.items():
+        found += _parts_of(segment, depth[segment_id], client)
+    return found
+
+
+def _parts_of(segment: SegmentState, depth: int, client: Connected) -> Iterator[AuditedRange]:
+    at = segment.earliest
+    while at < segment.horizon:
+        plan = client.run(
+            Client.plan_range, segment.topic, at, end=segment.horizon, max_bytes=RANGE_BYTES
+        )
+        if plan.end <= at:
+            break
+        yield AuditedRange(segment.segment_id, segment.topic, at, plan.end, depth)
+        at = plan.end
+    if at < segment.raw_end:
+        yield AuditedRange(
+            segment.segment_id, segment.topic, at, segment.raw_end, depth, readable=False
+        )

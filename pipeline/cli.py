@@ -1,0 +1,134 @@
+"""The sub-commands `magnetar pipeline ...`: jobs of Spark on topics.
+
+Rules:
+
+- Nothing of Spark is imported until a job runs.  Without it a sentence says what to install.
+- A job runs in the Spark that `--master` names; under `spark-submit` in that one
+  (`python -m pipeline audit ...` takes the same options).
+- Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from magnetar.cli.common import TopicArgument, ending_well, topic_named
+from magnetar.cli.connecting import Where, connecting
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.admin import AdminRest
+    from pipeline.options import Connection
+
+__all__ = ["app", "register"]
+
+VIOLATIONS_FOUND: Final = 2
+app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
+AdminUrl = Annotated[
+    str,
+    typer.Option(
+        "--admin-url", envvar="MAGNETAR_ADMIN_URL", show_envvar=True, help="REST of any broker"
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", help="Of Spark [local[*], or what spark-submit was given]"),
+]
+
+
+def register(to: typer.Typer) -> None:
+    """Add the commands."""
+    to.add_typer(app, name="pipeline")
+
+
+@app.callback()
+def _of_all_jobs() -> None:
+    """Jobs of Spark on topics."""
+
+
+@app.command()
+@connecting
+def audit(
+    topic: TopicArgument,
+    admin_url: AdminUrl = "http://127.0.0.1:8080",
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write a page with a picture of the DAG")
+    ] = None,
+    readers: Annotated[
+        bool, typer.Option("--readers", help="Read it as consumers do, too, and compare")
+    ] = False,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
+    with ending_well(), _spark(master, f"audit of {topic}") as spark:
+        from pipeline.audit.console import show
+        from pipeline.audit.job import audit as run
+        from pipeline.audit.report import page
+
+        found = run(
+            spark,
+            _connection(where),
+            _rest(admin_url, where),
+            topic_named(topic),
+            readers_view=readers,
+        )
+        show(found)
+        if report is not None:
+            report.write_text(page(found), "utf-8")
+            typer.echo(f"The report is in {report}.")
+    if not found.findings.is_clean:
+        raise typer.Exit(VIOLATIONS_FOUND)
+
+
+def _connection(where: Where) -> "Connection":
+    from pipeline.options import Connection
+
+    def path(given: Path | None) -> str | None:
+        return None if given is None else str(given)
+
+    return Connection(
+        where.url,
+        operation_timeout_ms=int(where.operation_timeout_s * 1000),
+        token=_token(where),
+        tls_trust_file=path(where.tls_trust_file),
+        tls_certificate_file=path(where.tls_certificate_file),
+        tls_key_file=path(where.tls_key_file),
+        tls_check_certificate=where.tls_check_certificate,
+        tls_check_hostname=where.tls_check_hostname,
+        listener_name=where.listener_name,
+    )
+
+
+def _token(where: Where) -> str | None:
+    """As it is now: tasks elsewhere have no file of this machine."""
+    return where.token if where.token_file is None else where.token_file.read_text("utf-8").strip()
+
+
+def _rest(admin_url: str, where: Where) -> "AdminRest":
+    from pipeline.admin import AdminRest
+
+    return AdminRest(admin_url, _token(where))
+
+
+@contextmanager
+def _spark(master: str | None, name: str) -> "Iterator[SparkSession]":
+    """A session, which is ended if it was made here."""
+    try:
+        from pipeline.spark_session import session
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow"):
+            raise
+        typer.echo(
+            f"magnetar: {error.name} is not installed; pip install 'magnetar[spark]', and have "
+            "Java 17 or newer.",
+            err=True,
+        )
+        raise typer.Exit(1) from None
+    with session(master, name) as spark:
+        yield spark

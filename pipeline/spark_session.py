@@ -1,0 +1,35 @@
+"""The session that a job runs in.
+
+Rules: one that is there already is used, and left; one that is made here is ended.  Workers are run
+by the Python that runs the job, for another one may lack what they need.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+
+@contextmanager
+def session(master: str | None, name: str) -> Iterator[SparkSession]:
+    """A session; `master` None: what spark-submit chose, else all cores of this machine."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    if master is not None:
+        builder = builder.master(master)
+    elif "SPARK_ENV_LOADED" not in os.environ:
+        builder = builder.master("local[*]")
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()

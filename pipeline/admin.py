@@ -116,4 +116,8 @@ def _reason(error: urllib.error.HTTPError) -> str:
 def topic_path(topic: str) -> str:
     """`topic://tenant/namespace/name` as the part of a path, escaped."""
     domain, _, rest = topic.partition("://")
-    return "/".join(urllib.parse.quote(part, safe="") for part in (domain, *rest.split("/", 2)))
+    tenant, namespace, name = rest.split("/", 2)
+    names = name.rsplit("/", 1) if domain == "segment" else [name]
+    return "/".join(
+        urllib.parse.quote(part, safe="") for part in (domain, tenant, namespace, *names)
+    )

@@ -4,6 +4,7 @@ Pure.  Rules:
 
 - A query's batches that committed have each number once, one after the other, as far as their
   headers are there; their epochs never fall, and their positions never go back.
+- Looked at are the queries that wrote to the topic, or read it, by what their groups say.
 - What a key tells of its last group is what that group's header says, while that is there.
 """
 
@@ -98,9 +99,22 @@ def _by_query(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[Transacti
     for header in snapshot.transactions.values():
         if header.state is State.COMMITTED and header.commit is not None:
             found.setdefault((header.key or "", header.commit.query), []).append(header)
-    for groups in found.values():
+    topics = {each.topic for each in snapshot.segments.values()}
+    for name, groups in list(found.items()):
+        if not any(_touches(each, topics, snapshot.topic) for each in groups):
+            del found[name]
         groups.sort(key=lambda each: (each.finalized_ms or 0, _number(each.txn)))
     return found
+
+
+def _touches(header: TransactionState, segments: set[str], topic: str) -> bool:
+    """Whether a group wrote to the topic, or its query reads it."""
+    commit = header.commit
+    assert commit is not None, "only what has committed"
+    counted = (*commit.winners.values(), commit.totals or {})
+    if any(name in segments for counts in counted for name in counts):
+        return True
+    return any(read == topic for read, _, _ in _places(header))
 
 
 def _number(txn: str) -> int:

@@ -50,7 +50,7 @@ class Plan(Protocol):
         ...
 
     @property
-    def sealed(self) -> bool:
+    def sealed(self) -> bool | None:
         """Whether nothing more will come."""
         ...
 
@@ -163,7 +163,7 @@ def _segment(
         tuple(each for each in segment.child_ids if each in kept),
         segment.hash_start,
         segment.hash_end,
-        plan.sealed,
+        bool(plan.sealed),
         plan.earliest,
         plan.horizon,
         plan.raw_end,

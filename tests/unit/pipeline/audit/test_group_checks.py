@@ -5,7 +5,9 @@ import json
 from pipeline.audit.group_checks import check_batches, check_positions
 from pipeline.audit.snapshot import KeyState, Snapshot
 from pipeline.audit.violations import Findings, Rule
-from tests.unit.pipeline.audit.topic_facts import TOPIC, group, snapshot
+from tests.unit.pipeline.audit.topic_facts import TOPIC, group, segment, snapshot
+
+WROTE = {1: {segment(1).topic: (2, 5)}}
 
 
 def cut(*place: int) -> str:
@@ -20,7 +22,7 @@ def broken(records: Snapshot) -> set[Rule]:
 
 
 def test_batches_that_follow_each_other() -> None:
-    groups = [group(i, i, {}, epoch=2 + i // 2, positions=cut(10, i, 0)) for i in range(4)]
+    groups = [group(i, i, WROTE, epoch=2 + i // 2, positions=cut(10, i, 0)) for i in range(4)]
     last = groups[-1]
     keys = (KeyState("k", "", 3, last.commit, last.txn),)
     assert not broken(snapshot(*groups, keys=keys))
@@ -28,20 +30,27 @@ def test_batches_that_follow_each_other() -> None:
 
 def test_a_batch_twice_a_hole_and_one_that_goes_back() -> None:
     for batches in ((0, 0), (0, 2), (1, 0)):
-        groups = [group(i, batch, {}) for i, batch in enumerate(batches)]
+        groups = [group(i, batch, WROTE) for i, batch in enumerate(batches)]
         assert broken(snapshot(*groups)) == {Rule.V6}, batches
 
 
 def test_an_epoch_that_falls() -> None:
-    assert broken(snapshot(group(0, 0, {}, epoch=4), group(1, 1, {}))) == {Rule.V6}
+    assert broken(snapshot(group(0, 0, WROTE, epoch=4), group(1, 1, WROTE))) == {Rule.V6}
 
 
 def test_positions_that_go_back() -> None:
-    groups = [group(i, i, {}, positions=cut(10, 5 - i, 0)) for i in range(2)]
+    groups = [group(i, i, WROTE, positions=cut(10, 5 - i, 0)) for i in range(2)]
     assert broken(snapshot(*groups)) == {Rule.V7}
 
 
 def test_a_key_that_tells_otherwise_than_its_group() -> None:
-    groups = [group(i, i, {}, positions=cut(10, i, 0)) for i in range(2)]
+    groups = [group(i, i, WROTE, positions=cut(10, i, 0)) for i in range(2)]
     keys = (KeyState("k", "", 3, groups[0].commit, groups[1].txn),)
     assert broken(snapshot(*groups, keys=keys)) == {Rule.V7}
+
+
+def test_queries_of_other_topics_are_left_to_their_audits() -> None:
+    elsewhere = {1: {"segment://public/default/other/0000-ffff-0": (2, 5)}}
+    assert not broken(snapshot(*(group(i, 0, elsewhere) for i in range(2))))
+    read = [group(i, 0, elsewhere, positions=cut(10, i, 0)) for i in range(2)]
+    assert broken(snapshot(*read)) == {Rule.V6}

@@ -1,51 +1,17 @@
 """Transaction keys on a coordinator of their own, whatever metadata store that stands on."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from storage.clock import SystemClock
-from storage.metadata.store import MetadataStore
-from tests.contract.transaction_keys.conftest import COORDINATOR
 from txn.coordinator import Coordinator
-from txn.counters import TransactionCounters
-from txn.deadlines import Deadlines
-from txn.decisions import Decisions
 from txn.errors import InvalidTxnStatus, TransactionKeyFenced, TransactionKeyNotFound
-from txn.parts import TransactionParts
 from txn.records import KeyEpoch, TxnState
-from txn.store import TransactionStore
 from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey
 from txn.txn_id import TxnId
 
 NAME = KeyName("", "k")
 COMMIT, ABORT = TxnState.COMMITTED, TxnState.ABORTED
-
-
-@asynccontextmanager
-async def leading(store: MetadataStore) -> AsyncIterator[Coordinator]:
-    """A process that leads the coordinator, or believes so."""
-    clock = SystemClock()
-    transactions = TransactionStore(store, counters := TransactionCounters())
-    parts = TransactionParts(transactions, Decisions(transactions), counters, clock, "here", False)
-    deadlines = Deadlines(clock, lambda txns: None)
-    made = Coordinator(COORDINATOR, parts, deadlines, max_open=0)
-    try:
-        yield made
-    finally:
-        await made.close()
-        deadlines.close()
-        await parts.decisions.stop()
-
-
-@pytest.fixture
-async def leaders(store: MetadataStore) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
-    """Two at once: one of them was deposed, and does not know it."""
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(leading(store))
-        yield first, await stack.enter_async_context(leading(store))
 
 
 async def begin(led: Coordinator, epoch: int, beginner: str = "") -> TxnId:

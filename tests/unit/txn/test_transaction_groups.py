@@ -417,3 +417,38 @@ def test_an_epoch_costs_writes_by_tasks_and_segments_and_not_by_rows(
             assert parts.counters.op_writes == tasks * segments
 
     run()
+
+
+@in_virtual_time
+async def test_nothing_of_ended_groups_stays_in_memory() -> None:
+    world = World()
+    async with world.coordinators() as (led, parts):
+        await open_key(led)
+        held = groups_of(led)._indexes
+        await commit(led, [await begin_attempt(led)])
+        await begin_attempt(led, nonce="aborted")
+        assert await groups_of(led).abort(NAME, 0)
+        await begin_attempt(led, nonce="late")
+        await asyncio.sleep(100)
+        await begin_attempt(led, nonce="fenced")
+        assert len(held) == 1
+        await open_key(led)
+        assert held == {}
+        one = await begin_attempt(led, 1, "elsewhere")
+        deadlines = Deadlines(world.clock, lambda _: None)
+        other = Coordinator(led.coordinator_of(KEY), parts, deadlines, max_open=0)
+        reads = 0
+
+        async def end(what: str, key: str) -> None:
+            nonlocal reads
+            reads += (what, key) == ("get", records.header_key(one))
+            if reads == 2:
+                world.metadata.before = None
+                assert await groups_of(led).abort(NAME, 1)
+
+        world.metadata.before = end
+        with pytest.raises(InvalidTxnStatus, match="has ended"):
+            await other.groups.begin_attempt(NAME, 1, "elsewhere", 60_000)
+        assert reads == 2, "it ended after the key was looked at"
+        assert other.groups._indexes == {}
+        await other.close()

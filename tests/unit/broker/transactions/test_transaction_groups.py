@@ -261,3 +261,34 @@ async def test_operators_see_groups_and_the_last_committed_batch(site: Site) -> 
     shown = await site.rest.get(f"{BASE}/{KEY}")
     assert isinstance(shown, dict)
     assert (shown["transactionState"], shown["lastGroup"]["batch"]) == ("OPEN", 3)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+async def test_an_epoch_costs_writes_by_tasks_and_segments_and_not_by_rows(
+    first: GroupClient, broker: Broker, rows: int
+) -> None:
+    """Header, key, a claim for each task and segment, commit; for losers one for each segment."""
+    topics = [f"persistent://public/default/counted-{n}" for n in range(3)]
+    producers = [await first.raw.create_producer(topic) for topic in topics]
+
+    async def epoch(nonce: str, tasks: int, losers: int, batch: int) -> None:
+        attempts = [await first.attempt(nonce) for _ in range(tasks)]
+        for most, least in attempts:
+            for producer in producers:
+                for _ in range(rows):
+                    await producer.send(
+                        b"x",
+                        send=pb.CommandSend(txnid_most_bits=most, txnid_least_bits=least),
+                        metadata=pb.MessageMetadata(txnid_most_bits=most, txnid_least_bits=least),
+                    )
+        winners = [least for _, least in attempts[losers:]]
+        await first.commit(nonce, TxnId(*attempts[0]).group.least, winners, ("q", batch))
+        loaded = broker.topics.loaded()
+        await until(lambda: all(loaded[topic].buffer.idle for topic in topics))
+
+    await epoch("the first takes the segments' epochs", 1, 0, 0)
+    for number, (tasks, losers) in enumerate(((1, 0), (4, 0), (4, 2))):
+        puts, deletes = broker.metadata.puts.asked, broker.metadata.deletes.asked
+        await epoch(f"{number}", tasks, losers, number + 1)
+        assert broker.metadata.puts.asked - puts == 3 + (tasks + losers) * len(topics)
+        assert broker.metadata.deletes.asked - deletes == tasks * len(topics)

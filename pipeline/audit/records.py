@@ -82,9 +82,7 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         except TopicNotFound:
             continue
     headers = [
-        transaction_of(header)
-        for state in _STATES
-        for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
+        header for state in _STATES for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
     ]
     records = {
         cast("str", told["segment"]): told
@@ -105,8 +103,8 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         int(time.time() * 1000),
         segments,
         ended,
-        _newest(headers),
-        tuple(_keys(rest)),
+        _newest(map(transaction_of, headers)),
+        tuple(_keys(headers, rest)),
     )
 
 
@@ -195,15 +193,17 @@ def _ledgers(segment: Segment, rest: AdminRest) -> list[Json]:
     return cast("list[Json]", told["ledgers"])
 
 
-def _keys(rest: AdminRest) -> Iterable[KeyState]:
-    after = ""
-    while True:
-        page = cast("Json", rest.get(f"{KEYS}?limit=100&after={quote(after)}"))
-        for told in cast("list[Json]", page["keys"]):
-            yield key_of(told)
-        after = cast("str", page.get("next") or "")
-        if not after:
-            return
+def _keys(headers: Iterable[Json], rest: AdminRest) -> Iterable[KeyState]:
+    """Keys of groups whose headers are there: of others nothing could be held against them."""
+    names = {
+        (cast("str", told["transactionKey"]), cast("str | None", told.get("owner")) or "")
+        for told in headers
+        if told.get("group") is not None
+    }
+    for key, owner in sorted(names):
+        path = f"{KEYS}?key={quote(key, safe='')}&owner={quote(owner, safe='')}"
+        if rest.exists(path):
+            yield key_of(cast("Json", rest.get(path)))
 
 
 def key_of(told: Json) -> KeyState:
@@ -214,7 +214,7 @@ def key_of(told: Json) -> KeyState:
         cast("str | None", told.get("owner")) or "",
         cast("int", told["epoch"]),
         None if last is None else commit_of(last),
-        None if last is None else cast("str | None", last.get("txnId")),
+        None if last is None else cast("str", last["groupId"]),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.ids import Position
 from tests.unit.txn import buffer_world
 from tests.unit.txn.ack_world import AckWorld, turns
 from tests.unit.txn.buffer_world import a_world, until
@@ -17,7 +18,7 @@ from txn.decisions import Decisions
 from txn.errors import InvalidTxnStatus, TransactionEnded
 from txn.group import Batch, Group, GroupCommit
 from txn.header import ended
-from txn.records import Header, TxnState
+from txn.records import AckedPosition, AckRecord, Header, TxnState
 from txn.store import TransactionStore
 from txn.txn_id import TxnId
 
@@ -122,6 +123,26 @@ async def test_g9_claims_of_attempts_are_each_their_own(world: buffer_world.Worl
     await world.buffer.rescan()
     await until(lambda: world.buffer.idle)
     assert await world.store.operations_of(GROUP) == []
+
+
+async def test_what_attempts_left_goes_with_their_segment(world: buffer_world.World) -> None:
+    await begin(world.store)
+    await world.append(WINNER)
+    ack = AckRecord(
+        LOSER,
+        buffer_world.SEGMENT,
+        "s",
+        1,
+        1,
+        cumulative=False,
+        acks=(AckedPosition(Position(5, 0)),),
+    )
+    await world.store.put_ack(ack)
+    await world.store.record_aborted(buffer_world.SEGMENT, OTHER, Position(5, 0))
+    assert await world.store.aborted_on(buffer_world.SEGMENT) == {OTHER: Position(5, 0)}
+    await world.buffer.forget()
+    assert await world.store.operations_of(GROUP) == []
+    assert await world.store.aborted_on(buffer_world.SEGMENT) == {}
 
 
 async def test_of_a_group_the_winners_acknowledgements_are_applied() -> None:

@@ -7,15 +7,12 @@ Rules:
 - Spark forks its workers and pickles readers and writers, so a client belongs to neither: it is
   found by the process and by what it connects to, and lives as long as the process does.
 - It runs on a thread of its own; any thread may call, and waits.
-- Of what is iterated over the next item is read while the caller works on the last, no more.  An
-  iteration that is left early ends the reading.
 """
 
-import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import lru_cache
-from typing import Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import magnetar
 from magnetar.errors import AlreadyClosed
@@ -54,11 +51,11 @@ class Connected:
         """Await `function(client, ...)` on the client's thread; its result or its error."""
         return self._bridge.run(lambda: function(self._client, *args, **kwargs))
 
-    def iterate(self, items: Callable[[magnetar.Client], AsyncIterator[T]]) -> Iterator[T]:
-        """What `items(client)` gives, one after the other."""
-        reading = self._bridge.call(lambda: _ReadAhead(items(self._client)))
+    def iterate(self, items: Callable[[magnetar.Client], AsyncGenerator[T, None]]) -> Iterator[T]:
+        """What `items(client)` gives, one after the other; left early, the rest is not read."""
+        reading = self._bridge.call(lambda: items(self._client))
         try:
-            while found := self._bridge.run(reading.next):
+            while found := self._bridge.run(_next_of, reading):
                 yield found[0]
         finally:
             self._leave(reading)
@@ -67,41 +64,19 @@ class Connected:
         """Close the client.  Workers never do: the next task needs it."""
         self._bridge.close()
 
-    def _leave(self, reading: "_ReadAhead[T]") -> None:
+    def _leave(self, reading: AsyncGenerator[T, None]) -> None:
         try:
-            self._bridge.run(reading.close)
+            self._bridge.run(reading.aclose)
         except AlreadyClosed:
             pass  # and the reading has ended with the client
 
 
-class _ReadAhead(Generic[T]):
-    """Of an iterator whose next item is asked for before somebody waits for it."""
-
-    def __init__(self, items: AsyncIterator[T]) -> None:
-        self._items = items
-        self._next = asyncio.ensure_future(self._read())
-
-    async def next(self) -> tuple[T] | None:
-        """The next item; None at the end."""
-        found = await self._next
-        if found is not None:
-            self._next = asyncio.ensure_future(self._read())
-        return found
-
-    async def close(self) -> None:
-        """End the reading."""
-        self._next.cancel()
-        await asyncio.wait((self._next,))
-        if not self._next.cancelled():
-            self._next.exception()  # seen: nobody asks for that item any more
-        if isinstance(self._items, AsyncGenerator):
-            await self._items.aclose()
-
-    async def _read(self) -> tuple[T] | None:
-        try:
-            return (await anext(self._items),)
-        except StopAsyncIteration:
-            return None
+async def _next_of(items: AsyncGenerator[T, None]) -> tuple[T] | None:
+    """The next item; None at the end."""
+    try:
+        return (await anext(items),)
+    except StopAsyncIteration:
+        return None
 
 
 @lru_cache(maxsize=MAX_CLIENTS)

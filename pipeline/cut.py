@@ -53,6 +53,11 @@ class Place(NamedTuple):
         """The entry."""
         return Position(self.ledger_id, self.entry_id)
 
+    @property
+    def entries_end(self) -> Position:
+        """The end, exclusive, of the entries in which everything before it lies."""
+        return Position(self.ledger_id, self.entry_id + (self.batch_index > 0))
+
     @classmethod
     def at(cls, position: Position) -> "Place":
         """The first message of an entry."""

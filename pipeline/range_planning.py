@@ -21,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from magnetar.layout import Layout
+from magnetar.layout import Layout, Segment
+from magnetar.reads.plan import RangePlan
 from pipeline.cut import BEGINNING, END, Cut, Place, behind, elders, entered, not_retained
 from pipeline.errors import DataLost
-from pipeline.reading import Plan, Reading
+from pipeline.reading import Reading
+from protocol.ids import Position
 
-__all__ = ["Budget", "Limits", "Ordering", "Planner", "frozen", "is_drained", "raw_ends", "shares"]
+__all__ = ["Budget", "Limits", "Ordering", "Planner", "frozen", "is_over", "raw_ends", "shares"]
 
 Limits = Mapping[int, Place]
 """How far segments may be read, by id; one that is not named is not read at all."""
@@ -53,7 +55,7 @@ class Budget:
         """Whether neither is bounded."""
         return self.rows is None and self.bytes is None
 
-    def less(self, plan: Plan) -> "Budget":
+    def less(self, plan: RangePlan) -> "Budget":
         """What a range leaves of it, not below 0."""
         rows = None if self.rows is None else max(self.rows - (plan.messages or 0), 0)
         left = None if self.bytes is None else max(self.bytes - (plan.bytes or 0), 0)
@@ -80,12 +82,16 @@ def shares(total: int, backlogs: Sequence[int | None]) -> list[int]:
     return found
 
 
-def is_drained(plan: Plan) -> bool:
-    """Whether a segment is sealed and nothing of it is left, hidden entries included."""
-    return plan.sealed and _is_empty(plan) and plan.start >= plan.raw_end
+def is_over(plan: RangePlan, segment: Segment, place: Position) -> bool:
+    """Whether nothing of a segment is, or will be, behind a place, hidden entries included.
+
+    Brokers that do not tell whether a segment is sealed do so by the layout.
+    """
+    sealed = not segment.active if plan.sealed is None else plan.sealed
+    return sealed and place >= plan.raw_end
 
 
-def _is_empty(plan: Plan) -> bool:
+def _is_empty(plan: RangePlan) -> bool:
     return plan.start >= plan.end if plan.entries is None else plan.entries == 0
 
 
@@ -95,7 +101,7 @@ class _Step:
 
     cut: Cut
     budget: Budget
-    plans: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, RangePlan] = field(default_factory=dict)
     """What there is, of every unfinished segment."""
     moved: set[int] = field(default_factory=set)
     """Segments of which something is read."""
@@ -164,14 +170,14 @@ class Planner:
                 if plan is None:
                     continue
                 step.plans[segment_id] = plan
-                if is_drained(plan):
+                if is_over(plan, layout.segments[segment_id], plan.start):
                     step.cut = step.cut.moved(segment_id, END)
             if not any(step.cut.pos[i] == END for i in unknown):
                 return
 
     def _look(
         self, cut: Cut, segment_id: int, layout: Layout, limits: Limits | None
-    ) -> Plan | None:
+    ) -> RangePlan | None:
         """What there is of a segment; None if it may not be read (any further)."""
         place = cut.pos[segment_id]
         limit = END if limits is None else limits.get(segment_id, BEGINNING)
@@ -182,7 +188,7 @@ class Planner:
             self._lost(f"the place {place.ledger_id}:{place.entry_id} of segment {segment_id}")
         return plan
 
-    def _plan(self, topic: str, place: Place, limit: Place, **bounds: int | None) -> Plan:
+    def _plan(self, topic: str, place: Place, limit: Place, **bounds: int | None) -> RangePlan:
         return self._reading.plan(
             topic,
             None if place == BEGINNING else place.position,
@@ -210,7 +216,7 @@ class Planner:
                 continue
             step.moved.add(segment_id)
             step.budget = step.budget.less(plan)
-            ended = plan.sealed and plan.end >= plan.raw_end
+            ended = is_over(plan, layout.segments[segment_id], plan.end)
             step.cut = step.cut.moved(segment_id, END if ended else Place.at(plan.end))
         return len(step.moved) > before
 
@@ -225,7 +231,7 @@ class Planner:
 
     def _within(
         self, step: _Step, chosen: Sequence[int], layout: Layout, limits: Limits | None
-    ) -> list[tuple[int, Plan]]:
+    ) -> list[tuple[int, RangePlan]]:
         """The range of each segment."""
         if step.budget.is_unbounded and step.before_ms is None:
             return [(i, step.plans[i]) for i in chosen]
@@ -258,7 +264,7 @@ def frozen(reading: Reading, layout: Layout) -> dict[int, Place]:
     limits: dict[int, Place] = {}
     for segment_id, segment in layout.segments.items():
         plan = reading.plan(segment.topic, None)
-        whole = plan.sealed and plan.horizon >= plan.raw_end
+        whole = is_over(plan, segment, plan.horizon)
         limits[segment_id] = END if whole else Place.at(plan.horizon)
     return limits
 

@@ -91,22 +91,15 @@ def cut_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> li
             plan = reading.plan(
                 each.topic,
                 None if place == BEGINNING else place.position,
-                end=None if each.end == END else _whole(each.end).position,
+                end=None if each.end == END else each.end.entries_end,
                 max_bytes=size,
             )
             last = plan.entries == 0 or plan.end <= place.position
             middle = Place.at(plan.end)
             if last or middle >= each.end:
                 middle = each.end
-            elif each.end == END and plan.sealed and plan.end >= plan.raw_end:
+            elif each.end == END and plan.end >= plan.raw_end:
                 middle = END
             pieces.append(SegmentRange(each.segment_id, each.topic, place, middle))
             place = middle
     return pieces
-
-
-def _whole(place: Place) -> Place:
-    """The entry behind it, of a place inside of an entry."""
-    if place.batch_index == 0:
-        return place
-    return Place(place.ledger_id, place.entry_id + 1)

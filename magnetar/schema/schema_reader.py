@@ -44,6 +44,13 @@ class SchemaReader:
             fetch.add_done_callback(partial(self._fetched, version))
         return await finished(fetch)
 
+    async def newest(self) -> pb.Schema:
+        """The schema that the topic has now; asked for each time.
+
+        Raises `TopicNotFound` if it has none, and what a request may raise.
+        """
+        return await self._answer(None)
+
     def _fetched(self, version: bytes, fetch: asyncio.Task[pb.Schema]) -> None:
         failed = fetch.cancelled() or fetch.exception() is not None
         if failed and self._fetches.get(version) is fetch:
@@ -51,19 +58,24 @@ class SchemaReader:
 
     async def _fetch(self, version: bytes) -> pb.Schema:
         try:
-            answer = await retried(
-                self._context, partial(self._ask, version), f"The schemas of {self._topic}"
-            )
+            return await self._answer(version)
         except TopicNotFound as error:
             raise InvalidMessage(
                 f"A message of {self._topic} was written with the schema version {version.hex()}, "
                 "which its broker does not have; look whether the topic's schemas were deleted."
             ) from error
+
+    async def _answer(self, version: bytes | None) -> pb.Schema:
+        answer = await retried(
+            self._context, partial(self._ask, version), f"The schemas of {self._topic}"
+        )
         return answer.get_schema_response.schema
 
-    async def _ask(self, version: bytes) -> pb.BaseCommand:
+    async def _ask(self, version: bytes | None) -> pb.BaseCommand:
         connection = await self._context.pool.any()
-        request = pb.CommandGetSchema(request_id=0, topic=self._topic, schema_version=version)
+        request = pb.CommandGetSchema(request_id=0, topic=self._topic)
+        if version is not None:
+            request.schema_version = version
         return await connection.request(
             pb.BaseCommand(type=pb.BaseCommand.GET_SCHEMA, get_schema=request)
         )

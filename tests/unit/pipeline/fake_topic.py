@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from magnetar.layout import Layout, Segment
 from magnetar.reads.entries import StoredEntry
+from magnetar.reads.plan import RangePlan
 from protocol.ids import Position
 from protocol.key_hash import KEY_SPACE
 
@@ -25,22 +26,6 @@ class FakeEntry:
     where: Position
     rows: list[Row]
     publish_time_ms: int
-
-
-@dataclass(frozen=True)
-class FakePlan:
-    start: Position
-    end: Position
-    entries: int
-    messages: int
-    bytes: int
-    first_publish_time_ms: int | None
-    horizon: Position
-    raw_end: Position
-    sealed: bool
-    lost: bool
-    backlog_messages: int
-    backlog_bytes: int
 
 
 @dataclass
@@ -179,7 +164,7 @@ class FakeTopic:
         max_bytes: int | None = None,
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
-    ) -> FakePlan:
+    ) -> RangePlan:
         self.plans += 1
         segment = self._of(segment_topic)
         horizon = segment.horizon
@@ -207,19 +192,24 @@ class FakeTopic:
                 break
             messages, stop = more, stop + 1
         backlog = sum(len(entry.rows) for entry in segment.entries[first:horizon])
-        return FakePlan(
+        return RangePlan(
             start=segment.at(first),
             end=segment.at(max(stop, first)),
             entries=stop - min(first, stop),
             messages=messages,
             bytes=messages * 10,
             first_publish_time_ms=segment.entries[first].publish_time_ms if stop > first else None,
+            last_publish_time_ms=segment.entries[stop - 1].publish_time_ms
+            if stop > first
+            else None,
+            earliest=segment.at(segment.trimmed),
             horizon=segment.at(horizon),
             raw_end=segment.at(len(segment.entries)),
             sealed=not segment.active,
             lost=lost,
             backlog_messages=backlog,
             backlog_bytes=backlog * 10,
+            hidden_messages=sum(len(entry.rows) for entry in segment.entries[horizon:]),
         )
 
     def entries(

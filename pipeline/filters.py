@@ -1,0 +1,136 @@
+"""Filters that Spark offers a batch, and what of them saves reading.
+
+Pure.  Rules:
+
+- `segment_id`: compared to numbers, it chooses segments, and is done with.
+- `key = ...`: the segments of the key by either generation of clients (its hash's high or its low
+  half), as text and as the bytes of which it is the base64; and all partitions of regular topics.
+  Rows are filtered by Spark.
+- `publish_time` from a moment on: a range begins at the first entry that was published then or
+  later; what comes before is earlier, so nothing is lost.  Rows are filtered by Spark.
+- `publish_time` up to a moment: clocks of producers differ, so entries behind the first later one
+  may be earlier again.  Only with `clockSkewMs`, which says by how much at most, a range ends: at
+  the first entry that is later by more than that.
+- Everything else is left to Spark.  All filters hold together.
+"""
+
+import datetime
+import operator
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from magnetar.layout import Segment
+from protocol.key_hash import segment_hash, segment_hash_m1
+
+__all__ = ["NO_FILTERS", "Pushed", "push"]
+
+_Comparison = EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
+_OPERATORS: Final[Mapping[type[Filter], Callable[[int, int], bool]]] = MappingProxyType(
+    {
+        EqualTo: operator.eq,
+        GreaterThan: operator.gt,
+        GreaterThanOrEqual: operator.ge,
+        LessThan: operator.lt,
+        LessThanOrEqual: operator.le,
+    }
+)
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MS: Final = datetime.timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What is read at all.  See the module's rules."""
+
+    segments: tuple[tuple[type[Filter], int], ...] = ()
+    """Comparisons of `segment_id`, all of which hold."""
+    among: frozenset[int] | None = None
+    keys: tuple[str, ...] = ()
+    from_ms: int | None = None
+    before_ms: int | None = None
+
+    def wants(self, segment: Segment) -> bool:
+        """Whether a segment may have rows."""
+        number = segment.segment_id
+        if self.among is not None and number not in self.among:
+            return False
+        if not all(_OPERATORS[kind](number, value) for kind, value in self.segments):
+            return False
+        return segment.legacy or all(_may_have(segment, key) for key in self.keys)
+
+
+NO_FILTERS: Final = Pushed()
+
+
+def push(filters: Iterable[Filter]) -> tuple[Pushed, list[Filter]]:
+    """What is made use of, and the filters that Spark has to apply."""
+    pushed, left = NO_FILTERS, list[Filter]()
+    for each in filters:
+        column = getattr(each, "attribute", None)
+        done = False
+        if column == ("segment_id",):
+            pushed, done = _by_segment(pushed, each)
+        elif column == ("key",) and isinstance(each, EqualTo) and isinstance(each.value, str):
+            pushed = replace(pushed, keys=(*pushed.keys, each.value))
+        elif column == ("publish_time",):
+            pushed = _by_time(pushed, each)
+        if not done:
+            left.append(each)
+    return pushed, left
+
+
+def _by_segment(pushed: Pushed, given: Filter) -> tuple[Pushed, bool]:
+    if isinstance(given, In) and all(isinstance(value, int) for value in given.value):
+        among = frozenset(given.value)
+        known = pushed.among
+        return replace(pushed, among=among if known is None else known & among), True
+    if isinstance(given, _Comparison) and isinstance(given.value, int):
+        return replace(pushed, segments=(*pushed.segments, (type(given), given.value))), True
+    return pushed, False
+
+
+def _by_time(pushed: Pushed, given: Filter) -> Pushed:
+    if not isinstance(given, _Comparison) or not isinstance(given.value, datetime.datetime):
+        return pushed
+    moment = given.value
+    if moment.tzinfo is None:
+        return pushed
+    floor = (moment - _EPOCH) // _MS
+    if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
+        pushed = replace(pushed, from_ms=max(floor, pushed.from_ms or 0, 0))
+    if isinstance(given, EqualTo | LessThan | LessThanOrEqual):
+        # The first moment that is surely too late: of a whole millisecond the next one.
+        known = pushed.before_ms
+        before = max(floor + 1, 0)
+        pushed = replace(pushed, before_ms=before if known is None else min(before, known))
+    return pushed
+
+
+def _may_have(segment: Segment, key: str) -> bool:
+    return any(
+        segment.hash_start <= found <= segment.hash_end
+        for raw in _bytes_of(key)
+        for found in (segment_hash(raw), segment_hash_m1(raw))
+    )
+
+
+def _bytes_of(key: str) -> Iterator[bytes]:
+    """What producers may have hashed of a key: the text, or bytes of which it is the base64."""
+    yield key.encode()
+    try:
+        yield b64decode(key, validate=True)
+    except ValueError:
+        return

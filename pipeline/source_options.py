@@ -1,0 +1,158 @@
+"""Options of the source, checked when it is made; docs/spark.md has them as a table.
+
+Pure.  Options of the sink are known and of no meaning here, so that both may be given the same.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.cut import Cut
+from pipeline.errors import InvalidOption
+from pipeline.options import Connection, Options
+from pipeline.range_planning import Budget, Ordering
+from pipeline.sink_options import SINK_OPTIONS
+from pipeline.starting import Bound, BoundKind, bound_of
+from protocol.names import parse_topic_name
+from protocol.server_error import MagnetarError
+
+__all__ = ["SOURCE_OPTIONS", "Decoding", "SourceOptions"]
+
+SOURCE_OPTIONS: Final = (
+    "topic",
+    "name",
+    "start",
+    "end",
+    "ordering",
+    "chain",
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "alignBy",
+    "alignWindowMs",
+    "clockSkewMs",
+    "failOnDataLoss",
+    "failOnDamage",
+    "decode",
+    "decodeSchema",
+    "onCorrupt",
+    "pushFilters",
+)
+ALIGN_WINDOW_MS: Final = 60_000
+TASK_BYTES: Final = 64 * 1024 * 1024
+"""Of stored entries that one task reads of a segment, where order does not matter."""
+
+
+class Decoding(enum.Enum):
+    """How values become the column `data`."""
+
+    NONE = "none"
+    AVRO = "avro"
+    JSON = "json"
+
+
+class _Alignment(enum.Enum):
+    NONE = "none"
+    PUBLISH_TIME = "publish_time"
+
+
+class _OnCorrupt(enum.Enum):
+    FAIL = "fail"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """See the module's rules."""
+
+    connection: Connection
+    topic: str
+    """As the broker has it in its records: `topic://tenant/namespace/name`, or another domain."""
+    name: str
+    start: Bound | None
+    end: Bound
+    ordering: Ordering | None
+    """None: the default of a stream or of a batch."""
+    chain: bool
+    budget: Budget
+    window_ms: int | None
+    clock_skew_ms: int | None
+    fail_on_data_loss: bool
+    fail_on_damage: bool
+    decoding: Decoding
+    definition: str | None
+    """An Avro definition in place of the topic's."""
+    corrupt_column: bool
+    push_filters: bool
+
+    @classmethod
+    def of(cls, options: Options) -> "SourceOptions":
+        """Raises `InvalidOption`."""
+        options.refuse_unknown((*SOURCE_OPTIONS, *SINK_OPTIONS))
+        aligned = options.choice("alignBy", _Alignment, _Alignment.NONE)
+        window_ms = options.number("alignWindowMs") or ALIGN_WINDOW_MS
+        start, ordering = options.text("start"), options.text("ordering")
+        decoding = options.choice("decode", Decoding, Decoding.NONE)
+        on_corrupt = options.choice("onCorrupt", _OnCorrupt, _OnCorrupt.FAIL)
+        definition = options.text("decodeSchema")
+        if decoding is Decoding.NONE and (definition or on_corrupt is _OnCorrupt.COLUMN):
+            raise InvalidOption(
+                "The options decodeSchema and onCorrupt say how values are decoded; give decode as "
+                "well, or leave them out."
+            )
+        return cls(
+            connection=Connection.of(options),
+            topic=_topic(options.required("topic", "topic://public/default/orders")),
+            name=options.text("name") or "",
+            start=None if start is None else bound_of("start", start),
+            end=bound_of("end", options.text("end") or "latest"),
+            ordering=options.choice("ordering", Ordering, Ordering.KEY) if ordering else None,
+            chain=options.flag("chain", default=False),
+            budget=Budget(
+                options.number("maxRowsPerTrigger"), options.number("maxBytesPerTrigger")
+            ),
+            window_ms=window_ms if aligned is _Alignment.PUBLISH_TIME else None,
+            clock_skew_ms=options.number("clockSkewMs", at_least=0),
+            fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+            fail_on_damage=options.flag("failOnDamage", default=True),
+            decoding=decoding,
+            definition=definition,
+            corrupt_column=on_corrupt is _OnCorrupt.COLUMN,
+            push_filters=options.flag("pushFilters", default=False),
+        )
+
+    @property
+    def nowhere(self) -> Cut:
+        """A cut of this source without positions."""
+        return Cut(self.topic, self.name)
+
+    def check_stream(self) -> None:
+        """Raises `InvalidOption` for what only a batch has."""
+        if self.end.kind is not BoundKind.LATEST:
+            raise InvalidOption(
+                "A stream has no end: leave the option end out, or read a batch (spark.read)."
+            )
+
+    def check_batch(self) -> None:
+        """Raises `InvalidOption` for what only a stream has."""
+        if self.ordering is Ordering.KEY or self.chain:
+            raise InvalidOption(
+                "The tasks of a batch run side by side, so it has no order: leave the options "
+                "ordering and chain out, and sort by order_key within each key."
+            )
+        if self.window_ms is not None or self.budget != Budget():
+            raise InvalidOption(
+                "A batch is read at once: leave the options alignBy, maxRowsPerTrigger and "
+                "maxBytesPerTrigger out."
+            )
+
+
+def _topic(text: str) -> str:
+    """The whole name; one without a domain is a scalable topic."""
+    try:
+        return str(parse_topic_name(text if "://" in text else f"topic://{_whole(text)}"))
+    except MagnetarError as error:
+        raise InvalidOption(f"The option topic is {text!r}: {error}") from error
+
+
+def _whole(text: str) -> str:
+    return text if "/" in text else f"public/default/{text}"

@@ -1,0 +1,163 @@
+"""Rows of ranges: inside of batches, in pieces, damaged, lost; cut anywhere, each row once."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.compression import CompressionType
+from magnetar.errors import InvalidMessage
+from magnetar.reads.messages import message_ids
+from pipeline import segment_rows
+from pipeline.cut import BEGINNING, END, Place
+from pipeline.errors import DataLost
+from pipeline.row_ids import row_ids
+from pipeline.segment_rows import RowLimits, SegmentRows
+from pipeline.tasks import SegmentRange
+from tests.unit.pipeline.stored import LEDGER, StoredSegment, batch, pieces, single
+
+FEW = RowLimits(rows=4, bytes=1000)
+
+
+def values(segment: StoredSegment, start: Place, end: Place, **how: bool) -> list[bytes | None]:
+    rows = SegmentRows(segment, SegmentRange(3, "s", start, end), limits=FEW, **how)
+    return [value for columns in rows for value in columns.values]
+
+
+def interleaved(messages: Sequence[Sequence[bytes]], turns: Sequence[int]) -> list[bytes]:
+    """The entries of all messages, those of each in their order; `turns` choose whose is next."""
+    waiting = [list(entries) for entries in messages]
+    found: list[bytes] = []
+    for turn in turns:
+        live = [entries for entries in waiting if entries]
+        if live:
+            found.append(live[turn % len(live)].pop(0))
+    for entries in waiting:
+        found += entries
+    return found
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> list[bytes]:
+    messages: list[list[bytes]] = []
+    for number in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["single", "batch", "pieces"]))
+        sequence_id = number * 100
+        if kind == "single":
+            messages.append([single(sequence_id, b"%d" % sequence_id)])
+        elif kind == "batch":
+            size = draw(st.integers(1, 5))
+            how = draw(st.sampled_from(list(CompressionType)))
+            messages.append(
+                [batch(sequence_id, [b"%d" % (sequence_id + i) for i in range(size)], how)]
+            )
+        else:
+            value = b"%d " % sequence_id * 10
+            messages.append(pieces(sequence_id, value, draw(st.integers(2, 4))))
+    return interleaved(messages, draw(st.lists(st.integers(0, 7), max_size=20)))
+
+
+@given(
+    entries=segments(),
+    cuts=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 5)), max_size=6),
+)
+def test_ranges_that_meet_have_each_row_once(
+    entries: list[bytes], cuts: list[tuple[int, int]]
+) -> None:
+    segment = StoredSegment(entries)
+    whole = values(segment, BEGINNING, END)
+    inner = sorted({Place(LEDGER, entry, index) for entry, index in cuts if entry < len(entries)})
+    places = [BEGINNING, *inner, END]
+    parts = [value for start, end in pairwise(places) for value in values(segment, start, end)]
+    assert parts == whole
+    assert len({value for value in whole if value is not None}) == len(whole)
+
+
+def test_pieces_before_the_range_are_found_by_their_time() -> None:
+    one = pieces(50, b"x" * 100, 4)
+    before = [single(number, b"%d" % number) for number in range(50)]
+    segment = StoredSegment([*before, *one[:3], single(60, b"between"), one[3]])
+    assert values(segment, Place(LEDGER, 53), END) == [b"between", b"x" * 100]
+    assert segment.looked_at < 10
+
+
+def test_pieces_that_each_have_a_time_are_found_too() -> None:
+    first = pieces(1, b"x" * 100, 2, publish_time=1000)[0]
+    second = pieces(1, b"x" * 100, 2, publish_time=9000)[1]
+    segment = StoredSegment([first, single(2, b"between", publish_time=5000), second])
+    assert values(segment, Place(LEDGER, 2), END) == [b"x" * 100]
+
+
+def test_a_message_without_beginning_is_left_out() -> None:
+    one, two = pieces(1, b"x" * 100, 3), pieces(2, b"y" * 100, 3)
+    segment = StoredSegment([*one[1:], *two[:1], two[2], single(9, b"end")])
+    assert values(segment, BEGINNING, END) == [b"end"]
+
+
+def test_what_was_sent_twice_is_a_row_once() -> None:
+    one = pieces(1, b"x" * 100, 3)
+    segment = StoredSegment([one[0], one[1], one[0], one[1], one[1], one[2]])
+    assert values(segment, BEGINNING, END) == [b"x" * 100]
+
+
+def test_open_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_rows, "MAX_OPEN_BYTES", 150)
+    messages = [pieces(number, bytes((65 + number,)) * 100, 2) for number in range(8)]
+    firsts, lasts = [each[0] for each in messages], [each[1] for each in messages]
+    segment = StoredSegment(firsts + lasts)
+    expected = [bytes((65 + number,)) * 100 for number in range(8)]
+    assert values(segment, BEGINNING, END) == expected
+
+
+def test_rows_come_in_bounded_columns() -> None:
+    segment = StoredSegment([batch(i * 10, [b"a", b"b"]) for i in range(10)])
+    sizes = [
+        len(each) for each in SegmentRows(segment, SegmentRange(0, "s", BEGINNING, END), limits=FEW)
+    ]
+    assert sizes == [4] * 5
+    large = StoredSegment([single(i, b"x" * 900) for i in range(4)])
+    sizes = [
+        len(each) for each in SegmentRows(large, SegmentRange(0, "s", BEGINNING, END), limits=FEW)
+    ]
+    assert sizes == [2, 2]
+
+
+def test_a_damaged_entry_fails_or_is_left_out() -> None:
+    entries = [single(1, b"a"), single(2, b"b")[:-1], single(3, b"c")]
+    segment = StoredSegment(entries)
+    with pytest.raises(InvalidMessage, match="7:1"):
+        values(segment, BEGINNING, END)
+    assert values(segment, BEGINNING, END, skip_damaged=True) == [b"a", b"c"]
+
+
+def test_what_is_trimmed_or_hidden_meanwhile_is_no_success() -> None:
+    segment = StoredSegment([single(i, b"%d" % i) for i in range(5)])
+    segment.trimmed = 2
+    with pytest.raises(DataLost, match="not retained"):
+        values(segment, Place(LEDGER, 1), END)
+    assert values(segment, Place(LEDGER, 1), END, skip_lost=True) == [b"2", b"3", b"4"]
+    segment.trimmed, segment.horizon = 0, 4
+    with pytest.raises(DataLost, match="just now"):
+        values(segment, BEGINNING, END)
+    assert values(segment, BEGINNING, Place(LEDGER, 4)) == [b"0", b"1", b"2", b"3"]
+
+
+def test_tombstones_and_ids() -> None:
+    many = [b"%d" % i for i in range(300)]
+    entries = [
+        single(1, b"", null_value=True),
+        batch(10, many),
+        *pieces(5, b"abc", 2),
+        batch(900, [b"a"]),
+    ]
+    rows = SegmentRows(StoredSegment(entries), SegmentRange(5, "s", BEGINNING, END))
+    [columns] = list(rows)
+    assert columns.values[0] is None
+    assert row_ids(columns, 5) == message_ids(columns, 5)
+    huge = SegmentRows(
+        StoredSegment([batch(1, [b""] * 17_000)]), SegmentRange(5, "s", BEGINNING, END)
+    )
+    for columns in huge:
+        assert row_ids(columns, 2**40) == message_ids(columns, 2**40)

@@ -1,0 +1,211 @@
+"""Options of the source, bounds of reading, and filters: what they choose, what they refuse."""
+
+import datetime
+from dataclasses import replace
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+from magnetar.layout import Segment
+from pipeline.cut import BEGINNING, Cut, Place
+from pipeline.cut_json import text_of
+from pipeline.errors import InvalidOption
+from pipeline.filters import push
+from pipeline.options import Options
+from pipeline.range_planning import Budget, Ordering
+from pipeline.source_options import SourceOptions
+from pipeline.starting import bound_of, end_cut, start_cut
+from pipeline.tasks import between
+from protocol.key_hash import key_hash
+from tests.unit.pipeline.fake_topic import FakeTopic
+
+GIVEN = {"serviceUrl": "pulsar://h:6650", "topic": "orders"}
+NOWHERE = Cut("topic://public/default/orders", "")
+EVERY = [0, 33_000, 65_535]
+
+
+def options(**given: str) -> SourceOptions:
+    return SourceOptions.of(Options(GIVEN | given))
+
+
+def test_defaults_and_names() -> None:
+    found = options()
+    assert found.topic == "topic://public/default/orders"
+    assert options(topic="a/b/c").topic == "topic://a/b/c"
+    assert options(topic="persistent://a/b/c").topic == "persistent://a/b/c"
+    assert (found.start, found.ordering, found.budget) == (None, None, Budget())
+    assert found.connection.operation_timeout_ms == 30_000
+    assert options(MAXROWSPERTRIGGER="5").budget == Budget(rows=5)
+    assert options(alignBy="publish_time").window_ms == 60_000
+    options(txnKey="k", txnEpoch="1", checkpointLocation="/tmp")  # of the sink
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"maxRowPerTrigger": "5"}, "do you mean maxRowsPerTrigger"),
+        ({"maxRowsPerTrigger": "0"}, "1 or more"),
+        ({"maxRowsPerTrigger": "many"}, "1 or more"),
+        ({"chain": "yes"}, "true or false"),
+        ({"ordering": "total"}, "key, none"),
+        ({"start": "yesterday"}, "earliest, latest"),
+        ({"start": "2026-01-01T00:00:00"}, "earliest, latest"),
+        ({"topic": "x://y"}, "The option topic"),
+        ({"topic": ""}, "missing"),
+        ({"onCorrupt": "column"}, "give decode"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        options(**given)
+
+
+def test_what_is_of_streams_or_of_batches_alone() -> None:
+    with pytest.raises(InvalidOption, match="has no end"):
+        options(end="5").check_stream()
+    for given in ({"ordering": "key"}, {"chain": "true"}):
+        with pytest.raises(InvalidOption, match="order_key"):
+            options(**given).check_batch()
+    for given in ({"alignBy": "publish_time"}, {"maxBytesPerTrigger": "5"}):
+        with pytest.raises(InvalidOption, match="read at once"):
+            options(**given).check_batch()
+    options(ordering="none").check_batch()
+    assert options(ordering="none").ordering is Ordering.NONE
+
+
+def topic_of_three() -> tuple[FakeTopic, list[int]]:
+    """One segment, split, and the lower child split again; and when each generation began."""
+    topic, times = FakeTopic(), []
+    for _ in range(3):
+        times.append(topic.now_ms + 10)
+        topic.send(EVERY)
+        topic.send(EVERY)
+        topic.split(topic.active[0])
+    topic.send(EVERY)
+    return topic, times
+
+
+def test_the_earliest_and_the_latest() -> None:
+    topic, _ = topic_of_three()
+    layout = topic.layout()
+    earliest = start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE)
+    assert earliest.pos == {0: BEGINNING}
+    latest = start_cut(bound_of("start", "LATEST"), topic, layout, NOWHERE)
+    assert latest.pos.keys() == {each.segment_id for each in layout.active}
+    whole = end_cut(bound_of("end", "latest"), topic, layout, earliest)
+    assert whole.pos.keys() == latest.pos.keys()
+    assert all(place in (latest.pos[i], BEGINNING) for i, place in whole.pos.items())
+    assert end_cut(bound_of("end", "latest"), topic, layout, latest) is latest
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_a_time_cuts_every_path(generation: int) -> None:
+    topic, times = topic_of_three()
+    layout = topic.layout()
+    at = bound_of("start", str(times[generation]))
+    cut = start_cut(at, topic, layout, NOWHERE)
+    earliest = start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE)
+    before = sum(
+        len(topic.rows(each.topic, each.start.position, each.end.position))
+        for each in between(earliest, cut, layout)
+    )
+    assert before == generation * 2 * len(EVERY)
+    assert end_cut(at, topic, layout, earliest) == cut
+    far = start_cut(bound_of("start", "2100-01-01T00:00:00+02:00"), topic, layout, NOWHERE)
+    assert far.pos == {s.segment_id: Place.at(s.at(len(s.entries))) for s in topic.active}
+
+
+def test_moments_and_cuts() -> None:
+    assert bound_of("start", "2026-01-01T00:00:00Z").time_ms == 1_767_225_600_000
+    assert bound_of("start", "5").time_ms == 5
+    topic, _ = topic_of_three()
+    cut = replace(NOWHERE, pos={0: Place(11, 1)})
+    layout = topic.layout()
+    assert start_cut(bound_of("start", text_of(cut)), topic, layout, NOWHERE) == cut
+    positions = f"[{text_of(replace(cut, name='other'))},{text_of(cut)}]"
+    assert start_cut(bound_of("start", positions), topic, layout, NOWHERE) == cut
+
+
+def segment(segment_id: int, start: int, end: int, *, legacy: bool = False) -> Segment:
+    return Segment(segment_id, start, end, True, (), (), "s", legacy)
+
+
+ALL = [segment(0, 0, 0x7FFF), segment(1, 0x8000, 0xBFFF), segment(2, 0xC000, 0xFFFF)]
+
+
+def chosen(*filters: Filter) -> list[int]:
+    pushed, _ = push(filters)
+    return [each.segment_id for each in ALL if pushed.wants(each)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (EqualTo(("segment_id",), 1), [1]),
+        (GreaterThan(("segment_id",), 1), [2]),
+        (GreaterThanOrEqual(("segment_id",), 1), [1, 2]),
+        (LessThan(("segment_id",), 1), [0]),
+        (LessThanOrEqual(("segment_id",), 1), [0, 1]),
+        (In(("segment_id",), (0, 2, 9)), [0, 2]),
+    ],
+)
+def test_segments_are_chosen_and_that_is_done(given: Filter, expected: list[int]) -> None:
+    assert chosen(given) == expected
+    assert push([given])[1] == []
+
+
+def test_filters_hold_together() -> None:
+    assert chosen(In(("segment_id",), (0, 2)), GreaterThan(("segment_id",), 0)) == [2]
+    assert chosen(In(("segment_id",), (0, 2)), In(("segment_id",), (1, 2))) == [2]
+
+
+@pytest.mark.parametrize("key", ["k1", "k2", "k3", "aGVsbG8="])
+def test_a_key_is_looked_for_where_either_generation_put_it(key: str) -> None:
+    found = chosen(EqualTo(("key",), key))
+    texts = [key.encode()] + ([b"hello"] if key == "aGVsbG8=" else [])
+    places = {half for text in texts for half in (key_hash(text) >> 16, key_hash(text) & 0xFFFF)}
+    assert found == [
+        each.segment_id
+        for each in ALL
+        if any(each.hash_start <= place <= each.hash_end for place in places)
+    ]
+    pushed, left = push([EqualTo(("key",), key)])
+    assert len(left) == 1, "Spark has to filter the rows"
+    assert pushed.wants(segment(9, 0, 0, legacy=True))
+
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+NOON_MS = int(NOON.timestamp() * 1000)
+TIME = ("publish_time",)
+BIT = datetime.timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "from_ms", "before_ms"),
+    [
+        ([GreaterThan(TIME, NOON)], NOON_MS, None),
+        ([GreaterThanOrEqual(TIME, NOON + BIT)], NOON_MS, None),
+        ([LessThan(TIME, NOON)], None, NOON_MS + 1),
+        ([LessThanOrEqual(TIME, NOON + BIT)], None, NOON_MS + 1),
+        ([EqualTo(TIME, NOON)], NOON_MS, NOON_MS + 1),
+        ([GreaterThan(TIME, NOON), GreaterThan(TIME, NOON - BIT)], NOON_MS, None),
+        ([Not(GreaterThan(TIME, NOON))], None, None),
+        ([GreaterThan(TIME, NOON.replace(tzinfo=None))], None, None),
+        ([GreaterThan(("event_time",), NOON)], None, None),
+    ],
+)
+def test_times_narrow_and_are_left_to_spark(
+    filters: list[Filter], from_ms: int | None, before_ms: int | None
+) -> None:
+    pushed, left = push(filters)
+    assert (pushed.from_ms, pushed.before_ms) == (from_ms, before_ms)
+    assert left == filters

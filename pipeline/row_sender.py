@@ -6,7 +6,6 @@ names.  What has its receipt is forgotten, so memory follows the producer's room
 """
 
 import asyncio
-from base64 import b64decode
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypedDict, cast
@@ -81,7 +80,7 @@ class RowSender:
         producer, sent = self._producer, self._sent
         for place in range(start, end):
             message = _Message(
-                key=_key(rows, place),
+                key=None if rows.keys is None else rows.keys[place],
                 properties=None if rows.properties is None else rows.properties[place],
                 event_time_ms=None if rows.event_times_ms is None else rows.event_times_ms[place],
                 transaction=self._transaction,
@@ -113,11 +112,3 @@ def _topic_of(layout: Layout, segment_id: int) -> str:
             "was deleted meanwhile, and they with it. The task is tried again."
         )
     return segment.topic
-
-
-def _key(rows: Rows, place: int) -> str | bytes | None:
-    """As the producer takes it."""
-    key = None if rows.keys is None else rows.keys[place]
-    if key is None:
-        return None
-    return b64decode(key) if rows.bytes_keys else key.decode()

@@ -8,15 +8,12 @@ tasks.  Nothing is connected before there are rows, or something to be decided.
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 import magnetar
-from magnetar.layout import Layout
-from magnetar.layout_watch import LayoutWatch
 from pipeline.attempt_writer import AttemptWriter, Sender, Task
 from pipeline.checkpoint_files import CheckpointFiles
 from pipeline.connecting import connected
@@ -61,7 +58,7 @@ class Sink:
 
         async def open_sender(attempt: magnetar.Attempt | None) -> Sender:
             producer = await client.producer(self.options.topic)
-            return RowSender(producer, attempt, partial(_layout_of, client))
+            return RowSender(producer, attempt, client.layout)
 
         return AttemptWriter(task, groups, open_sender, timeout_s=self.options.timeout_s)
 
@@ -125,15 +122,6 @@ class Sink:
                 await groups.close()
 
         return connected(self.options.connection).run(aborted)
-
-
-async def _layout_of(client: magnetar.Client, topic: str) -> Layout:
-    watch = LayoutWatch(client.context, topic, create_if_missing=False)
-    try:
-        await watch.open(client.context.settings.operation_timeout_s)
-        return watch.layout
-    finally:
-        await watch.close()
 
 
 class _Writing:

@@ -30,12 +30,11 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 class Rows:
     """Some rows, by columns of the same length; a column that there is not is None.
 
-    Keys are as they are on the wire, event times in ms since 1970; `hashes` are `row_hash`.
+    Keys are as producers take them, event times in ms since 1970; `hashes` are `row_hash`.
     """
 
     values: Sequence[bytes | None]
-    keys: Sequence[bytes | None] | None
-    bytes_keys: bool
+    keys: Sequence[str | bytes | None] | None
     properties: Sequence[Mapping[str, str] | None] | None
     event_times_ms: Sequence[int | None] | None
     hashes: Sequence[int]
@@ -87,17 +86,16 @@ class RowColumns:
     def rows(self, batch: pa.RecordBatch) -> Rows:
         """The rows of a batch.  Raises `InvalidRows`."""
         values = _bytes(batch.column(self.value))
-        keys = _bytes(batch.column(self.key)) if self.key >= 0 else None
-        if keys is not None and self.bytes_keys:
-            keys = [None if key is None else b64encode(key) for key in keys]
+        keys = batch.column(self.key).to_pylist() if self.key >= 0 else None
         if keys is None:
             hashes = [row_hash(None, value) for value in values]
         else:
-            hashes = list(map(row_hash, keys, values))
+            encode = b64encode if self.bytes_keys else str.encode
+            stored = (None if key is None else encode(key) for key in keys)
+            hashes = list(map(row_hash, stored, values))
         return Rows(
             values=values,
             keys=keys,
-            bytes_keys=self.bytes_keys,
             properties=_maps(batch.column(self.properties)) if self.properties >= 0 else None,
             event_times_ms=_times(batch.column(self.event_time)) if self.event_time >= 0 else None,
             hashes=hashes,

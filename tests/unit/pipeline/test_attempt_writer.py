@@ -21,7 +21,7 @@ LONG_S = 1000.0
 
 
 def rows(count: int) -> Rows:
-    return Rows([b"v"] * count, None, False, None, None, [1] * count)
+    return Rows([b"v"] * count, None, None, None, [1] * count)
 
 
 @dataclass(frozen=True)

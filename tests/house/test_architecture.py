@@ -25,9 +25,10 @@ ROOMS: Final = {
     "broker/placement": ("broker/placement",),
     "broker/scalable": ("broker/scalable",),
     "magnetar": ("magnetar", "magnetar/wire"),
+    "pipeline": ("pipeline",),
 }
 """What a section's heading begins with, and the directories whose modules it must name."""
-TREES: Final = ("config", "protocol", "storage", "txn", "broker", "magnetar", "tests")
+TREES: Final = ("config", "protocol", "storage", "txn", "broker", "magnetar", "pipeline", "tests")
 HEADING: Final = re.compile(r"^## ([a-z_/]+)\b", re.MULTILINE)
 MODULE: Final = re.compile(r"`([\w/]+\.py)`")
 

@@ -2,32 +2,21 @@
 
 Rules: rows go in their order, so those of a key are stored in that order.  Rows are sent as long as
 the producer has room; who sends more waits.  A row is counted by the segment that its receipt
-names.  What has its receipt is forgotten, so memory follows the producer's room, not the rows.
+names.  What has its receipts is counted and forgotten, so memory follows the producer's room.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypedDict, cast
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import cast
 
 import magnetar
-from magnetar.errors import InvalidMessage, ProducerQueueFull
+from magnetar.errors import InvalidMessage
 from magnetar.layout import Layout
 from magnetar.transactions.work import Work
 from pipeline.sink_rows import Rows
 from pipeline.task_report import RowCount
 
 __all__ = ["RowSender"]
-
-TURN: Final = 256
-"""Rows that are given to the producer before others on the loop have their turn."""
-
-
-class _Message(TypedDict):
-    key: str | bytes | None
-    properties: Mapping[str, str] | None
-    event_time_ms: int | None
-    transaction: Work | None
 
 
 class RowSender:
@@ -43,23 +32,29 @@ class RowSender:
         self._layout_of = layout_of
         self._producer = producer
         self._transaction = transaction
-        self._sent: deque[tuple[asyncio.Future[magnetar.MessageId], int]] = deque()
-        self._messages: dict[int, int] = {}
-        self._hashes: dict[int, int] = {}
+        self._sent: deque[tuple[magnetar.Receipts, Sequence[int]]] = deque()
+        self._messages: Counter[int] = Counter()
+        self._hashes: Counter[int] = Counter()
         """By segment."""
 
     async def send(self, rows: Rows) -> None:
         """As `Sender.send`."""
-        for start in range(0, len(rows), TURN):
-            await self._send(rows, start, min(start + TURN, len(rows)))
-            self._count()
-            await asyncio.sleep(0)
+        receipts = await self._producer.send_many(
+            # What has no value is sent as None, whatever the producer's type of values is.
+            cast("Sequence[bytes]", rows.values),
+            keys=rows.keys,
+            properties=rows.properties,
+            event_times_ms=rows.event_times_ms,
+            transaction=self._transaction,
+        )
+        self._sent.append((receipts, rows.hashes))
+        while self._sent and self._sent[0][0].outcome.done():
+            await self._count()
 
     async def settle(self) -> Mapping[str, RowCount]:
         """As `Sender.settle`."""
-        await self._producer.flush()
-        self._count()
-        assert not self._sent, "what is flushed has its receipt"
+        while self._sent:
+            await self._count()
         if not self._messages:
             return {}
         layout = await self._layout_of(self._producer.topic)
@@ -71,37 +66,22 @@ class RowSender:
     async def close(self) -> None:
         """As `Sender.close`."""
         await self._producer.close()
-        for future, _ in self._sent:
-            if future.done() and not future.cancelled():
-                future.exception()  # seen: the attempt has failed, and says why
+        for receipts, _ in self._sent:
+            if receipts.outcome.done():
+                receipts.outcome.exception()  # seen: the attempt has failed, and says why
 
-    async def _send(self, rows: Rows, start: int, end: int) -> None:
-        """Those from `start` to before `end`, each as soon as there is room for it."""
-        producer, sent = self._producer, self._sent
-        for place in range(start, end):
-            message = _Message(
-                key=None if rows.keys is None else rows.keys[place],
-                properties=None if rows.properties is None else rows.properties[place],
-                event_time_ms=None if rows.event_times_ms is None else rows.event_times_ms[place],
-                transaction=self._transaction,
-            )
-            # What has no value is sent as None, whatever the producer's type of values is.
-            value = cast(bytes, rows.values[place])
-            try:
-                future = producer.send_nowait(value, **message)
-            except ProducerQueueFull:
-                await producer.room()
-                future = producer.send_nowait(value, **message)
-            sent.append((future, rows.hashes[place]))
-
-    def _count(self) -> None:
-        """Take what has its receipt.  Raises the first failure."""
-        sent = self._sent
-        while sent and sent[0][0].done():
-            future, row_hash = sent.popleft()
-            segment = future.result().segment_id
-            self._messages[segment] = self._messages.get(segment, 0) + 1
-            self._hashes[segment] = self._hashes.get(segment, 0) + row_hash
+    async def _count(self) -> None:
+        """Count what was sent first, when it is stored.  Raises why it is not."""
+        receipts, hashes = self._sent[0]
+        await receipts.stored()
+        self._sent.popleft()
+        segments = Counter(receipts.segment_ids)
+        self._messages.update(segments)
+        if len(segments) == 1:
+            self._hashes[receipts.segment_ids[0]] += sum(hashes)
+            return
+        for segment, row_hash in zip(receipts.segment_ids, hashes, strict=True):
+            self._hashes[segment] += row_hash
 
 
 def _topic_of(layout: Layout, segment_id: int) -> str:

@@ -119,10 +119,20 @@ class Sent:
     """One SEND: a message, a batch, or one chunk of a message.
 
     `parts` is its frame, to be written one after the other; it is the same when it is sent again.
-    `index`, of `chunks` many, is which chunk it is.
+    `index`, of `chunks` many, is which chunk it is.  `in_doubt`: a connection was lost since it was
+    sent, so it may be stored though nobody has said so.
     """
 
-    __slots__ = ("checksum", "chunks", "highest", "index", "messages", "parts", "sequence_id")
+    __slots__ = (
+        "checksum",
+        "chunks",
+        "highest",
+        "in_doubt",
+        "index",
+        "messages",
+        "parts",
+        "sequence_id",
+    )
 
     def __init__(
         self,
@@ -143,6 +153,7 @@ class Sent:
         self.checksum = checksum
         self.index = index
         self.chunks = chunks
+        self.in_doubt = False
 
     @property
     def wanted(self) -> bool:

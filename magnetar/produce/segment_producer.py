@@ -12,6 +12,8 @@ Rules:
   have yet to hear of it.
 - A sealed segment may never be ready again (Apache Pulsar 5.0.0-M1 leaves it fenced where it seals
   under load): when its broker has refused for SEAL_PATIENCE_S, what has no receipt goes back.
+- What has no receipt may be stored, if a connection was lost since it was sent.  It goes back all
+  the same, and so may be stored twice; not so in a transaction, where it fails.
 - Draining: nothing more is given, and when nothing is without receipt the owner is told, with what
   was not sent; CLOSE_PRODUCER follows.
 """
@@ -34,6 +36,7 @@ from magnetar.errors import (
     ServiceNotReady,
     TopicNotFound,
     TopicTerminated,
+    TransactionFailed,
     error_of,
 )
 from magnetar.layout import Segment
@@ -185,11 +188,22 @@ class SegmentProducer(Attachment):
         return self.take_unsent()
 
     def take_unsent(self) -> list[Outgoing]:
-        """Everything that is not stored, in order; it has nothing afterwards."""
+        """Everything that is not stored, in order; it has nothing afterwards.
+
+        What may be stored all the same is refused if it is in a transaction: that must have it once
+        or not at all, and can abort.
+        """
         unsent: list[Outgoing] = []
+        doubtful: list[Outgoing] = []
         for sent in self._pending.take_all():
-            if sent.index == 0 or not unsent or unsent[-1] is not sent.messages[0]:
-                unsent += (m for m in sent.messages if not m.outcome.done())
+            for message in sent.messages:
+                if message.outcome.done():
+                    continue
+                to = doubtful if sent.in_doubt and message.transaction is not None else unsent
+                if sent.index == 0 or not to or to[-1] is not message:
+                    to.append(message)
+        if doubtful:
+            self._owner.refused(doubtful, _doubted(self.describe()))
         unsent += self._queue.take_all()
         return unsent
 
@@ -307,6 +321,8 @@ class SegmentProducer(Attachment):
     def detached(self, error: MagnetarError) -> None:
         """Nothing is sent until it is attached again."""
         self._encoder = None
+        for sent in self._pending:
+            sent.in_doubt = True
         if self._drained is not None and not self._pending:
             self._end()
 
@@ -487,6 +503,13 @@ def _out_of_order(what: str, sequence_id: int) -> MagnetarError:
     return ServiceNotReady(
         f"{what} got a receipt of sequence id {sequence_id} before those of earlier messages; what "
         "has none is sent again."
+    )
+
+
+def _doubted(what: str) -> MagnetarError:
+    return TransactionFailed(
+        f"{what} lost its connection, and its segment takes no more: nobody can tell whether a "
+        "message that had no receipt is stored. Abort the transaction, and begin another one."
     )
 
 

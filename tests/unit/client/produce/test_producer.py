@@ -15,6 +15,7 @@ from magnetar.errors import (
     OperationTimedOut,
     ProducerQueueFull,
     TopicTerminated,
+    TransactionFailed,
 )
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
@@ -384,6 +385,48 @@ def test_who_waits_to_be_alone_follows_a_split(told_late: bool) -> None:
         world.busy = False
         producer = await opening
         assert (await producer.send(b"x", key="k")).segment_id > 0
+        await producer.close()
+
+    run(main())
+
+
+class Work:
+    """A transaction that knows every segment."""
+
+    id = (1, 2)
+
+    def track(self, outcome: object) -> None:
+        """It would wait for it."""
+
+    def writing_to(self, topic: str) -> None:
+        """It knows."""
+
+
+@pytest.mark.parametrize("in_transaction", [True, False], ids=["transaction", "plain"])
+def test_what_may_be_stored_in_a_sealed_segment_is_sent_to_its_children_outside_of_transactions(
+    in_transaction: bool,
+) -> None:
+    async def main() -> None:
+        world = World(1)
+        producer = await opened(world)
+        await producer.send(b"before")
+        parent = world.active()[0]
+        work = cast("Transaction", Work()) if in_transaction else None
+        doubtful = producer.send_nowait(b"doubtful", key="k", transaction=work)
+        while len(parent.stored) == 1:
+            await asyncio.sleep(0.0001)
+        assert not doubtful.done()
+        link = next(iter(parent.attached.values())).connection
+        world.split(parent, told_late=False)
+        link.lose()
+        if in_transaction:
+            with pytest.raises(TransactionFailed, match="nobody can tell"):
+                await doubtful
+        else:
+            assert (await doubtful).segment_id != parent.info.segment_id
+        after = await producer.send(b"after", key="k", transaction=work)
+        stored = [each.payload for each in world.segments[after.segment_id].stored]
+        assert stored == ([b"after"] if in_transaction else [b"doubtful", b"after"])
         await producer.close()
 
     run(main())

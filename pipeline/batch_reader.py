@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from pipeline.cut import BEGINNING, END, Place, entered
+from pipeline.cut import Place, entered
 from pipeline.filters import NO_FILTERS, Pushed, push
 from pipeline.source import ReadTask, Source
 from pipeline.source_options import TASK_BYTES
@@ -61,8 +61,8 @@ class BatchReader(DataSourceReader):
             return each
         plan = self._source.reading.plan(
             each.topic,
-            None if each.start == BEGINNING else each.start.position,
-            end=None if each.end == END else each.end.entries_end,
+            each.start.position,
+            end=each.end.entries_end,
             from_publish_time_ms=pushed.from_ms,
             before_publish_time_ms=before_ms,
         )

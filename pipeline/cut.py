@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from magnetar.layout import Layout
 from pipeline.errors import InvalidCut
-from protocol.ids import LONG_MAX, Position
+from protocol.ids import EARLIEST, LATEST, Position
 
 __all__ = [
     "BEGINNING",
@@ -64,9 +64,9 @@ class Place(NamedTuple):
         return cls(position.ledger_id, position.entry_id)
 
 
-BEGINNING: Final = Place(-1, -1)
-"""The first entry that is retained."""
-END: Final = Place(LONG_MAX, LONG_MAX)
+BEGINNING: Final = Place.at(EARLIEST)
+"""The first entry that there ever was, retained or not."""
+END: Final = Place.at(LATEST)
 """Of a sealed segment, after its last entry."""
 
 

@@ -33,6 +33,15 @@ class OpenedKey:
         """For the sink."""
         return {"txnKey": self.name, "txnEpoch": str(self.epoch)}
 
+    @property
+    def source_options(self) -> Mapping[str, str]:
+        """For sources of a query without checkpoint: to go on where the last batch ended.
+
+        Empty if no batch has kept its positions (`trackPositions`).
+        """
+        positions = None if self.last is None else self.last.positions
+        return {} if positions is None else {"start": positions}
+
 
 def open_key(
     service_url: str, name: str, *, epoch: int = -1, **settings: Unpack[ClientOptions]

@@ -17,6 +17,7 @@ Pure, but for what `Reading` tells.  Rules:
 """
 
 import enum
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -27,6 +28,8 @@ from pipeline.cut import BEGINNING, END, Cut, Place, behind, elders, entered, no
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
 from protocol.ids import Position
+
+_log: Final = logging.getLogger(__name__)
 
 __all__ = ["Budget", "Limits", "Ordering", "Planner", "frozen", "is_over", "raw_ends", "shares"]
 
@@ -153,6 +156,7 @@ class Planner:
 
     def _lost(self, what: str) -> None:
         self.gaps += 1
+        _log.warning("%s is not retained any more; gaps so far: %d", what, self.gaps)
         if self._fail_on_data_loss:
             raise DataLost(
                 f"What is next to be read is gone: {what} is not retained any more. Keep data for "
@@ -191,8 +195,8 @@ class Planner:
     def _plan(self, topic: str, place: Place, limit: Place, **bounds: int | None) -> RangePlan:
         return self._reading.plan(
             topic,
-            None if place == BEGINNING else place.position,
-            end=None if limit == END else limit.position,
+            place.position,
+            end=limit.position,
             **bounds,
         )
 

@@ -21,11 +21,11 @@ from typing import Final
 from magnetar.errors import InvalidMessage
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.messages import MessageColumns, Piece, take_apart, take_pieces
-from pipeline.cut import BEGINNING, END
+from pipeline.cut import END
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
 from pipeline.tasks import SegmentRange
-from protocol.ids import EARLIEST, LATEST, Position
+from protocol.ids import Position
 
 __all__ = ["RowLimits", "SegmentRows"]
 
@@ -70,7 +70,7 @@ class SegmentRows:
 
     def __iter__(self) -> Iterator[MessageColumns]:
         columns, size = MessageColumns(), 0
-        start, end = _entries_of(self._range)
+        start, end = self._range.start.position, self._range.end.entries_end
         for entries in self._reading.entries(self._range.topic, start, end):
             for entry in entries:
                 before = len(columns.runs)
@@ -171,10 +171,8 @@ class SegmentRows:
     def _check_whole(self, start: Position, end: Position) -> None:
         """Whether all that was to be read could be."""
         topic = self._range.topic
-        asked = None if self._range.start == BEGINNING else start
-        last = None if self._range.end == END else end
-        plan = self._reading.plan(topic, asked, end=last, max_messages=1)
-        needed = plan.raw_end if last is None else last
+        plan = self._reading.plan(topic, start, end=end, max_messages=1)
+        needed = min(end, plan.raw_end) if self._range.end == END else end
         if plan.lost or plan.horizon < needed:
             why = "is not retained any more" if plan.lost else "may not be read just now"
             raise DataLost(
@@ -182,11 +180,3 @@ class SegmentRows:
                 "the task is tried again. If it fails again, the data is gone: see the option "
                 "failOnDataLoss."
             )
-
-
-def _entries_of(range_: SegmentRange) -> tuple[Position, Position]:
-    """The entries that a range is in, the end exclusive."""
-    start = EARLIEST if range_.start == BEGINNING else range_.start.position
-    if range_.end == END:
-        return start, LATEST
-    return start, range_.end.entries_end

@@ -4,6 +4,7 @@
 
 Rules:
 
+- `earliest` is the first entry that is retained: what is gone by then is not missed.
 - A time means the first entry of each path that was published then or later, by its producer's
   clock; a number is milliseconds since 1970.  A moment without a time zone is refused.
 - `latest` is the horizon of now, of active segments.  As an end it is the horizon of everything.
@@ -15,7 +16,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from magnetar.layout import Layout
-from pipeline.cut import BEGINNING, END, Cut, Place, entered
+from pipeline.cut import END, Cut, Place, entered
 from pipeline.cut_json import cut_of_text
 from pipeline.errors import InvalidOption
 from pipeline.range_planning import Budget, Ordering, Planner, is_over
@@ -68,7 +69,11 @@ def start_cut(bound: Bound, reading: Reading, layout: Layout, nowhere: Cut) -> C
     if bound.kind is BoundKind.CUT:
         return cut_of_text(bound.text, nowhere.topic, nowhere.name)
     if bound.kind is BoundKind.EARLIEST:
-        return entered(nowhere, layout)
+        cut = entered(nowhere, layout)
+        for segment_id in cut.pos:
+            first = reading.plan(layout.segments[segment_id].topic, None, max_messages=1).start
+            cut = cut.moved(segment_id, Place.at(first))
+        return cut
     if bound.kind is BoundKind.LATEST:
         pos = {
             segment.segment_id: Place.at(reading.plan(segment.topic, None).horizon)
@@ -100,7 +105,6 @@ def _first_published(time_ms: int, reading: Reading, layout: Layout, nowhere: Cu
                 max_messages=1,
             )
             over = is_over(plan, layout.segments[segment_id], plan.start)
-            place = max(Place.at(plan.start), BEGINNING)
-            cut = cut.moved(segment_id, END if over else place)
+            cut = cut.moved(segment_id, END if over else Place.at(plan.start))
         cut = entered(cut, layout)
     return cut

@@ -90,8 +90,8 @@ def cut_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> li
         while place < each.end:
             plan = reading.plan(
                 each.topic,
-                None if place == BEGINNING else place.position,
-                end=None if each.end == END else each.end.entries_end,
+                place.position,
+                end=each.end.entries_end,
                 max_bytes=size,
             )
             last = plan.entries == 0 or plan.end <= place.position

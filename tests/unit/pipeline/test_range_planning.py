@@ -283,6 +283,15 @@ def test_a_child_of_a_lost_and_a_live_parent_waits_for_the_live_one() -> None:
     assert third.pos[2] > BEGINNING
 
 
+def test_the_trimmed_beginning_of_a_child_fails() -> None:
+    topic, _ = generations(1)
+    query = Query(topic)
+    query.step()
+    topic.segments[1].trimmed = 1
+    with pytest.raises(DataLost, match="segment 1"):
+        query.step()
+
+
 def test_a_trimmed_beginning_fails_or_is_skipped() -> None:
     topic = FakeTopic()
     query = Query(topic)

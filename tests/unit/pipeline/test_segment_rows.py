@@ -135,8 +135,9 @@ def test_a_damaged_entry_fails_or_is_left_out() -> None:
 def test_what_is_trimmed_or_hidden_meanwhile_is_no_success() -> None:
     segment = StoredSegment([single(i, b"%d" % i) for i in range(5)])
     segment.trimmed = 2
-    with pytest.raises(DataLost, match="not retained"):
-        values(segment, Place(LEDGER, 1), END)
+    for start in (Place(LEDGER, 1), BEGINNING):
+        with pytest.raises(DataLost, match="not retained"):
+            values(segment, start, END)
     assert values(segment, Place(LEDGER, 1), END, skip_lost=True) == [b"2", b"3", b"4"]
     segment.trimmed, segment.horizon = 0, 4
     with pytest.raises(DataLost, match="just now"):

@@ -98,7 +98,10 @@ def test_the_earliest_and_the_latest() -> None:
     topic, _ = topic_of_three()
     layout = topic.layout()
     earliest = start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE)
-    assert earliest.pos == {0: BEGINNING}
+    assert earliest.pos == {0: Place(11, 0)}
+    topic.segments[0].trimmed = 1
+    assert start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE).pos == {0: Place(11, 1)}
+    topic.segments[0].trimmed = 0
     latest = start_cut(bound_of("start", "LATEST"), topic, layout, NOWHERE)
     assert latest.pos.keys() == {each.segment_id for each in layout.active}
     whole = end_cut(bound_of("end", "latest"), topic, layout, earliest)

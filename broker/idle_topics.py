@@ -91,7 +91,9 @@ class IdleTopics:
         await self._broker.scalable.let_go_of_idle(self._now_s())
 
     def _is_idle(self, topic: Topic) -> bool:
-        return topic.idle and not self._broker.scalable.needs(topic)
+        broker = self._broker
+        used = broker.scalable.needs(topic) or broker.offloads.is_running(topic)
+        return topic.idle and not used
 
     async def _unload(self, topic: Topic, uses: int) -> None:
         def still() -> bool:

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from broker.offload_metrics import offload_metrics
 from broker.placement_metrics import placement_metrics
 from broker.store_metrics import bookkeeper_metrics, metadata_metrics
 from broker.transaction_metrics import (
@@ -71,6 +72,7 @@ class BrokerCollector(Collector):
         yield from subscription_transaction_metrics(topics, self._cluster)
         yield from transaction_metrics(self._broker)
         yield from placement_metrics(self._broker)
+        yield from offload_metrics(self._broker, topics)
         yield from metadata_metrics(self._broker.metadata, self._cluster)
         bookkeeper = self._broker.bookkeeper
         if bookkeeper is not None:

@@ -96,6 +96,14 @@ class Policies:
         return value if isinstance(value, bool) else None
 
     @property
+    def offload_threshold_bytes(self) -> int | None:
+        """How much of a topic may be there without a copy; below 0 anything may."""
+        value = self.raw.get("offload_threshold")
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value
+
+    @property
     def auto_topic_creation(self) -> bool | None:
         """Whether a missing topic is made on first use."""
         value = self._section("autoTopicCreationOverride").get("allowAutoTopicCreation")

@@ -25,6 +25,7 @@ from broker.health import HealthCheck
 from broker.idle_topics import IdleTopics
 from broker.log_limit import LogLimit
 from broker.namespaces import Namespaces
+from broker.offloading import Offloads
 from broker.placement import OneBroker, Placement
 from broker.producer import ProducerNames
 from broker.publish_limits import PublishLimits
@@ -46,6 +47,7 @@ from protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.managed_ledger_factory import ManagedLedgerFactory
 from storage.metadata.store import Session
+from storage.offload.cold_ledgers import ColdLedgers
 
 if TYPE_CHECKING:
     from broker.placement.joining import Joined
@@ -74,6 +76,7 @@ class Broker:
     scalable: ScalableTopics
     producer_names: ProducerNames
     idle_topics: IdleTopics
+    offloads: Offloads
     _health: HealthCheck
 
     def __init__(
@@ -128,6 +131,7 @@ class Broker:
             stores.ledgers,
             self.clock,
             limits_of(settings, shared=stores.shared),
+            ColdLedgers(self.random, {"magnetar/cluster": settings.cluster_name.encode()}),
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self.managed_ledgers.sweep_orphans()
@@ -140,6 +144,7 @@ class Broker:
         self.transactions = Transactions(self)
         at_stop("transactions", self.transactions.stop)
         await self.transactions.start()
+        self.offloads = Offloads(self, asyncio.get_running_loop().time)
         self.topics = TopicRegistry(self)
         at_stop("topics", self.topics.close)
         self.scalable = ScalableTopics(self)
@@ -150,6 +155,8 @@ class Broker:
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
         at_stop("idle_topics", self.idle_topics.stop)
         self.idle_topics.start()
+        at_stop("offloads", self.offloads.stop)
+        self.offloads.start()
         await self._server.start()
         self.serving = True
         if self._several is not None:
@@ -200,6 +207,7 @@ class Broker:
         for connection in connections:
             connection.pause_reading(DRAINING)
         await self.idle_topics.stop()
+        await self.offloads.stop()
         await self.scalable.stop()
         await self.transactions.stop_serving()
         await self.topics.close()

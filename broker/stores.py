@@ -86,5 +86,8 @@ def limits_of(settings: Settings, *, shared: bool = False) -> Limits:
         cursor_flush_ms=settings.cursor_flush_ms,
         entry_cache_bytes=settings.entry_cache_bytes,
         unsubscribed_retention_ms=settings.unsubscribed_retention_minutes * 60_000,
+        offload_deletion_lag_ms=(
+            -1 if settings.offload_deletion_lag_s < 0 else settings.offload_deletion_lag_s * 1000
+        ),
         claim_on_open=shared,
     )

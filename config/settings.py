@@ -144,6 +144,26 @@ class Settings(BaseSettings):
     ledger_max_size_bytes: Positive = Field(2048 * MIB, description="... or at this size")
     ledger_min_age_s: NotNegative = Field(600, description="... but not younger than this")
     ledger_max_age_s: Positive = Field(4 * 3600, description="Roll a ledger over at this age")
+    offload_url: str = Field(
+        "",
+        description="Where ended ledgers are copied: s3://BUCKET/PREFIX, gs://..., az://... or "
+        "file:///PATH; none: nowhere",
+    )
+    offload_region: str = Field(
+        "", description="Region of the bucket; none: as the environment says"
+    )
+    offload_endpoint: str = Field(
+        "", description="URL of another server that speaks S3; none: as the environment says"
+    )
+    offload_threshold_bytes: int = Field(
+        -1,
+        ge=-1,
+        description="Copy the oldest ended ledgers of topics that have more than this which is not "
+        "copied; -1: only what is asked for (namespaces override)",
+    )
+    offload_deletion_lag_s: int = Field(
+        4 * 3600, ge=-1, description="Delete a ledger this long after it was copied; -1: never"
+    )
     log_file_size_bytes: Annotated[int, Field(ge=MIB)] = Field(
         64 * MIB, description="Size at which the shared ledger log starts its next file"
     )

@@ -83,6 +83,28 @@ def hot_to_drop(ledgers: Sequence[LedgerInfo], *, lag_ms: int, now_ms: int) -> T
     return TrimDecision(tuple(drop), next_ms)
 
 
+def beyond(ledgers: Sequence[LedgerInfo], threshold_bytes: int) -> Position | None:
+    """Up to where ended ledgers are to be copied so that at most so many bytes are not.
+
+    None if nothing is to be; -1 is no threshold.
+    """
+    if threshold_bytes < 0:
+        return None
+    left = sum(ledger.size_bytes for ledger in ledgers if not _is_copied(ledger))
+    up_to: Position | None = None
+    for ledger in ledgers:
+        if left <= threshold_bytes or ledger.closed_ms == 0:
+            break
+        if ledger.entries and not _is_copied(ledger):
+            left -= ledger.size_bytes
+            up_to = Position(ledger.ledger_id, ledger.entries)
+    return up_to
+
+
+def _is_copied(ledger: LedgerInfo) -> bool:
+    return ledger.offload is not None and ledger.offload.complete
+
+
 def _rule(
     readers: Readers, retention: Retention | None, unsubscribed_retention_ms: int
 ) -> Retention:

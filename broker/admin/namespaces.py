@@ -29,6 +29,10 @@ def _is_retention(value: object) -> bool:
     )
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_auto_creation(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("allowAutoTopicCreation"), bool)
 
@@ -61,6 +65,7 @@ POLICIES = (
         _is_auto_creation,
         "an object with allowAutoTopicCreation true or false",
     ),
+    _Policy("offloadThreshold", "offload_threshold", _is_number, "a number of bytes, or -1"),
     _Policy(
         "schemaCompatibilityStrategy",
         "schema_compatibility_strategy",

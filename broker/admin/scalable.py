@@ -40,6 +40,9 @@ def routes() -> list[web.RouteDef]:
         web.get(TOPIC + "/history", history),
         web.post(TOPIC + "/split/{segment}", split),
         web.post(TOPIC + "/merge/{first}/{second}", merge),
+        web.put(TOPIC + "/offload", offload),
+        web.get(TOPIC + "/offload/manifest", offload_manifests),
+        web.post(TOPIC + "/offload/dropHot", drop_hot),
         web.get(TOPIC + "/subscriptions", list_subscriptions),
         web.put(SUBSCRIPTION, create_subscription),
         web.delete(SUBSCRIPTION, delete_subscription),
@@ -136,6 +139,25 @@ async def merge(request: web.Request) -> web.Response:
         SegmentId(number(request, "second")),
     )
     return no_content()
+
+
+async def offload(request: web.Request) -> web.Response:
+    """PUT `?url=`: copy what has ended of every segment; which segments."""
+    scalable = request.app[BROKER].scalable
+    asked = await scalable.offload(_name(request), request.query.get("url"))
+    return web.json_response(list(asked))
+
+
+async def offload_manifests(request: web.Request) -> web.Response:
+    """GET: for each segment how that stands, and what is known of the copies."""
+    found = await request.app[BROKER].scalable.offload_manifests(_name(request))
+    return web.json_response({"segments": {str(each): found[each] for each in sorted(found)}})
+
+
+async def drop_hot(request: web.Request) -> web.Response:
+    """POST: delete all ledgers whose copy is whole; which, for each segment."""
+    found = await request.app[BROKER].scalable.drop_hot(_name(request))
+    return web.json_response({str(each): list(found[each]) for each in sorted(found)})
 
 
 async def list_subscriptions(request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from broker.admin.keys import BROKER
+from broker.admin.offload import ledger_ids_of
 from broker.admin.redirect import require_here
 from broker.admin.rest import (
     body_of,
@@ -40,6 +41,7 @@ from protocol.server_error import MagnetarError
 log = structlog.get_logger(__name__)
 
 SEGMENT = SEGMENTS_PATH + "/{tenant}/{namespace}/{topic}/{descriptor}"
+OFFLOAD = SEGMENT + "/offload"
 SUBSCRIPTION = SEGMENT + "/subscription/{subscription}"
 
 SegmentHandler = Callable[[web.Request, LocalSegments, SegmentName], Awaitable[web.Response]]
@@ -55,6 +57,9 @@ def routes() -> list[web.RouteDef]:
         web.post(SEGMENT + "/terminate", terminate),
         web.get(SEGMENT + "/stats", stats),
         web.get(SEGMENT + "/internalStats", stats_of_ledgers),
+        web.put(OFFLOAD, offload),
+        web.get(OFFLOAD + "/manifest", offload_manifest),
+        web.post(OFFLOAD + "/dropHot", drop_hot),
         web.put(SUBSCRIPTION, create_subscription),
         web.delete(SUBSCRIPTION, delete_subscription),
         web.get(SUBSCRIPTION + "/backlog", backlog),
@@ -142,6 +147,31 @@ async def stats_of_ledgers(
 ) -> web.Response:
     """GET: its ledgers and cursors, as `internalStats` of a topic has them."""
     return web.json_response(internal_stats(await segments.open(segment)))
+
+
+@_at_owner
+async def offload(
+    request: web.Request, segments: LocalSegments, segment: SegmentName
+) -> web.Response:
+    """PUT `?url=`: copy what has ended; all of it, once the segment is sealed."""
+    await segments.offload(segment, request.query.get("url"))
+    return no_content()
+
+
+@_at_owner
+async def offload_manifest(
+    request: web.Request, segments: LocalSegments, segment: SegmentName
+) -> web.Response:
+    """GET: how that stands, and every ledger with what is known of its copy."""
+    return web.json_response(await segments.offload_manifest(segment))
+
+
+@_at_owner
+async def drop_hot(
+    request: web.Request, segments: LocalSegments, segment: SegmentName
+) -> web.Response:
+    """POST `[ledger id, ...]` or nothing: delete the ledgers whose copy is whole."""
+    return web.json_response(await segments.drop_hot(segment, await ledger_ids_of(request)))
 
 
 @_at_owner

@@ -91,7 +91,7 @@ def internal_stats(topic: "Topic") -> dict[str, object]:
                 "entries": info.entries,
                 "size": info.size_bytes,
                 "timestamp": info.closed_ms,
-                "offloaded": False,
+                "offloaded": info.offload is not None and info.offload.complete,
             }
             for info in ledger.ledgers
         ],

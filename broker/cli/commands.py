@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, register_topics
+from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl
+from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
 from protocol.server_error import MagnetarError
 

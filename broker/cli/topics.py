@@ -1,45 +1,15 @@
 """`magnetar topics`: scalable topics from the command line, over REST."""
 
 import time
-from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_client import RestFailure, call
+from broker.cli.offload import add_offload
+from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
 
-AdminUrl = Annotated[
-    str, typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker")
-]
 TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
-DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
-
-
-def topic_path(topic: str) -> str:
-    """REST path of a scalable topic given as `topic://t/n/x`, `t/n/x` or `x`."""
-    local = topic.removeprefix("topic://")
-    parts = local.split("/", 2)
-    if len(parts) == 1:
-        parts = ["public", "default", local]
-    if len(parts) != 3 or not all(parts) or "://" in local:
-        raise typer.BadParameter(
-            f"{topic!r} is not a scalable topic: write topic://tenant/namespace/name."
-        )
-    return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
-
-
-def ask(admin_url: str, method: str, path: str, body: object | None = None) -> object:
-    """One REST call for a person: a failure ends the command with its reason."""
-    try:
-        return call(admin_url, method, path, body)
-    except RestFailure as failure:
-        typer.echo(str(failure), err=True)
-        raise typer.Exit(1) from failure
-
-
-def _mapping(answer: object) -> Mapping[str, object]:
-    return answer if isinstance(answer, dict) else {}
 
 
 def create(
@@ -67,13 +37,13 @@ def list_topics(
 
 def get(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Show the layout: every segment, its range, its state, where it came from."""
-    layout = _mapping(ask(admin_url, "GET", topic_path(topic)))
+    layout = mapping(ask(admin_url, "GET", topic_path(topic)))
     typer.echo(f"{topic}  epoch {layout.get('epoch')}")
     typer.echo(f"{'segment':>8}  {'range':<11}  {'state':<7}  parents   children")
-    segments = _mapping(layout.get("segments"))
+    segments = mapping(layout.get("segments"))
     for identifier in sorted(segments, key=int):
-        segment = _mapping(segments[identifier])
-        bounds = _mapping(segment.get("hashRange"))
+        segment = mapping(segments[identifier])
+        bounds = mapping(segment.get("hashRange"))
         low, high = int(str(bounds.get("start"))), int(str(bounds.get("end")))
         parents = _ids(segment.get("parentIds"))
         children = _ids(segment.get("childIds"))
@@ -122,7 +92,7 @@ def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
     """Show the splits, merges and moves of a topic, oldest first."""
     answer = ask(admin_url, "GET", f"{topic_path(topic)}/history")
     for entry in answer if isinstance(answer, list) else []:
-        event = _mapping(entry)
+        event = mapping(entry)
         time_s = int(str(event.get("timeMs", 0))) / 1000
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
         typer.echo(
@@ -133,12 +103,12 @@ def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
 
 def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Show segments, subscriptions and backlogs."""
-    answer = _mapping(ask(admin_url, "GET", f"{topic_path(topic)}/stats"))
+    answer = mapping(ask(admin_url, "GET", f"{topic_path(topic)}/stats"))
     typer.echo(
         f"{topic}  epoch {answer.get('epoch')}  {answer.get('activeSegments')} active segment(s)"
     )
-    for name, value in _mapping(answer.get("subscriptions")).items():
-        subscription = _mapping(value)
+    for name, value in mapping(answer.get("subscriptions")).items():
+        subscription = mapping(value)
         typer.echo(
             f"  {name}: backlog {subscription.get('msgBacklog', '?')}, "
             f"{subscription.get('consumerCount', 0)} consumer(s)"
@@ -158,4 +128,5 @@ def register_topics(app: typer.Typer) -> None:
     group.command("merge")(merge)
     group.command("history")(history)
     group.command("stats")(stats)
+    add_offload(group)
     app.add_typer(group, name="topics")

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
+from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask
 from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.topics import DEFAULT_ADMIN_URL, AdminUrl, ask
+from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask
 from broker.cli.transaction_keys import printable, register_keys
 from config.bounds import TXN_LISTED
 

@@ -10,13 +10,14 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
 from broker.dispatch.start_position import first_published_since
+from broker.scalable.offloading import offload_manifest
 from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
 from broker.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
 from protocol.ids import Position
@@ -133,6 +134,18 @@ class LocalSegments:
     async def stats(self, segment: SegmentName) -> Members:
         """What is counted there."""
         return stats_of(await self.open(segment))
+
+    async def offload(self, segment: SegmentName, url: str | None) -> None:
+        """Have what has ended copied.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
+        await self._broker.offloads.offload(await self.open(segment), url=url)
+
+    async def offload_manifest(self, segment: SegmentName) -> Members:
+        """How that stands, and what is known of the copies."""
+        return await offload_manifest(await self.open(segment))
+
+    async def drop_hot(self, segment: SegmentName, ledger_ids: Sequence[int] | None) -> list[int]:
+        """Delete ledgers whose copy is whole; which they were."""
+        return await self._broker.offloads.drop_hot(await self.open(segment), ledger_ids)
 
 
 def view_of(topic: Topic) -> SegmentView:

@@ -3,6 +3,9 @@
     /admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}
         GET, GET ?load=false     what is told of it (ours); DELETE; POST /terminate
         GET  /stats              what is counted there (ours)
+        PUT                      /offload (ours)
+        GET                      /offload/manifest (ours)
+        POST                     /offload/dropHot (ours)
         PUT, DELETE              /subscription/{name}
         POST                     /subscription/{name}/seek, /skip-all
 
@@ -15,7 +18,7 @@ Rules:
 - `SegmentAway` says that the broker could not be asked, or serves it no longer: ask the next owner.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import quote
 
@@ -122,6 +125,24 @@ class RemoteHost:
         if not isinstance(members, dict):
             raise self._failed(f"answered {members!r}")
         return members
+
+    async def offload(self, segment: SegmentName, url: str | None) -> None:
+        """See `SegmentHost`."""
+        query = {} if url is None else {"url": url}
+        await self._ask("PUT", path_of(segment) + "/offload", query)
+
+    async def offload_manifest(self, segment: SegmentName) -> Members:
+        """See `SegmentHost`."""
+        members = await self._ask("GET", path_of(segment) + "/offload/manifest")
+        if not isinstance(members, dict):
+            raise self._failed(f"answered {members!r}")
+        return members
+
+    async def drop_hot(self, segment: SegmentName, ledger_ids: Sequence[int] | None) -> list[int]:
+        """See `SegmentHost`."""
+        body = None if ledger_ids is None else list(ledger_ids)
+        dropped = await self._ask("POST", path_of(segment) + "/offload/dropHot", body=body)
+        return [int(each) for each in dropped] if isinstance(dropped, list) else []
 
     async def _ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None

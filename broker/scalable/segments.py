@@ -12,7 +12,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
@@ -77,6 +77,18 @@ class SegmentHost(Protocol):
 
     async def stats(self, segment: SegmentName) -> Members:
         """What is counted there."""
+        ...
+
+    async def offload(self, segment: SegmentName, url: str | None) -> None:
+        """Have what has ended copied.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
+        ...
+
+    async def offload_manifest(self, segment: SegmentName) -> Members:
+        """How that stands, and what is known of the copies."""
+        ...
+
+    async def drop_hot(self, segment: SegmentName, ledger_ids: Sequence[int] | None) -> list[int]:
+        """Delete ledgers (these, or all) whose copy is whole; which they were."""
         ...
 
 
@@ -164,6 +176,18 @@ class Segments:
     async def stats(self, segment: SegmentName) -> Members:
         """See `SegmentHost`."""
         return await self._at_owner(segment, lambda host: host.stats(segment))
+
+    async def offload(self, segment: SegmentName, url: str | None) -> None:
+        """See `SegmentHost`."""
+        await self._at_owner(segment, lambda host: host.offload(segment, url))
+
+    async def offload_manifest(self, segment: SegmentName) -> Members:
+        """See `SegmentHost`."""
+        return await self._at_owner(segment, lambda host: host.offload_manifest(segment))
+
+    async def drop_hot(self, segment: SegmentName, ledger_ids: Sequence[int] | None) -> list[int]:
+        """See `SegmentHost`."""
+        return await self._at_owner(segment, lambda host: host.drop_hot(segment, ledger_ids))
 
     async def in_use(self, segments: Iterable[SegmentName]) -> SegmentName | None:
         """The first of them that a producer or consumer is attached to."""

@@ -331,6 +331,36 @@ class ScalableTopics(SegmentReports):
         controller = self.controllers.of(live.name)
         return TopicStats(live, counted, kinds, controller, self._broker.placement).to_json()
 
+    async def offload(self, name: TopicName, url: str | None) -> Sequence[int]:
+        """Have what has ended of every segment copied; the segments.  Raises as `Offloads`."""
+        asked = []
+        sealed = {each.segment_id for each in (await self._topics.get(name)).layout.sealed}
+        for segment_id, segment in await self._segments_of(name):
+            if segment_id in sealed:
+                await self._segments.seal(segment)  # its last ledger has not ended before
+            await self._segments.offload(segment, url)
+            asked.append(segment_id)
+        return asked
+
+    async def offload_manifests(self, name: TopicName) -> dict[int, Members]:
+        """How offloading stands with each segment.  Raises `ScalableTopicNotFound`."""
+        return {
+            segment_id: await self._segments.offload_manifest(segment)
+            for segment_id, segment in await self._segments_of(name)
+        }
+
+    async def drop_hot(self, name: TopicName) -> dict[int, Sequence[int]]:
+        """Delete all ledgers of all segments whose copy is whole; which they were."""
+        return {
+            segment_id: await self._segments.drop_hot(segment, None)
+            for segment_id, segment in await self._segments_of(name)
+        }
+
+    async def _segments_of(self, name: TopicName) -> Sequence[tuple[int, SegmentName]]:
+        live = await self._topics.get(name)
+        segments = live.layout.segments.values()
+        return [(each.segment_id, segment_of(live.name, each)) for each in segments]
+
     # Subscriptions
 
     async def create_subscription(

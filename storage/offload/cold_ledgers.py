@@ -81,6 +81,16 @@ class ColdLedgers:
         """Of blocks that were read."""
         return 0 if self._cache is None else self._cache.size_bytes
 
+    @property
+    def cache_hits(self) -> int:
+        """Blocks that were in memory when they were wanted."""
+        return 0 if self._cache is None else self._cache.hits
+
+    @property
+    def cache_misses(self) -> int:
+        """Blocks that were not, and were not being fetched either."""
+        return 0 if self._cache is None else self._cache.misses
+
     def new_context(self, location: Location) -> OffloadContext:
         """A new attempt to make a copy there."""
         uid = UUID(int=self._rng.getrandbits(128), version=4)

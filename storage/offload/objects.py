@@ -33,6 +33,14 @@ class Objects(ABC):
     async def put(self, key: str, parts: AsyncIterator[bytes]) -> None:
         """Store what the parts are together.  What was there under that name is replaced."""
 
+    async def put_whole(self, key: str, data: bytes) -> None:
+        """The same of something small."""
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield data
+
+        await self.put(key, parts())
+
     @abstractmethod
     async def read(self, key: str, start: int, length: int) -> bytes:
         """That range, which may be cut short by the end of the object."""

@@ -61,6 +61,13 @@ class RemoteObjects(Objects):
         except _FAILURES as error:
             raise self._failed("written to", error) from error
 
+    async def put_whole(self, key: str, data: bytes) -> None:
+        """See `Objects`."""
+        try:
+            await obstore.put_async(self._store, key, data, attributes=dict(_ATTRIBUTES))
+        except _FAILURES as error:
+            raise self._failed("written to", error) from error
+
     async def read(self, key: str, start: int, length: int) -> bytes:
         """See `Objects`."""
         try:

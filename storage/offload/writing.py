@@ -111,12 +111,8 @@ async def write_copy(
 
     await objects.put(data_key(uid, ledger_id), blocks())
     index = packer.index(described)
-    await objects.put(index_key(uid, ledger_id), _whole(encode_index(index)))
+    await objects.put_whole(index_key(uid, ledger_id), encode_index(index))
     return index
-
-
-async def _whole(data: bytes) -> AsyncIterator[bytes]:
-    yield data
 
 
 async def read_index(objects: Objects, uid: UUID, ledger_id: int) -> Index:

@@ -53,6 +53,7 @@ FAMILY_ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "info": ("_info",),
 }
 SAMPLES_ONLY_LATER: Final = {
+    "pulsar_storage_offloaded_size",
     "pulsar_txn_tp_committed_count_total",
     "pulsar_txn_tp_aborted_count_total",
 }

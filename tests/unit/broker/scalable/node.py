@@ -14,6 +14,7 @@ from typing import cast
 from broker.connection import Connection
 from broker.consumer import Consumer, SubscribeRequest, SubscriptionType
 from broker.namespaces import Namespaces
+from broker.offloading import Offloads
 from broker.placement import OneBroker
 from broker.producer import Producer, ProducerNames, ProducerRequest
 from broker.publish_limits import PublishLimits
@@ -295,6 +296,7 @@ class Node:
         self.namespaces = Namespaces(self.metadata, self.settings)
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.topics = TopicRegistry(cast("Broker", self))
+        self.offloads = Offloads(cast("Broker", self), asyncio.get_running_loop().time)
         self.transactions: Transactions
         self.scalable: ScalableTopics
         self.session: Session

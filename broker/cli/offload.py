@@ -1,0 +1,128 @@
+"""`magnetar topics offload`, `offload-status`, `drop-hot` and `offload-orphans`."""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+import typer
+
+from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
+
+TopicOrSegment = Annotated[
+    str, typer.Argument(help="topic://tenant/namespace/name, persistent://..., or just a name")
+]
+UrlOption = Annotated[
+    str, typer.Option(help="A place below offload_url; the broker's own if not given")
+]
+_POLL_S = 0.5
+
+
+def _path(topic: str) -> str:
+    """Where offloading of a topic is in REST."""
+    domain, _, local = topic.rpartition("://")
+    if domain != "persistent":
+        return topic_path(topic) + "/offload"
+    parts = local.split("/", 2)
+    if len(parts) != 3 or not all(parts):
+        raise typer.BadParameter(
+            f"{topic!r} is no topic: write persistent://tenant/namespace/name."
+        )
+    return "/admin/v2/persistent/" + "/".join(quote(part, safe="") for part in parts) + "/offload"
+
+
+def _query(url: str) -> str:
+    return "?" + urlencode({"url": url}) if url else ""
+
+
+def offload(
+    topic: TopicOrSegment,
+    url: UrlOption = "",
+    wait: Annotated[bool, typer.Option(help="Return when it is done")] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Copy the ended ledgers of a topic to where the broker keeps copies."""
+    path = _path(topic)
+    ask(admin_url, "PUT", path + _query(url))
+    while wait and any(
+        part.get("status") == "RUNNING"
+        for part in _parts(ask(admin_url, "GET", path + "/manifest"))
+    ):
+        time.sleep(_POLL_S)
+    if wait:
+        status(topic, admin_url)
+    else:
+        typer.echo(f"Offloading {topic}: see `magnetar topics offload-status`.")
+
+
+def _parts(answer: object) -> list[Mapping[str, object]]:
+    """The manifest of a topic, or those of its segments."""
+    found = mapping(answer)
+    segments = found.get("segments")
+    if isinstance(segments, dict):
+        return [mapping(segments[each]) for each in sorted(segments, key=int)]
+    return [found]
+
+
+def status(topic: TopicOrSegment, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Show what of a topic is copied, and what is left of the ledgers themselves."""
+    failed = False
+    for part in _parts(ask(admin_url, "GET", _path(topic) + "/manifest")):
+        error = part.get("lastError")
+        failed = failed or bool(error)
+        typer.echo(f"{part.get('topic')}  {part.get('status')}" + (f"  {error}" if error else ""))
+        ledgers = part.get("ledgers")
+        for each in ledgers if isinstance(ledgers, list) else []:
+            typer.echo(_line(mapping(each)))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _line(ledger: Mapping[str, object]) -> str:
+    if ledger.get("bookkeeperDeleted"):
+        state = "copy only"
+    elif ledger.get("offloaded"):
+        state = "copied"
+    elif ledger.get("requested"):
+        state = "to be copied"
+    else:
+        state = "-" if ledger.get("closedTimestamp") else "being written"
+    return (
+        f"  ledger {ledger.get('ledgerId'):>8}  {ledger.get('entries'):>9} entries  "
+        f"{ledger.get('size'):>12} bytes  {state:<13}  {ledger.get('url', '')}"
+    )
+
+
+def drop_hot(topic: TopicOrSegment, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Delete the ledgers of a topic that have a whole copy, now instead of some time later."""
+    dropped = ask(admin_url, "POST", _path(topic) + "/dropHot")
+    lists = dropped.values() if isinstance(dropped, dict) else [dropped]
+    count = sum(len(each) for each in lists if isinstance(each, list))
+    typer.echo(f"Deleted {count} ledger(s) of {topic}; they are read from their copies.")
+
+
+def orphans(
+    url: UrlOption = "",
+    delete: Annotated[
+        bool,
+        typer.Option("--delete", help="Remove them: only if the place is this cluster's alone"),
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Show objects that crashes left in the place of copies and no topic knows of."""
+    path = "/admin/v2/offload/orphans" + _query(url)
+    found = ask(admin_url, "DELETE" if delete else "GET", path)
+    objects = found if isinstance(found, list) else []
+    for each in objects:
+        typer.echo(
+            each if delete else f"{mapping(each).get('size'):>12}  {mapping(each)['object']}"
+        )
+    typer.echo(f"{len(objects)} object(s){' deleted' if delete else ''}.")
+
+
+def add_offload(group: typer.Typer) -> None:
+    """Add these commands to `topics`."""
+    group.command("offload")(offload)
+    group.command("offload-status")(status)
+    group.command("drop-hot")(drop_hot)
+    group.command("offload-orphans")(orphans)

@@ -1,0 +1,41 @@
+"""What the commands that ask a broker over REST share."""
+
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from broker.cli.rest_client import RestFailure, call
+
+AdminUrl = Annotated[
+    str, typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker")
+]
+DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
+
+
+def topic_path(topic: str) -> str:
+    """REST path of a scalable topic given as `topic://t/n/x`, `t/n/x` or `x`."""
+    local = topic.removeprefix("topic://")
+    parts = local.split("/", 2)
+    if len(parts) == 1:
+        parts = ["public", "default", local]
+    if len(parts) != 3 or not all(parts) or "://" in local:
+        raise typer.BadParameter(
+            f"{topic!r} is not a scalable topic: write topic://tenant/namespace/name."
+        )
+    return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def ask(admin_url: str, method: str, path: str, body: object | None = None) -> object:
+    """One REST call for a person: a failure ends the command with its reason."""
+    try:
+        return call(admin_url, method, path, body)
+    except RestFailure as failure:
+        typer.echo(str(failure), err=True)
+        raise typer.Exit(1) from failure
+
+
+def mapping(answer: object) -> Mapping[str, object]:
+    """The object in an answer; empty if it is something else."""
+    return answer if isinstance(answer, dict) else {}

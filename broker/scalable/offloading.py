@@ -1,0 +1,76 @@
+"""What is told of the offloading of a topic or segment, and what can be asked of it.
+
+Rules: `status`, `lastError` and `firstUnoffloadedMessage` are Pulsar's; `ledgers` is ours, and
+reads the index of every copy.
+"""
+
+from typing import TYPE_CHECKING
+
+from broker.offloading import OffloadState
+from broker.scalable.segment_view import Members
+from storage.managed_ledger_map import LedgerInfo
+from storage.offload.cold_ledgers import Manifest
+
+if TYPE_CHECKING:
+    from broker.topic import Topic
+
+
+def offload_status(topic: "Topic") -> Members:
+    """Pulsar's OffloadProcessStatus."""
+    outcome = topic.broker.offloads.outcome(topic)
+    first = topic.ledger.offload.first_hot()
+    partition = topic.name.partition_index
+    done = outcome.state is OffloadState.SUCCESS
+    return {
+        "status": outcome.state.value,
+        "lastError": outcome.error,
+        "firstUnoffloadedMessage": {
+            "ledgerId": first.ledger_id,
+            "entryId": first.entry_id,
+            "partitionIndex": -1 if partition is None else partition,
+        }
+        if done
+        else None,
+    }
+
+
+async def offload_manifest(topic: "Topic") -> Members:
+    """The status, and all ledgers with what is known of their copies."""
+    manifests = {info.ledger_id: one for info, one in await topic.ledger.offload.manifests()}
+    ledgers = [
+        _ledger(info) | _copy(manifests.get(info.ledger_id)) for info in topic.ledger.ledgers
+    ]
+    return {
+        "topic": str(topic.name),
+        "sealed": topic.sealed,
+        **offload_status(topic),
+        "ledgers": ledgers,
+    }
+
+
+def _ledger(info: LedgerInfo) -> Members:
+    offload = info.offload
+    return {
+        "ledgerId": info.ledger_id,
+        "entries": info.entries,
+        "size": info.size_bytes,
+        "closedTimestamp": info.closed_ms,
+        "requested": offload is not None,
+        "offloaded": offload is not None and offload.complete,
+        "offloadedTimestamp": 0 if offload is None else offload.offloaded_ms,
+        "bookkeeperDeleted": not info.hot,
+    }
+
+
+def _copy(manifest: Manifest | None) -> Members:
+    if manifest is None:
+        return {}
+    return {
+        "url": manifest.url,
+        "objects": list(manifest.objects),
+        "dataBytes": manifest.data_bytes,
+        "dataSha256": None if manifest.data_sha256 is None else manifest.data_sha256.hex(),
+        "entriesSha256": None if manifest.entries_sha256 is None else manifest.entries_sha256.hex(),
+        "firstPublishTime": manifest.first_published_ms,
+        "lastPublishTime": manifest.last_published_ms,
+    }

@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 
 from magnetar.compression import decompress
 from magnetar.errors import InvalidMessage
-from magnetar.message_id import EntryId, MessageId
 from magnetar.reads.entries import StoredEntry
-from magnetar.reads.rows import Rows, key_of, scan_rows
+from magnetar.reads.ids import IdWriter
+from magnetar.reads.rows import Properties, Rows, key_of, properties_of, scan_rows
 from magnetar.transactions.txn_id import TxnId
 from protocol.checksum import BROKER_METADATA_MAGIC, CHECKED_FROM, CHECKSUM_MAGIC, crc32c
 from protocol.frame_error import ChecksumMismatch, FrameError
@@ -40,7 +40,6 @@ __all__ = ["EntryRun", "MessageColumns", "Piece", "message_ids", "take_apart", "
 
 _BROKER_HEAD: Final = 6
 """Magic and size before a BrokerEntryMetadata."""
-Properties = tuple[tuple[str, str], ...]
 
 
 class EntryRun(NamedTuple):
@@ -190,14 +189,16 @@ def take_pieces(pieces: Sequence[Piece], columns: MessageColumns) -> int:
 
 def message_ids(columns: MessageColumns, segment_id: int) -> list[bytes]:
     """The bytes of `MessageId` of each row, all of one segment (see `MessageId.to_bytes`)."""
+    writer = IdWriter(segment_id)
     ids: list[bytes] = []
     row = 0
     for run in columns.runs:
-        key = run.ledger_id, run.entry_id
-        for index in columns.batch_indexes[row : row + run.messages]:
-            where = EntryId(*key, index, run.batch_size, -1, run.first_piece)
-            ids.append(MessageId(where, segment_id).to_bytes())
-        row += run.messages
+        key, end = (run.ledger_id, run.entry_id), row + run.messages
+        if run.batch_size:
+            ids += writer.of_batch(key, run.batch_size, columns.batch_indexes[row:end])
+        else:
+            ids.append(writer.of_single(key, run.first_piece))
+        row = end
     return ids
 
 
@@ -248,10 +249,6 @@ def _run_of(
     )
 
 
-def _properties_of(own: SingleMessageMetadata | MessageMetadata) -> Properties:
-    return tuple({each.key: each.value for each in own.properties}.items())
-
-
 def _add_single(
     columns: MessageColumns,
     ledger_id: int,
@@ -262,7 +259,7 @@ def _add_single(
 ) -> int:
     row = len(columns.values)
     if metadata.properties:
-        columns.properties[row] = _properties_of(metadata)
+        columns.properties[row] = properties_of(metadata)
     columns.own[row] = metadata
     columns.keys.append(key_of(metadata))
     columns.values.append(None if metadata.null_value else data)
@@ -302,8 +299,8 @@ def _add_batch(
     columns.batch_indexes += rows.indexes
     for place, own in rows.own.items():
         columns.own[first + place] = own
-        if own.properties:
-            columns.properties[first + place] = _properties_of(own)
+    for place, pairs in rows.properties.items():
+        columns.properties[first + place] = pairs
     columns.runs.append(_run_of(entry.ledger_id, entry.entry_id, metadata, count))
     return count
 
@@ -316,6 +313,9 @@ def _chosen(rows: Rows, places: Sequence[int]) -> Rows:
     chosen.event_times_ms = [rows.event_times_ms[place] for place in places]
     chosen.sequence_ids = [rows.sequence_ids[place] for place in places]
     chosen.own = {at: rows.own[place] for at, place in enumerate(places) if place in rows.own}
+    chosen.properties = {
+        at: rows.properties[place] for at, place in enumerate(places) if place in rows.properties
+    }
     return chosen
 
 

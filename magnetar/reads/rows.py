@@ -2,9 +2,9 @@
 
 Pure.  Rules:
 
-- The fields that clients usually write, in the order of their numbers (key, payload size, event
-  time, sequence id), are read here.  Whatever else a message has is left to the generated parser,
-  that message alone.
+- The fields that clients usually write, in the order of their numbers (properties, key, payload
+  size, event time, sequence id), are read here.  Whatever else a message has is left to the
+  generated parser, that message alone.
 - What does not add up is told by `protocol.message.iter_batch`, so that here and there the same
   batches are taken and refused.
 - Columns are appended to whole batches at a time, so a batch that is refused leaves nothing.
@@ -20,9 +20,12 @@ from protocol.ids import from_wire
 from protocol.message import iter_batch, parse_single_metadata
 from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
-__all__ = ["Rows", "key_of", "scan_rows"]
+__all__ = ["Properties", "Rows", "key_of", "properties_of", "scan_rows"]
 
 _unpack_size: Final = Struct(">I").unpack_from
+_PROPERTY: Final = 0x0A
+_NAME: Final = 0x0A
+_VALUE: Final = 0x12
 _KEY: Final = 0x12
 _PAYLOAD_SIZE: Final = 0x18
 _EVENT_TIME: Final = 0x28
@@ -34,10 +37,23 @@ _LAST_SHIFT: Final = 56
 """Of the ninth byte of a varint; the tenth has rules."""
 
 
+Properties = tuple[tuple[str, str], ...]
+"""Names and values."""
+
+
 class Rows:
     """The messages of one batch, one item for each in every list."""
 
-    __slots__ = ("event_times_ms", "indexes", "keys", "own", "sequence_ids", "values")
+    __slots__ = (
+        "event_times_ms",
+        "gone",
+        "indexes",
+        "keys",
+        "own",
+        "properties",
+        "sequence_ids",
+        "values",
+    )
 
     def __init__(self) -> None:
         self.indexes: Sequence[int] = ()
@@ -48,6 +64,15 @@ class Rows:
         self.sequence_ids: list[int] = []
         self.own: dict[int, SingleMessageMetadata] = {}
         """Of those that the generated parser has read, by their place in the lists."""
+        self.properties: dict[int, Properties] = {}
+        """Of those that have any, the same way."""
+        self.gone: set[int] = set()
+        """Indexes of those that compaction removed."""
+
+    def number(self, count: int) -> None:
+        """They are the messages of a batch of that size."""
+        gone = self.gone
+        self.indexes = [n for n in range(count) if n not in gone] if gone else range(count)
 
 
 def scan_rows(payload: bytes, count: int, sequence_id: int) -> Rows:
@@ -66,13 +91,51 @@ def scan_rows(payload: bytes, count: int, sequence_id: int) -> Rows:
         ) from None
 
 
-def _add_rare(rows: Rows, single: SingleMessageMetadata, payload: bytes, first_id: int) -> None:
-    rows.own[len(rows.keys)] = single
+def _add_rare(rows: Rows, payload: bytes, start: int, end: int, first_id: int, index: int) -> int:
+    """A message by the generated parser; where it ends."""
+    single = parse_single_metadata(payload[start:end])
+    if end > len(payload) or single.payload_size < 0:
+        raise _Odd
+    position, row = end + single.payload_size, len(rows.keys)
+    rows.properties.pop(row, None)
+    if single.compacted_out:
+        rows.gone.add(index)
+        return position
+    rows.own[row] = single
+    if single.properties:
+        rows.properties[row] = properties_of(single)
     rows.keys.append(key_of(single))
-    rows.values.append(None if single.null_value else payload)
+    rows.values.append(None if single.null_value else payload[end:position])
     rows.event_times_ms.append(single.event_time or None)
     has_id = single.HasField("sequence_id")
     rows.sequence_ids.append(from_wire(single.sequence_id) if has_id else first_id)
+    return position
+
+
+def properties_of(own: SingleMessageMetadata | MessageMetadata) -> Properties:
+    """The properties of a message, each name once: the last value counts."""
+    return tuple({each.key: each.value for each in own.properties}.items())
+
+
+def _properties_at(payload: bytes, start: int, end: int) -> tuple[bytes, Properties]:
+    """The bytes of all properties, and what they say; none if they are of a rarer form."""
+    found: dict[str, str] = {}
+    at = start
+    while at < end and payload[at] == _PROPERTY:
+        size, name_size = payload[at + 1], payload[at + 3]
+        name = at + 4
+        value = name + name_size + 2
+        value_size = payload[value - 1]
+        if (
+            payload[at + 2] != _NAME
+            or payload[value - 2] != _VALUE
+            or max(size, name_size, value_size) > 0x7F
+            or size != name_size + value_size + 4
+        ):
+            return b"", ()
+        found[payload[name : value - 2].decode()] = payload[value : value + value_size].decode()
+        at = value + value_size
+    return payload[start:at], tuple(found.items())
 
 
 def key_of(own: SingleMessageMetadata | MessageMetadata) -> str | None:
@@ -100,14 +163,20 @@ def _scan(payload: bytes, count: int, first_id: int) -> Rows:  # noqa: PLR0912, 
     rows = Rows()
     add_key, add_value = rows.keys.append, rows.values.append
     add_time, add_id = rows.event_times_ms.append, rows.sequence_ids.append
-    position, rest_known, time_known = 0, b"", 0
-    gone: set[int] = set()
+    position, rest_known, time_known, said = 0, b"", 0, b""
+    pairs: Properties = ()
     for index in range(count):
         (size,) = unpack_size(payload, position)
         start = at = position + 4
         end = start + size
         key = event_time = None
         sequence_id, length = first_id, -1
+        if payload[at] == _PROPERTY:
+            if not (said and payload.startswith(said, at)) or payload[at + len(said)] == _PROPERTY:
+                said, pairs = _properties_at(payload, at, end)
+            if said:
+                rows.properties[len(rows.keys)] = pairs
+                at += len(said)
         if payload[at] == key_tag and payload[at + 1] < 0x80:
             key = payload[at + 2 : at + 2 + payload[at + 1]].decode()
             at += 2 + payload[at + 1]
@@ -142,15 +211,8 @@ def _scan(payload: bytes, count: int, first_id: int) -> Rows:  # noqa: PLR0912, 
             add_time(event_time)
             add_id(sequence_id)
         else:
-            single = parse_single_metadata(payload[start:end])
-            if end > len(payload) or single.payload_size < 0:
-                raise _Odd
-            position = end + single.payload_size
-            if single.compacted_out:
-                gone.add(index)
-            else:
-                _add_rare(rows, single, payload[end:position], first_id)
+            position = _add_rare(rows, payload, start, end, first_id, index)
     if position != len(payload):
         raise _Odd
-    rows.indexes = [each for each in range(count) if each not in gone] if gone else range(count)
+    rows.number(count)
     return rows

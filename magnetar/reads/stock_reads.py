@@ -12,7 +12,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final
 
 from magnetar.bounds import LEAVE_S, RAW_READER_MESSAGES
@@ -91,11 +91,24 @@ async def read_on_stock(
         while position < last:
             came = await reader.some()
             position = came[-1].next_position
-            wanted = [each for each in came if each.position < last]
-            if wanted:
-                yield wanted
+            for entries in _cut([each for each in came if each.position < last], max_bytes):
+                yield entries
     finally:
         await reader.close()
+
+
+def _cut(entries: Sequence[StoredEntry], max_bytes: int) -> Iterator[list[StoredEntry]]:
+    """In lists of that many bytes, or of one entry."""
+    part: list[StoredEntry] = []
+    size = 0
+    for entry in entries:
+        size += len(entry.data)
+        if part and size > max_bytes:
+            yield part
+            part, size = [], len(entry.data)
+        part.append(entry)
+    if part:
+        yield part
 
 
 class _RawReader(Attachment):

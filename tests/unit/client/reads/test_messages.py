@@ -1,11 +1,14 @@
 """Stored entries, taken apart."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from magnetar.compression import CompressionType, compress
 from magnetar.errors import InvalidMessage
 from magnetar.message_id import EntryId, MessageId
 from magnetar.reads.entries import StoredEntry, Visibility
+from magnetar.reads.ids import IdWriter
 from magnetar.reads.messages import (
     MessageColumns,
     message_ids,
@@ -190,6 +193,23 @@ def test_message_ids_are_those_of_consumers() -> None:
         *(MessageId(EntryId(3, 7, i, 4), 300).to_bytes() for i in range(4)),
         MessageId(EntryId(3, 8), 300).to_bytes(),
     ]
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.data())
+def test_ids_in_bulk_are_those_of_one(
+    segment_id: int, ledger_id: int, entry_id: int, data: st.DataObject
+) -> None:
+    size = data.draw(st.one_of(st.integers(1, 300), st.sampled_from([16384, 16385, 20000])))
+    indexes = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
+    key = ledger_id, entry_id
+    writer = IdWriter(segment_id)
+    assert writer.of_batch(key, size, indexes) == [
+        MessageId(EntryId(*key, each, size), segment_id).to_bytes() for each in indexes
+    ]
+    assert (
+        writer.of_single(key, key)
+        == MessageId(EntryId(*key, first_chunk=key), segment_id).to_bytes()
+    )
 
 
 def test_clearing_leaves_what_was_taken() -> None:

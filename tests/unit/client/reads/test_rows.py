@@ -15,7 +15,8 @@ U64 = st.one_of(
     st.integers(0, 2**64 - 1), st.sampled_from([0, 127, 128, 16383, 16384, 2**63 - 1, 2**63])
 )
 TIMES = st.one_of(U64, st.integers(1_700_000_000_000, 1_700_000_001_000))
-Row = tuple[int, str | None, bytes | None, int | None, int, bytes]
+NAMES = st.one_of(st.text(max_size=3), st.sampled_from(["a", "ä" * 40, "x" * 127, "x" * 128]))
+Row = tuple[int, str | None, bytes | None, int | None, int, tuple[tuple[str, str], ...]]
 
 
 @st.composite
@@ -28,8 +29,9 @@ def metadata(draw: st.DrawFn) -> SingleMessageMetadata:
         made.partition_key = draw(st.text(max_size=150))
     if draw(st.booleans()):
         made.event_time = draw(TIMES)
+    for name, value in draw(st.lists(st.tuples(NAMES, NAMES), max_size=3)):
+        made.properties.append(KeyValue(key=name, value=value))
     if draw(st.integers(0, 5)) == 0:
-        made.properties.append(KeyValue(key=draw(st.text()), value=draw(st.text())))
         made.ordering_key = draw(st.binary())
         made.compacted_out = draw(st.booleans())
         made.null_value = draw(st.booleans())
@@ -53,7 +55,7 @@ def parsed(payload: bytes, count: int) -> list[Row] | None:
                 None if own.null_value else bytes(data),
                 own.event_time or None,
                 from_wire(own.sequence_id) if own.HasField("sequence_id") else FIRST_ID,
-                b"".join(each.SerializeToString() for each in own.properties),
+                tuple({each.key: each.value for each in own.properties}.items()),
             )
             for index, (own, data) in enumerate(iter_batch(payload, count))
             if not own.compacted_out
@@ -68,12 +70,8 @@ def in_rows(payload: bytes, count: int) -> list[Row] | None:
         rows = scan_rows(payload, count, FIRST_ID)
     except FrameError:
         return None
-    properties = [
-        b"".join(each.SerializeToString() for each in rows.own[place].properties)
-        if place in rows.own
-        else b""
-        for place in range(len(rows.keys))
-    ]
+    properties = [rows.properties.get(place, ()) for place in range(len(rows.keys))]
+    assert set(rows.properties) <= set(range(len(rows.keys)))
     columns = rows.indexes, rows.keys, rows.values, rows.event_times_ms, rows.sequence_ids
     return list(zip(*columns, properties, strict=True))
 
@@ -112,8 +110,11 @@ def test_usual_messages_are_not_left_to_the_parser() -> None:
     usual = SingleMessageMetadata(
         partition_key="key", payload_size=0, event_time=1_700_000_000_123, sequence_id=300_000
     )
+    usual.properties.add(key="a", value="b")
+    usual.properties.add(key="c", value="d")
     rows = scan_rows(build_batch([(usual, b"x" * 200)] * 3), 3, FIRST_ID)
     assert not rows.own
     assert rows.keys == ["key"] * 3
+    assert rows.properties == dict.fromkeys(range(3), (("a", "b"), ("c", "d")))
     assert rows.event_times_ms == [1_700_000_000_123] * 3
     assert rows.sequence_ids == [300_000] * 3

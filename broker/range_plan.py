@@ -60,7 +60,8 @@ class RangePlan:
 
 def horizon_of(topic: "Topic") -> Position:
     """What comes before it may be read."""
-    return after(topic.max_read_position())
+    horizon, ledger = topic.max_read_position(), topic.ledger
+    return ledger.ranges.end if horizon >= ledger.last_confirmed else after(horizon)
 
 
 async def plan_range(topic: "Topic", request: RangeRequest) -> RangePlan:
@@ -81,7 +82,7 @@ async def _plan(topic: "Topic", request: RangeRequest) -> RangePlan:
     """As of one moment, but for what is trimmed meanwhile."""
     ledger, ranges = topic.ledger, topic.ledger.ranges
     sealed, raw_end = topic.sealed, ranges.end
-    horizon = min(horizon_of(topic), raw_end)
+    horizon = horizon_of(topic)
     earliest = min(ranges.first_retained, raw_end)
     start, lost = earliest, False
     if request.start is not None:

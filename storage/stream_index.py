@@ -21,6 +21,7 @@ from config.bounds import ENTRY_INDEX_READ_ENTRIES, READ_BATCH_BYTES
 from protocol.ids import Position
 from protocol.server_error import MagnetarError
 from storage.entry_index import BrokenIndex, LedgerIndex, Sums, index_key
+from storage.ledger.store import LedgerError
 from storage.managed_ledger_core import StreamCore
 from storage.managed_ledger_map import LedgerInfo
 from storage.managed_ledger_types import Entry
@@ -165,6 +166,11 @@ class StreamIndex:
                 info = core.ledgers.get(ledger_id)
         if info is None:
             return None
+        if index.entries < info.entries:
+            raise LedgerError(
+                f"Ledger {ledger_id} of {core.name} has {info.entries} entries, and after "
+                f"{index.entries} nothing more is read: check the ledger store."
+            )
         if info.closed_ms and index.entries == info.entries:
             self._complete(info, index)
             if not stored:

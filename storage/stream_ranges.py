@@ -64,10 +64,8 @@ class StreamRanges:
         """What the entries add up to."""
         found = Sums()
         for span in self._spans(first, end):
-            if span.whole:
-                found.add(await self._index.totals(span.info))
-                continue
-            found.add(await self._sums(span))
+            totals = self._index.known_totals(span.info) if span.whole else None
+            found.add(await self._sums(span) if totals is None else totals)
         return found
 
     async def fitting(

@@ -8,6 +8,7 @@ import pytest
 
 from protocol.ids import EARLIEST, LATEST, Position
 from storage.clock import SystemClock
+from storage.entry_index import index_key
 from storage.ledger.local.disk import RealDisk
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.managed_ledger import ManagedLedger
@@ -95,6 +96,25 @@ async def test_reads_from_the_disk_over_many_ledgers(local: Local) -> None:
     assert data_of(await contents(ledger)) == [f"e{n}".encode() for n in range(500)]
     assert await ledger.find_first(lambda entry: int(entry.data[1:]) >= 333) == positions[333]
     assert len(ledger.ledgers) == 50
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_ranges_add_up_to_the_same_after_a_restart(local: Local, clean: bool) -> None:
+    """Indexes of ended ledgers are stored; that of the one which was written is made anew."""
+    ledger = await local.factory.open(NAME)
+    await ledger.open_cursor("hold", EARLIEST)
+    positions = await publish(ledger, 44)
+    before = [await ledger.ranges.sums(first, LATEST) for first in positions]
+    assert (before[0].entries, before[0].size_bytes) == (44, ledger.total_size_bytes)
+    ledger = await local.reopen(clean=clean)
+    assert [await ledger.ranges.sums(first, LATEST) for first in positions] == before
+    assert not ledger.has_lost(EARLIEST)
+    ids = {position.ledger_id for position in positions}
+    ledger = await local.reopen(clean=True)
+    stored = [await local.metadata.get(index_key(ledger_id)) for ledger_id in ids]
+    assert all(stored)
+    await local.factory.delete(NAME)
+    assert not any([await local.metadata.get(index_key(ledger_id)) for ledger_id in ids])
 
 
 async def test_terminate_trim_and_delete(local: Local) -> None:

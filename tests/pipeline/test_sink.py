@@ -243,3 +243,33 @@ async def test_what_is_missing_is_said_before_anything_is_written(bench: MakeBen
         await made.run(made.counted(), None)
     with pytest.raises((StreamingQueryException, AnalysisException), match="no column value"):
         await made.run(made.counted().drop("value"), await made.key(), checkpoint="other")
+
+
+async def test_a_query_whose_checkpoint_is_lost_goes_on_where_its_key_says(
+    bench: MakeBench, topic: MakeTopic
+) -> None:
+    """Consume, transform, produce: positions move with the rows."""
+    made = await bench()
+    source = await topic(2)
+    pipeline.register(made.spark)
+
+    def read(start: str) -> DataFrame:
+        frame = made.spark.readStream.format("pulsar5").options(
+            serviceUrl=made.service.url, topic=source.name, name="in", start=start
+        )
+        return frame.load().selectExpr("key", "concat(value, value) AS value")
+
+    given = rows.pairs(120)
+    await rows.publish(made.client, source.name, given[:50])
+    await made.run(read("earliest"), await made.key(), trackPositions="true")
+    await rows.publish(made.client, source.name, given[50:90])
+    await made.run(read("earliest"), await made.key(), trackPositions="true")
+    last = (await made.key()).last
+    assert last is not None
+    assert last.positions is not None
+
+    await rows.publish(made.client, source.name, given[90:])
+    await made.run(
+        read(last.positions), await made.key(), trackPositions="true", checkpoint="other"
+    )
+    assert await made.seen() == sorted((key, 2 * value) for key, value in given)

@@ -85,6 +85,14 @@ class Begun(Protocol):
         """What decides about it."""
         ...
 
+    async def settled(self) -> None:
+        """Until all that was sent in it is durable.  Raises the first failure."""
+        ...
+
+    async def close(self) -> None:
+        """Use it no more; its group decides."""
+        ...
+
 
 B = TypeVar("B", bound=Begun)
 B_co = TypeVar("B_co", bound=Begun, covariant=True)
@@ -174,6 +182,8 @@ class AttemptWriter(Generic[B]):
             await asyncio.wait((self._extending,))
         if self._sender is not None:
             await self._sender.close()
+        if self._attempt is not None:
+            await self._attempt.close()
 
     # Its steps
 
@@ -201,6 +211,8 @@ class AttemptWriter(Generic[B]):
         """W2."""
         assert self._sender is not None, "only who is open settles"
         counts = await self._sender.settle()
+        if self._attempt is not None:
+            await self._attempt.settled()
         stored = sum(count.messages for count in counts.values())
         if stored != self.rows:
             raise CommitRefused(

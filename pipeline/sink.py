@@ -57,7 +57,10 @@ class Sink:
         """What writes the rows of one task."""
 
         async def open_sender(attempt: magnetar.Attempt | None) -> Sender:
-            producer = await client.producer(self.options.topic)
+            options = self.options
+            producer = await client.producer(
+                options.topic, compression=options.compression, chunking=options.chunking
+            )
             return RowSender(producer, attempt, client.layout)
 
         return AttemptWriter(task, groups, open_sender, timeout_s=self.options.timeout_s)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from magnetar import CompressionType
 from pipeline.errors import InvalidOption
 from pipeline.options import CONNECTION_OPTIONS, Connection, Options
 
@@ -21,6 +22,8 @@ SINK_OPTIONS: Final = (
     "txnEpoch",
     "trackPositions",
     "delivery",
+    "compression",
+    "chunking",
     "txnTimeoutMs",
     "jobId",
     "checkpointLocation",
@@ -37,6 +40,16 @@ class Delivery(enum.Enum):
     """Once, whatever fails, once its batch is committed."""
     AT_LEAST_ONCE = "at-least-once"
     """As soon as it is written, and again when its task or batch is tried again."""
+
+
+class Compression(enum.Enum):
+    """Of the batches that are written."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZLIB = "zlib"
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,9 @@ class SinkOptions:
     key: TransactionKeyOption | None
     timeout_s: float
     """For how long a group is open after the last sign of life of its attempts."""
+    compression: CompressionType
+    chunking: bool
+    """Whether values above what brokers take are sent in chunks."""
     track_positions: bool
     checkpoint: str | None
     job: str | None
@@ -73,6 +89,10 @@ class SinkOptions:
             delivery=delivery,
             key=_key(options) if delivery is Delivery.EXACTLY_ONCE else None,
             timeout_s=(options.number("txnTimeoutMs") or DEFAULT_TIMEOUT_MS) / 1000,
+            compression=CompressionType[
+                options.choice("compression", Compression, Compression.NONE).name
+            ],
+            chunking=options.flag("chunking", default=False),
             track_positions=options.flag("trackPositions", default=False),
             checkpoint=options.text("checkpointLocation"),
             job=options.text("jobId"),

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from magnetar.errors import AlreadyClosed, InvalidTransactionStatus, OperationTimedOut
+from magnetar.errors import (
+    AlreadyClosed,
+    InvalidTransactionStatus,
+    OperationTimedOut,
+    TransactionFailed,
+)
 from magnetar.transactions.txn_id import TxnId
 from pipeline.attempt_writer import AttemptWriter, Task, WriterState
 from pipeline.errors import CommitRefused
@@ -24,10 +29,19 @@ def rows(count: int) -> Rows:
     return Rows([b"v"] * count, None, None, None, [1] * count)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Try:
     id: TxnId = ATTEMPT
     group: TxnId = GROUP
+    spoilt: Exception | None = None
+    is_closed: bool = False
+
+    async def settled(self) -> None:
+        if self.spoilt is not None:
+            raise self.spoilt
+
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 @dataclass
@@ -97,7 +111,7 @@ async def test_rows_are_written_in_an_attempt_and_reported() -> None:
     report = await one.finish()
     await one.close()
     assert coordinator.begun == [(TASK, LONG_S)]
-    assert segment.attempt == Try()
+    assert segment.attempt == Try(is_closed=True)
     assert (report.nonce, report.partition, report.query, report.batch) == ("n", 3, "q", 8)
     assert (report.group, report.attempt) == (Try().group, Try().id)
     assert (report.rows, report.counts, report.done) == (5, {"t-0": RowCount(5, 5)}, False)
@@ -155,6 +169,18 @@ async def test_a_failure_to_send_is_raised_and_the_attempt_left() -> None:
         await one.write(rows(1))
     with pytest.raises(AlreadyClosed, match="is failed"):
         await one.finish()
+
+
+async def test_an_attempt_that_is_spoilt_is_not_reported() -> None:
+    segment = Segment()
+    one = writer(Coordinator(), segment)
+    await one.write(rows(1))
+    assert segment.attempt is not None
+    segment.attempt.spoilt = TransactionFailed("something in it failed")
+    with pytest.raises(TransactionFailed):
+        await one.finish()
+    await one.close()
+    assert segment.attempt.is_closed
 
 
 async def test_the_group_is_kept_open_and_that_is_told_once(

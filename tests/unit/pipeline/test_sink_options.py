@@ -2,6 +2,7 @@
 
 import pytest
 
+from magnetar import CompressionType
 from pipeline.errors import InvalidOption
 from pipeline.sink_options import Delivery, SinkOptions, TransactionKeyOption
 
@@ -17,6 +18,15 @@ def test_exactly_once_is_the_default_and_has_a_key() -> None:
     assert (found.topic, found.timeout_s) == (URL["topic"], 1.5)
     assert (found.track_positions, found.checkpoint) == (True, "/c")
     assert found.connection.service_url == URL["serviceurl"]
+
+
+def test_how_rows_are_packed() -> None:
+    plain = SinkOptions.of(URL | KEY, streaming=True)
+    assert (plain.compression, plain.chunking) == (CompressionType.NONE, False)
+    packed = SinkOptions.of(URL | KEY | {"compression": "ZSTD", "chunking": "true"}, streaming=True)
+    assert (packed.compression, packed.chunking) == (CompressionType.ZSTD, True)
+    with pytest.raises(InvalidOption, match="none, lz4, zlib, zstd, snappy"):
+        SinkOptions.of(URL | KEY | {"compression": "rar"}, streaming=True)
 
 
 def test_an_epoch_may_be_zero() -> None:

@@ -341,8 +341,9 @@ class StreamCore:
             if await self.stores.delete_data_ledger(ledger_id):
                 self._garbage.discard(ledger_id)
         for uid, (ledger_id, copy) in list(self._copies.items()) if copies else ():
-            if await self.stores.delete_copy(ledger_id, copy):
-                self._copies.pop(uid, None)
+            if not await self.stores.delete_copy(ledger_id, copy):
+                break  # the others are in the same place, and each try may take its time
+            self._copies.pop(uid, None)
 
 
 def _nothing() -> None:

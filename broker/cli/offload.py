@@ -10,25 +10,29 @@ import typer
 from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
 
 TopicOrSegment = Annotated[
-    str, typer.Argument(help="topic://tenant/namespace/name, persistent://..., or just a name")
+    str,
+    typer.Argument(
+        help="topic://tenant/namespace/name, persistent://..., segment://..., or just a name"
+    ),
 ]
 UrlOption = Annotated[
     str, typer.Option(help="A place below offload_url; the broker's own if not given")
 ]
 _POLL_S = 0.5
+_PLACES = {"persistent": ("/admin/v2/persistent/", 3), "segment": ("/admin/v2/segments/", 4)}
+"""Where such names are in REST, and of how many parts they are."""
 
 
 def _path(topic: str) -> str:
     """Where offloading of a topic is in REST."""
     domain, _, local = topic.rpartition("://")
-    if domain != "persistent":
+    if domain not in _PLACES:
         return topic_path(topic) + "/offload"
-    parts = local.split("/", 2)
-    if len(parts) != 3 or not all(parts):
-        raise typer.BadParameter(
-            f"{topic!r} is no topic: write persistent://tenant/namespace/name."
-        )
-    return "/admin/v2/persistent/" + "/".join(quote(part, safe="") for part in parts) + "/offload"
+    base, count = _PLACES[domain]
+    parts = local.split("/", count - 1)
+    if len(parts) != count or not all(parts):
+        raise typer.BadParameter(f"{topic!r} has too few parts: write it whole, as {domain}://...")
+    return base + "/".join(quote(part, safe="") for part in parts) + "/offload"
 
 
 def _query(url: str) -> str:

@@ -21,6 +21,7 @@ import structlog
 
 from broker.idle_topics import IdleWatch
 from broker.namespaces import retention
+from broker.offloading import location_of
 from broker.scalable.controllers import Controllers
 from broker.scalable.feed import SegmentFeeds
 from broker.scalable.history import HistoryEntry, readable
@@ -333,6 +334,7 @@ class ScalableTopics(SegmentReports):
 
     async def offload(self, name: TopicName, url: str | None) -> Sequence[int]:
         """Have what has ended of every segment copied; the segments.  Raises as `Offloads`."""
+        location_of(self._broker.settings, url)  # refused here, before others are asked
         asked = []
         sealed = {each.segment_id for each in (await self._topics.get(name)).layout.sealed}
         for segment_id, segment in await self._segments_of(name):

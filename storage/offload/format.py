@@ -43,6 +43,7 @@ _FRAME_HEAD: Final = struct.Struct(">iq")
 _INDEX_HEAD: Final = struct.Struct(">Iiqqii")
 _INDEX_ENTRY: Final = struct.Struct(">qiq")
 _TRAILER_BYTES: Final = 8
+_NO_BOOKIE: Final = "offloaded"
 _VERSION_KEY: Final = "magnetar/offload-format"
 _VERSION: Final = b"1"
 _CRCS_KEY: Final = "magnetar/block-crc32c"
@@ -203,7 +204,8 @@ def _encode_metadata(index: Index) -> bytes:
         digestType=pb.LedgerMetadataFormat.CRC32C,
         ctime=index.created_ms,
     )
-    metadata.segment.add(firstEntryId=0)
+    # Pulsar's parsers want as many bookies as ensembleSize says; nobody asks this one.
+    metadata.segment.add(firstEntryId=0, ensembleMember=[_NO_BOOKIE])
     own = dict(index.custom)
     if index.checks is not None:
         own[_VERSION_KEY] = _VERSION

@@ -1,6 +1,7 @@
 """REST on several brokers: what concerns one topic goes to its owner, the rest any broker does."""
 
 import asyncio
+from pathlib import Path
 
 from protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawProducer
@@ -8,6 +9,7 @@ from tests.unit.broker.placement.cluster import Cluster, Node, until
 
 NAMESPACE = "/admin/v2/persistent/public/default"
 Kind = pb.BaseCommand
+STARTS = range(0, 0x10000, 0x4000)
 
 
 async def served(node: Node, topic: str) -> RawProducer:
@@ -167,3 +169,35 @@ async def test_a_policy_set_on_one_broker_holds_on_the_other(cluster: Cluster) -
     async with asyncio.timeout(5):
         while not topic.deduplicates:
             await asyncio.sleep(0.002)
+
+
+async def test_the_segments_of_a_topic_are_offloaded_wherever_they_are(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    settings = {"offload_url": f"file://{tmp_path}/copies", "offload_deletion_lag_s": -1}
+    first, second = [await cluster.add(**settings) for _ in range(2)]
+    topic = "/admin/v2/scalable/public/default/s"
+    assert await cluster.rest(first, "PUT", f"{topic}?numInitialSegments=4") is None
+    names = [f"segment://public/default/s/{n:04x}-{n + 0x3FFF:04x}-{n >> 14}" for n in STARTS]
+    for name in names:
+        await cluster.rest(first, "GET", name.replace("segment://", "/admin/v2/segments/"))
+        (owner,) = cluster.owners(name)
+        producer = await (await owner.client()).create_producer(name)
+        await producer.send(b"x")
+        await producer.close()
+    assert {node.id for name in names for node in cluster.owners(name)} == {first.id, second.id}
+    for number in range(4):
+        assert await cluster.rest(second, "POST", f"{topic}/split/{number}") is None
+
+    assert await cluster.rest(first, "PUT", f"{topic}/offload") == list(range(12))
+    await until(lambda: not (first.broker.offloads.running or second.broker.offloads.running))
+    for node in (first, second):
+        dropped = await cluster.rest(node, "POST", f"{topic}/offload/dropHot")
+        assert isinstance(dropped, dict)
+        assert [len(dropped[str(n)]) for n in range(4)] == [int(node is first)] * 4
+        told = await cluster.rest(node, "GET", f"{topic}/offload/manifest")
+        assert isinstance(told, dict)
+        for n in range(4):
+            (ledger,) = told["segments"][str(n)]["ledgers"]
+            assert ledger["bookkeeperDeleted"]
+    assert await cluster.rest(first, "PUT", f"{topic}/offload?url=file:///x") == 412

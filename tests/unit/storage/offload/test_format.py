@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.ledger.bookkeeper import ledger_metadata_pb2 as pb
 from storage.offload.context import (
     InvalidOffloadUrl,
     Location,
@@ -61,6 +62,18 @@ def test_the_bytes_are_those_of_the_layout() -> None:
     magic, length, data, header, blocks, metadata = struct.unpack_from(">IiqqiI", index)
     assert (magic, length, data, header, blocks) == (0xDE47DE47, len(index), 2000, 128, 2)
     assert index[32 + metadata :] == struct.pack(">qiqqiq", 0, 1, 0, 3, 2, 1000)
+
+
+def test_the_metadata_in_an_index_are_what_pulsars_parsers_take() -> None:
+    """They refuse a ledger without bookies, and one with fewer than its ensemble has."""
+    index = encode_index(index_of(1))
+    length = struct.unpack_from(">i", index, 28)[0]
+    metadata = pb.LedgerMetadataFormat.FromString(index[32 : 32 + length])
+    (ensemble,) = metadata.segment
+    assert (ensemble.firstEntryId, len(ensemble.ensembleMember)) == (0, metadata.ensembleSize)
+    assert (metadata.lastEntryId, metadata.length) == (2, 30)
+    assert metadata.state == pb.LedgerMetadataFormat.CLOSED
+    assert metadata.HasField("digestType")
 
 
 @given(st.integers(1, 30), st.booleans())

@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 
 import magnetar
 from tests.client.conftest import NAMESPACE, Topic, rest
-from tests.pipeline import spark_session
+from tests.pipeline import quick_spark, spark_session
 from tests.pipeline.driver_process import DriverProcess, Hooks
 from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.stock.fixtures import serving
 from tests.support.tools import missing_java, require
 
-TEST_TIMEOUT_S = 240
+TEST_TIMEOUT_S = 900
 """Some tests start Spark three times, on a machine that has much else to do."""
 LOG_TAIL = 8000
 LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
@@ -64,24 +64,36 @@ async def client(service: BrokerUnderTest) -> AsyncIterator[magnetar.Client]:
 MakeTopic = Callable[..., Awaitable[Topic]]
 
 
+async def create_topic(service: BrokerUnderTest, prefix: str, segments: int = 1) -> Topic:
+    """A new scalable topic, whose name begins so."""
+    made = Topic(service, f"{prefix}-{uuid.uuid4().hex[:8]}")
+    path = f"/scalable/{NAMESPACE}/{made.local_name}"
+    status, answer = await rest(service, "PUT", path, numInitialSegments=segments)
+    assert status == 204, answer
+    return made
+
+
 @pytest.fixture
 def topic(service: BrokerUnderTest, request: pytest.FixtureRequest) -> MakeTopic:
     """Makes a scalable topic that can be split and merged: `await topic(segments=1)`."""
 
     async def make(segments: int = 1) -> Topic:
         prefix = request.node.originalname.removeprefix("test_").replace("_", "-")[:40]
-        made = Topic(service, f"{prefix}-{uuid.uuid4().hex[:8]}")
-        path = f"/scalable/{NAMESPACE}/{made.local_name}"
-        status, answer = await rest(service, "PUT", path, numInitialSegments=segments)
-        assert status == 204, answer
-        return made
+        return await create_topic(service, prefix, segments)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def _shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SparkSession, Path]]:
+def _spark_is_ready() -> None:
     require(missing_java(), "pipeline", "JDK 17")
+    quick_spark.ready()
+
+
+@pytest.fixture(scope="session")
+def _shared_spark(
+    tmp_path_factory: pytest.TempPathFactory, _spark_is_ready: None
+) -> Iterator[tuple[SparkSession, Path]]:
     directory = tmp_path_factory.mktemp("spark")
     with spark_session.running(directory) as session:
         yield session, directory / spark_session.LOG
@@ -110,12 +122,13 @@ MakeDriver = Callable[..., DriverProcess]
 
 
 @pytest.fixture
-def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeDriver]:
+def driver(
+    request: pytest.FixtureRequest, tmp_path: Path, _spark_is_ready: None
+) -> Iterator[MakeDriver]:
     """Makes a driver: `driver("name", "tests.pipeline.toy_driver", rows=10, ...)`.
 
     `checkpoint` is the same for all drivers of a test unless it is given.
     """
-    require(missing_java(), "pipeline", "JDK 17")
     made: list[DriverProcess] = []
 
     def make(name: str, module: str, **given: object) -> DriverProcess:

@@ -24,7 +24,7 @@ Given = dict[str, Any]
 def drive(start: Callable[[SparkSession, Given], StreamingQuery]) -> None:
     """Start the query in a session, wait for its end, and end the process."""
     given: Given = json.loads(sys.argv[1])
-    with spark_session.running(Path(given["directory"])) as spark:
+    with spark_session.running(Path(given["directory"]), given.get("java")) as spark:
         query = start(spark, given)
         print(RUNNING, flush=True)
         try:

@@ -26,12 +26,13 @@ from tests.pipeline.hooks import (
     Point,
     Reached,
     Rule,
+    outcome_file,
     release_file,
 )
 from tests.support.broker_process import ROOT
 from tests.support.child_process import ChildFailed, ChildProcess
 
-PATIENCE_S: Final = 90
+PATIENCE_S: Final = 240
 """For what takes seconds on a machine that has nothing else to do."""
 POLL_S: Final = 0.02
 STATE, SESSION = 0, 3
@@ -55,10 +56,11 @@ class Hooks:
         partition: int | None = None,
         attempt: int | None = None,
         times: int = 1,
+        skip: int = 0,
     ) -> Rule:
         """A rule, in force from now on, also for drivers that run."""
         name = f"rule-{len(self._rules)}"
-        rule = Rule(name, point, action, batch, partition, attempt, times)
+        rule = Rule(name, point, action, batch, partition, attempt, times, skip)
         self._rules.append(rule)
         draft = self.directory / "draft"
         draft.write_text(json.dumps([each.to_json() for each in self._rules]), "utf-8")
@@ -68,6 +70,11 @@ class Hooks:
     def release(self, rule: Rule) -> None:
         """Those that wait by it go on, now and later."""
         release_file(self.directory, rule.name).touch()
+
+    def outcome(self, rule: Rule) -> str | None:
+        """What became of the one that lingers by this rule, as far as it is known."""
+        file = outcome_file(self.directory, rule.name)
+        return file.read_text("utf-8") if file.exists() else None
 
     def reached(self, rule: Rule | None = None) -> list[Reached]:
         """What was reported, or only that where this rule acted."""

@@ -4,8 +4,9 @@ Rules: `class HookedThis(Hooked, This)` is registered instead of `This`, under i
 Spark finds out about a reader by looking at its class (limits, AvailableNow) stays true.
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -18,10 +19,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tests.pipeline.hooks import Point, here
+from tests.pipeline.hooks import Action, HookFailure, Point, Rule, here, told, wait_for
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+
+HALF: Final = "half is written"
+"""What one that lingers tells when it waits."""
 
 
 class HookedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -73,7 +78,9 @@ class HookedWriter(DataSourceStreamArrowWriter):
         self._inner = inner
 
     def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
-        here(Point.WRITE_BEGINS)
+        rule = here(Point.WRITE_BEGINS)
+        if rule is not None and rule.action is Action.LINGER:
+            _linger(self._inner, iterator, rule)
         message = self._inner.write(_passing(iterator))
         here(Point.WRITE_RETURNED)
         return message
@@ -87,6 +94,32 @@ class HookedWriter(DataSourceStreamArrowWriter):
         here(Point.ABORT_BEGINS, batchId)
         self._inner.abort(messages, batchId)
         here(Point.ABORT_RETURNED, batchId)
+
+
+def _linger(
+    inner: DataSourceStreamArrowWriter, iterator: Iterator["RecordBatch"], rule: Rule
+) -> NoReturn:
+    """Fail, while a child of this process writes half of the rows now and half when released."""
+    given = list(iterator)
+    if os.fork() == 0:
+        try:
+            inner.write(_halves(given, rule))
+            told(rule, "written")
+        except Exception as error:  # noqa: BLE001 - the test judges it
+            told(rule, f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+    raise HookFailure(f"{rule.point}: given up by the rule {rule.name}, while it goes on")
+
+
+def _halves(batches: list["RecordBatch"], rule: Rule) -> Iterator["RecordBatch"]:
+    half = batches[0].num_rows // 2
+    assert half, "there is nothing to write later"
+    yield batches[0].slice(0, half)
+    told(rule, HALF)
+    wait_for(rule)
+    yield batches[0].slice(half)
+    yield from batches[1:]
 
 
 def _passing(batches: Iterator["RecordBatch"]) -> Iterator["RecordBatch"]:

@@ -52,6 +52,9 @@ class Action(StrEnum):
     FAIL = "fail"
     DIE = "die"
     """SIGKILL to itself."""
+    LINGER = "linger"
+    """Where a write begins: a child goes on with the write when the rule is released, and here it
+    fails.  So does a task that Spark has given up, on a machine that it has lost sight of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Rule:
     partition: int | None = None
     attempt: int | None = None
     times: int = 1
+    skip: int = 0
+    """It lets so many pass before it acts."""
 
     def goes_with(self, where: "Reached") -> bool:
         """Whether it is about this."""
@@ -105,16 +110,21 @@ class HookFailure(RuntimeError):
     """What a rule makes a process fail with."""
 
 
+def outcome_file(directory: Path, rule: str) -> Path:
+    """What became of the one that lingered, once it is there."""
+    return directory / f"{rule}.outcome"
+
+
 def release_file(directory: Path, rule: str) -> Path:
     """What releases the processes that wait by this rule, once it is there."""
     return directory / f"{rule}.released"
 
 
-def here(point: Point, batch: int | None = None) -> None:
-    """This process is at that point; returns when it may go on."""
+def here(point: Point, batch: int | None = None) -> Rule | None:
+    """This process is at that point; returns when it may go on, with the rule that acted."""
     named = os.environ.get(VARIABLE)
     if named is None:
-        return
+        return None
     directory = Path(named)
     where = _where(point, batch)
     rule = _acting(directory, where)
@@ -122,7 +132,22 @@ def here(point: Point, batch: int | None = None) -> None:
     with (directory / REACHED).open("a", encoding="utf-8") as reached:
         reached.write(json.dumps(line) + "\n")
     if rule is not None:
-        _act(directory, rule)
+        _act(rule)
+    return rule
+
+
+def wait_for(rule: Rule) -> None:
+    """Return when the rule is released."""
+    while not release_file(Path(os.environ[VARIABLE]), rule.name).exists():
+        time.sleep(POLL_S)
+
+
+def told(rule: Rule, outcome: str) -> None:
+    """What became of the one that lingers."""
+    file = outcome_file(Path(os.environ[VARIABLE]), rule.name)
+    draft = file.with_suffix(".draft")
+    draft.write_text(outcome, "utf-8")
+    draft.rename(file)
 
 
 def _where(point: Point, batch: int | None) -> Reached:
@@ -153,23 +178,22 @@ def _acting(directory: Path, where: Reached) -> Rule | None:
 
 def _taken(directory: Path, rule: Rule) -> bool:
     """Whether this process has one of the times that the rule acts."""
-    for number in range(rule.times):
+    for number in range(rule.skip + rule.times):
         try:
             (directory / f"{rule.name}.{number}.taken").touch(exist_ok=False)
         except FileExistsError:
             continue
-        return True
+        return number >= rule.skip
     return False
 
 
-def _act(directory: Path, rule: Rule) -> None:
+def _act(rule: Rule) -> None:
     match rule.action:
         case Action.WAIT:
-            while not release_file(directory, rule.name).exists():
-                time.sleep(POLL_S)
+            wait_for(rule)
         case Action.FAIL:
             raise HookFailure(f"{rule.point}: made to fail by the rule {rule.name}")
         case Action.DIE:
             os.kill(os.getpid(), signal.SIGKILL)
-        case Action.PASS:
+        case Action.PASS | Action.LINGER:
             pass

@@ -1,25 +1,24 @@
 """What tests put into topics and find in them, by our own client.
 
-Rules: what is found is all that a reader sees that begins at the beginning, each parent before its
-children, up to the end that there is when it is asked for.  To see the end, marked messages are
-sent; so nothing under test may read the topic afterwards, unless it leaves them out.
+Rules: what is found is what a checkpoint consumer gets that begins at the beginning, each parent
+before its children.  It must be what `read_range` finds by another way, message for message, and
+the end of what is stored: where a transaction is open it is waited for.
 """
 
-import asyncio
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import magnetar
-from protocol.key_hash import KEY_SPACE, key_hash
+from magnetar.layout import Segment
+from magnetar.reads import MessageColumns, Visibility, take_apart
+from tests.support.child_process import once_it_is
 
 PATIENCE_S: Final = 60
-MARK: Final = "tests.mark"
 BATCH: Final = 500
-PARTS: Final = 64
-"""Of the key space: no segment of a test is smaller than two of them."""
 Pair = tuple[str, bytes]
+Place = tuple[int, int, int, int]
+"""Segment, ledger, entry, index in the batch (-1: in none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +36,63 @@ def pairs(count: int, *, keys: int = 20, first: int = 0) -> list[Pair]:
     return [(f"k{number % keys}", b"%d" % number) for number in range(first, first + count)]
 
 
-async def publish(client: magnetar.Client, topic: str, rows: Iterable[Pair]) -> None:
-    """Each row as a message; returns when all are stored."""
+async def publish(
+    client: magnetar.Client, topic: str, rows: Sequence[Pair], *, at_once: int = 1000
+) -> None:
+    """Each row as a message; returns when all are stored.
+
+    Entries hold `at_once` rows at most, for a batch of a query has whole entries.
+    """
     async with client.producer(topic) as producer:
-        for key, value in rows:
-            await producer.room()
-            producer.send_nowait(value, key=key)
-        await producer.flush()
+        for begin in range(0, len(rows), at_once):
+            for key, value in rows[begin : begin + at_once]:
+                await producer.room()
+                producer.send_nowait(value, key=key)
+            await producer.flush()
 
 
 async def committed(client: magnetar.Client, topic: str) -> list[Row]:
     """Everything in a topic that readers see; see the module's rules.
 
-    Raises `TimeoutError` if an end does not come in sight: an open transaction is before it.
+    Raises `ChildFailed` if a transaction stays open.
     """
-    mark = f"{id(topic):x}-{asyncio.get_running_loop().time()}"
+    expected: set[Place] = set()
+    for segment in (await client.layout(topic)).segments.values():
+        await once_it_is(lambda each=segment: _at_rest(client, each), "the horizon", PATIENCE_S)  # type: ignore[misc]
+        expected |= await _readable(client, segment)
+    missing, found = set(expected), list[Row]()
     async with client.checkpoint_consumer(topic) as reader:
-        missing = await _mark(client, topic, mark)
-        found: list[Row] = []
-        async with asyncio.timeout(PATIENCE_S):
-            while missing:
-                for message in await reader.receive_batch(BATCH, timeout_s=PATIENCE_S):
-                    if message.properties.get(MARK) == mark:
-                        missing.discard(message.value)
-                    elif MARK not in message.properties:
-                        found.append(_row(message))
-        return found
+        while missing:
+            batch = await reader.receive_batch(BATCH, timeout_s=PATIENCE_S)
+            assert batch, f"a consumer does not get {len(missing)} of {len(expected)} messages"
+            for message in batch:
+                entry = message.id.entry
+                place = (message.id.segment_id, *entry.key, entry.batch_index)
+                assert place in missing, f"a consumer gets {message}, which is not to be read"
+                missing.discard(place)
+                found.append(_row(message))
+    return found
+
+
+async def _at_rest(client: magnetar.Client, segment: Segment) -> bool:
+    plan = await client.plan_range(segment.topic)
+    return plan.horizon == plan.raw_end
+
+
+async def _readable(client: magnetar.Client, segment: Segment) -> set[Place]:
+    """Where there are messages that `read_range` lets be read."""
+    plan = await client.plan_range(segment.topic)
+    columns = MessageColumns()
+    async for entries in client.read_range(segment.topic, plan.earliest, plan.raw_end):
+        for entry in entries:
+            assert entry.visibility is Visibility.READABLE
+            take_apart(entry, columns)
+    indexes = iter(columns.batch_indexes)
+    return {
+        (segment.segment_id, run.ledger_id, run.entry_id, next(indexes))
+        for run in columns.runs
+        for _ in range(run.messages)
+    }
 
 
 def _row(message: magnetar.Message[bytes]) -> Row:
@@ -72,26 +102,6 @@ def _row(message: magnetar.Message[bytes]) -> Row:
         tuple(sorted(message.properties.items())),
         message.id.segment_id,
     )
-
-
-async def _mark(client: magnetar.Client, topic: str, mark: str) -> set[bytes]:
-    """Send a message to every part of the key space; their values."""
-    async with client.producer(topic) as producer:
-        for part, key in _keys_of_parts().items():
-            producer.send_nowait(b"%d" % part, key=key, properties={MARK: mark})
-        await producer.flush()
-    return {b"%d" % part for part in range(PARTS)}
-
-
-def _keys_of_parts() -> dict[int, str]:
-    """A key that hashes into each part of the key space."""
-    found: dict[int, str] = {}
-    for number in itertools.count():
-        key = f"mark-{number}"
-        found.setdefault((key_hash(key.encode()) >> 16) * PARTS // KEY_SPACE, key)
-        if len(found) == PARTS:
-            return found
-    raise AssertionError
 
 
 def of_key(rows: Sequence[Row]) -> dict[str, list[bytes]]:

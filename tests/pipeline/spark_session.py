@@ -1,18 +1,20 @@
 """Spark as the tests run it: in this process and its children, on 127.0.0.1, in one directory.
 
 Rules: two cores, and four tries of a task (`local[n]` alone means one try, whatever is set); no
-user interface; everything that it writes is in the directory given, its log in `spark.log` there.
+user interface, and no generated code, which takes longer to compile than tests run; everything
+that it writes is in the directory given, its log in `spark.log` there.
 """
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from tests.pipeline import quick_spark
 from tests.support.broker_process import ROOT
 from tests.support.child_process import HOST
 
@@ -21,8 +23,6 @@ LOG: Final = "spark.log"
 MASTER: Final = "local[2,4]"
 HEAP: Final = "1g"
 SHUFFLE_PARTITIONS: Final = 2
-SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""A JVM that lives for seconds: a third less processor time than with what pays off later."""
 
 
 def environment() -> dict[str, str]:
@@ -32,15 +32,16 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": path,
+        "SPARK_HOME": str(quick_spark.home()),
         "SPARK_LOCAL_IP": HOST,
         "SPARK_LOCAL_HOSTNAME": "localhost",
     }
 
 
-def settings(directory: Path) -> dict[str, str]:
+def settings(directory: Path, java_options: Sequence[str]) -> dict[str, str]:
     """Of a session whose files are in this directory."""
     java = (
-        *SHORT_LIVED,
+        *java_options,
         f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         f"-Dmagnetar.test.log={directory / LOG}",
         f"-Djava.io.tmpdir={directory}",
@@ -59,17 +60,21 @@ def settings(directory: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.python.filterPushdown.enabled": "true",
     }
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[SparkSession]:
+def running(directory: Path, java_options: Sequence[str] | None = None) -> Iterator[SparkSession]:
     """A session, which has ended afterwards with all that it started."""
+    if java_options is None:
+        java_options = quick_spark.java_options()
     directory.mkdir(parents=True, exist_ok=True)
     os.environ.update(environment())
     builder = SparkSession.builder.appName(directory.name)
-    for name, value in settings(directory).items():
+    for name, value in settings(directory, java_options).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     gateway = session.sparkContext._gateway

@@ -1,0 +1,101 @@
+"""A query that copies a topic, its drivers to kill, and the audit of what it wrote."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import magnetar
+from tests.client.conftest import Topic
+from tests.pipeline import rows
+from tests.pipeline.conftest import MakeDriver, create_topic
+from tests.pipeline.driver_process import DriverProcess
+from tests.pipeline.kill.auditing import audit
+from tests.pipeline.rows import Pair
+from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
+
+COPY = "tests.pipeline.kill.copy_driver"
+ROWS = 240
+IN_A_BATCH = 80
+AT_ONCE = 20
+TXN_TIMEOUT_MS = 60_000
+
+
+@dataclass
+class Copying:
+    """Two topics, what was published to the first, and drivers that copy it to the second."""
+
+    service: BrokerUnderTest
+    client: magnetar.Client
+    source: Topic
+    sink: Topic
+    make_driver: MakeDriver
+    key: str = field(default_factory=lambda: f"copy-{uuid.uuid4().hex[:8]}")
+    published: list[Pair] = field(default_factory=list)
+
+    async def publish(self, count: int = ROWS) -> None:
+        """So many rows more."""
+        given = rows.pairs(count, first=len(self.published))
+        await rows.publish(self.client, self.source.name, given, at_once=AT_ONCE)
+        self.published += given
+
+    def driver(self, name: str, **given: object) -> DriverProcess:
+        """One that is not started yet; all have one checkpoint unless they are given others."""
+        told = {
+            "url": self.service.url,
+            "source": self.source.name,
+            "sink": self.sink.name,
+            "key": self.key,
+            "start": "earliest",
+            "rows": IN_A_BATCH,
+            "timeout_ms": TXN_TIMEOUT_MS,
+        }
+        return self.make_driver(name, COPY, **(told | given))
+
+    async def audit(self, *, whole: bool) -> int:
+        """How many copies readers see; see `auditing`."""
+        return await audit(self.client, self.published, self.sink.name, whole=whole)
+
+    async def last_batch(self) -> int | None:
+        """The last batch that was committed under the key, which is opened for it."""
+        async with self.client.transaction_key(self.key) as key:
+            return None if key.last_group is None else key.last_group.batch
+
+
+@pytest.fixture
+async def copying(service: BrokerUnderTest, client: magnetar.Client, driver: MakeDriver) -> Copying:
+    """Of two segments into two, with rows to copy; on the broker of all tests."""
+    return await _copying(service, client, driver)
+
+
+@pytest.fixture
+async def own_broker(tmp_path: Path) -> AsyncIterator[MagnetarProcess]:
+    """One that the test may kill."""
+    process = MagnetarProcess(tmp_path / "own-broker")
+    await asyncio.to_thread(process.start)
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+async def copying_alone(own_broker: MagnetarProcess, driver: MakeDriver) -> AsyncIterator[Copying]:
+    """As `copying`, on `own_broker`."""
+    async with magnetar.connect(own_broker.url) as client:
+        yield await _copying(own_broker, client, driver)
+
+
+async def _copying(
+    service: BrokerUnderTest, client: magnetar.Client, driver: MakeDriver
+) -> Copying:
+    made = Copying(
+        service,
+        client,
+        await create_topic(service, "source", 2),
+        await create_topic(service, "sink", 2),
+        driver,
+    )
+    await made.publish()
+    return made

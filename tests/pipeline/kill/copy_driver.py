@@ -1,0 +1,46 @@
+"""`python -m tests.pipeline.kill.copy_driver JSON`: a topic to a topic, exactly once.
+
+As a user's script does it, save that the processes pass the points of `hooks`: the key is opened,
+then the query starts, which reads what there is and ends.  `start` in the JSON is where a query
+without checkpoint begins, `"last"` the positions that were committed last.
+"""
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import pipeline
+from pipeline.data_source import Pulsar5
+from tests.pipeline.driver import Given, drive
+from tests.pipeline.hooked import Hooked
+
+
+class HookedPulsar5(Hooked, Pulsar5):
+    """Registered as `pulsar5`."""
+
+
+def start(spark: SparkSession, given: Given) -> StreamingQuery:
+    spark.dataSource.register(HookedPulsar5)
+    key = pipeline.open_key(given["url"], given["key"])
+    begin = given["start"]
+    if begin == "last":
+        assert key.last is not None
+        begin = key.last.positions
+    rows = (
+        spark.readStream.format("pulsar5")
+        .options(serviceUrl=given["url"], topic=given["source"], start=begin)
+        .options(maxRowsPerTrigger=given["rows"])
+        .load()
+    )
+    copies = rows.selectExpr("key", "concat('copy of ', decode(value, 'utf-8')) AS value")
+    return (
+        copies.writeStream.format("pulsar5")
+        .options(**key.options)
+        .options(serviceUrl=given["url"], topic=given["sink"], trackPositions="true")
+        .options(txnTimeoutMs=given["timeout_ms"], checkpointLocation=given["checkpoint"])
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+if __name__ == "__main__":
+    drive(start)

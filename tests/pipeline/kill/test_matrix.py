@@ -1,0 +1,183 @@
+"""The rest of the kill matrix, by `make pipeline-kill`; rules as in `test_core.py`."""
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.client.conftest import rest
+from tests.pipeline.driver import FAILED
+from tests.pipeline.hooked import HALF
+from tests.pipeline.hooks import Action, Point
+from tests.pipeline.kill.conftest import ROWS, Copying
+from tests.stock.broker_under_test import MagnetarProcess
+from tests.support.child_process import once_it_is
+
+pytestmark = pytest.mark.kill
+PATIENCE_S = 60
+
+
+@pytest.mark.parametrize("point", [Point.OFFSET_CHOSEN, Point.PARTITIONS])
+async def test_killed_before_and_after_the_batch_is_in_the_checkpoint(
+    copying: Copying, point: Point
+) -> None:
+    """K1, K2."""
+    first = copying.driver("first")
+    held = first.hooks.at(point, Action.WAIT, skip=1)
+    first.spawn()
+    await first.until(held)
+    first.kill()
+    assert 0 < await copying.audit(whole=False) < ROWS
+    await copying.driver("second").run_to_end()
+    assert await copying.audit(whole=True) == ROWS
+
+
+async def test_a_task_fails_in_its_write_and_a_driver_is_killed_in_it(copying: Copying) -> None:
+    """K3."""
+    first = copying.driver("first")
+    failed = first.hooks.at(Point.WRITE_UNDER_WAY, Action.FAIL, batch=0, partition=0, attempt=0)
+    died = first.hooks.at(Point.WRITE_RETURNED, Action.DIE, batch=0, partition=1, attempt=0)
+    held = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
+    first.spawn()
+    await first.until(held)
+    assert first.hooks.reached(failed)
+    assert first.hooks.reached(died)
+    assert 0 < await copying.audit(whole=False) < ROWS
+    first.kill()
+    await copying.driver("second").run_to_end()
+    assert await copying.audit(whole=True) == ROWS
+
+
+async def test_workers_outlive_their_driver(copying: Copying) -> None:
+    """K3: a write goes on when its driver is dead, and its successor has taken over."""
+    first = copying.driver("first")
+    held = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
+    first.spawn()
+    await first.until(held)
+    first.kill_driver()
+    second = copying.driver("second")
+    begun = second.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
+    second.spawn()
+    await second.until(begun)
+    first.hooks.release(held)
+    second.hooks.release(begun)
+    assert await second.finished() == 0
+    assert await copying.audit(whole=True) == ROWS
+
+
+async def test_a_loser_goes_on_when_the_batch_is_decided(copying: Copying) -> None:
+    """K4: the first try of a task writes half, another try wins, the rest comes too late."""
+    first = copying.driver("first")
+    lingering = first.hooks.at(Point.WRITE_BEGINS, Action.LINGER, batch=1, partition=0, attempt=0)
+    decided = first.hooks.at(Point.COMMIT_RETURNED, Action.WAIT, batch=1)
+    first.spawn()
+    await first.until(decided)
+    assert first.hooks.outcome(lingering) == HALF
+    seen = await copying.audit(whole=False)
+    first.hooks.release(lingering)
+
+    async def ended() -> bool:
+        return first.hooks.outcome(lingering) != HALF
+
+    await once_it_is(ended, "the end of the one that lingers", PATIENCE_S)
+    assert "written" not in str(first.hooks.outcome(lingering))
+    assert await copying.audit(whole=False) == seen
+    first.hooks.release(decided)
+    assert await first.finished() == 0
+    assert await copying.audit(whole=True) == ROWS
+
+
+async def test_the_last_batch_comes_again(copying: Copying, tmp_path: Path) -> None:
+    """K7, the cheap way: Spark forgets that the last batch was done."""
+    await copying.driver("first").run_to_end()
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
+    (commits / str(last)).unlink()
+    second = copying.driver("second")
+    again = second.hooks.at(Point.COMMIT_RETURNED, batch=last)
+    await second.run_to_end()
+    assert second.hooks.reached(again)
+    assert await copying.audit(whole=True) == ROWS
+    assert await copying.last_batch() == last
+
+
+async def test_a_straggler_outlasts_its_group(copying: Copying) -> None:
+    """K9: nobody extends the group, so it is aborted at its deadline, and stays so."""
+    first = copying.driver("first", timeout_ms=3000)
+    held = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
+    first.spawn()
+    straggler = (await first.until(held)).pid
+    os.kill(straggler, signal.SIGSTOP)
+
+    async def aborted() -> bool:
+        path = f"/transactions/transaction-keys/{copying.key}"
+        _, answer = await rest(copying.service, "GET", path)
+        return "ABORTED" in str(answer)
+
+    await once_it_is(aborted, "the abort of the group", PATIENCE_S)
+    os.kill(straggler, signal.SIGCONT)
+    first.hooks.release(held)
+    assert await first.finished() == FAILED
+    assert 0 < await copying.audit(whole=False) < ROWS
+    await copying.driver("second").run_to_end()
+    assert await copying.audit(whole=True) == ROWS
+
+
+@pytest.mark.parametrize("point", [Point.WRITE_UNDER_WAY, Point.COMMIT_BEGINS])
+async def test_the_broker_is_killed(
+    copying_alone: Copying, own_broker: MagnetarProcess, point: Point
+) -> None:
+    """K10: with the coordinator of the key, the segments, everything."""
+    copying = copying_alone
+    first = copying.driver("first")
+    held = first.hooks.at(point, Action.WAIT, batch=1)
+    first.spawn()
+    await first.until(held)
+    own_broker.kill()
+    await asyncio.to_thread(own_broker.start)
+    first.hooks.release(held)
+    assert await first.finished() == 0
+    assert await copying.audit(whole=True) == ROWS
+
+
+async def test_topics_are_split_and_merged_meanwhile(copying: Copying) -> None:
+    """K11: the source between plan and read, the sink in the middle of writes."""
+    first = copying.driver("first")
+    planned = first.hooks.at(Point.PARTITIONS, Action.WAIT, skip=1)
+    writing = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
+    first.spawn()
+    await first.until(planned)
+    left, right = await copying.source.active_by_range()
+    await copying.source.split(left)
+    await copying.publish(100)
+    first.hooks.release(planned)
+    await first.until(writing)
+    await copying.sink.merge(*await copying.sink.active_by_range())
+    (merged,) = await copying.sink.active()
+    await copying.sink.split(merged)
+    first.hooks.release(writing)
+    assert await first.finished() == 0
+    await copying.audit(whole=False)
+    await copying.source.merge(*(await copying.source.active_by_range())[:2])
+    assert right in await copying.source.active()
+    await copying.publish(100)
+    await copying.driver("second").run_to_end()
+    assert await copying.audit(whole=True) == ROWS + 200
+
+
+async def test_a_new_checkpoint_under_the_same_key(copying: Copying, tmp_path: Path) -> None:
+    """K12, K13: the checkpoint is lost, and the positions under the key are where to go on."""
+    await copying.driver("first").run_to_end()
+    batches = await copying.last_batch()
+    assert batches is not None
+    assert batches > 0
+    shutil.rmtree(tmp_path / "checkpoint")
+    await copying.publish(100)
+    second = copying.driver("second", start="last")
+    anew = second.hooks.at(Point.COMMIT_RETURNED, batch=0)
+    await second.run_to_end()
+    assert second.hooks.reached(anew)
+    assert await copying.audit(whole=True) == ROWS + 100

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -66,7 +67,6 @@ CORRUPT: Final = "_corrupt"
 """Why a value could not be decoded."""
 
 _MAX_MS: Final = (2**63 - 1) // 1000
-_MS: Final = pa.timestamp("ms", "UTC")
 _US: Final = pa.timestamp("us", "UTC")
 
 Values = Callable[[MessageColumns], Mapping[str, pa.Array]]
@@ -119,10 +119,11 @@ def _of_runs(
 
 def _moments(times_ms: Sequence[int | None]) -> pa.Array:
     try:
-        return pa.array(times_ms, _MS).cast(_US)
+        micros = compute.multiply_checked(pa.array(times_ms, pa.int64()), 1000)
     except (OverflowError, pa.ArrowInvalid):
         known = [time if time is not None and time <= _MAX_MS else None for time in times_ms]
-        return pa.array(known, _MS).cast(_US)
+        micros = compute.multiply_checked(pa.array(known, pa.int64()), 1000)
+    return micros.view(_US)
 
 
 def _keys(columns: MessageColumns, _: int) -> pa.Array:
@@ -163,7 +164,7 @@ def _segment_ids(columns: MessageColumns, segment_id: int) -> pa.Array:
 
 
 def _message_ids(columns: MessageColumns, segment_id: int) -> pa.Array:
-    return pa.array(row_ids(columns, segment_id), pa.binary())
+    return row_ids(columns, segment_id)
 
 
 def _transactions(columns: MessageColumns, _: int) -> pa.Array:

@@ -7,12 +7,14 @@ Rules:
   the recorded pair back after a restart; so `partitions` has no memory and no side effects.
 - `latestOffset` gives back its start if there is nothing new, to the letter, which for
   Trigger.AvailableNow is the end of the run: then `_limits` say how far every segment may be read.
+- Without a trigger Spark asks again at once when nothing is new: it is answered every IDLE_PAUSE_S.
 - A batch without rows has one task all the same, by which a sink knows of it.
 - Offsets need no commit: no subscription is moved, and data is kept by the topic's retention.
 """
 
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader"]
 
+IDLE_PAUSE_S: Final = 0.1
+"""Between two plans that find nothing; what comes meanwhile waits for so long."""
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """See the module's rules."""
@@ -53,6 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=options.fail_on_data_loss,
         )
         self._limits: Limits | None = None
+        self._idle_until: float | None = None
 
     def initialOffset(self) -> dict[str, Json]:  # noqa: N802 - Spark's names
         """Where a query without checkpoint begins."""
@@ -78,8 +84,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Json]:
         """The end of the batch that begins at `start`."""
         cut = self._cut(start)
+        if self._idle_until is not None:
+            time.sleep(max(self._idle_until - time.monotonic(), 0))
         layout = self._layout(cut)
         found = self._planner.next_cut(cut, layout, self._budget(limit), self._limits)
+        self._idle_until = time.monotonic() + IDLE_PAUSE_S if found is cut else None
         return object_of(found)
 
     def reportLatestOffset(self) -> dict[str, Json]:  # noqa: N802

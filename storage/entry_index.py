@@ -119,10 +119,8 @@ def _time_at(data: bytes) -> int:
 
 def _decoded(six_bytes: bytes) -> int:
     """A varint of six bytes."""
-    value = 0
-    for byte in reversed(six_bytes):
-        value = value << 7 | byte & 127
-    return value
+    a, b, c, d, e, f = six_bytes
+    return a & 127 | (b & 127) << 7 | (c & 127) << 14 | (d & 127) << 21 | (e & 127) << 28 | f << 35
 
 
 class LedgerIndex:
@@ -136,6 +134,7 @@ class LedgerIndex:
         "_room",
         "_tail",
         "_tail_messages",
+        "_time",
         "entries",
         "messages",
         "size_bytes",
@@ -153,6 +152,8 @@ class LedgerIndex:
         """What followed the publish time in an entry that was parsed ..."""
         self._tail_messages = 1
         """... and how many messages that made it."""
+        self._time = b""
+        """The publish time that was noted last, in the newest block, as it is written."""
         self._messages = array("Q")
         self._bytes = array("Q")
         self._least = array("Q")
@@ -172,7 +173,7 @@ class LedgerIndex:
         """
         room, count = self._room, self.entries
         messages, size_bytes = self.messages, self.size_bytes
-        tail, tail_messages, time = self._tail, self._tail_messages, b""
+        tail, tail_messages, time = self._tail, self._tail_messages, self._time
         for data in entries:
             if not room:
                 self._open_block(messages, size_bytes)
@@ -200,7 +201,7 @@ class LedgerIndex:
                 self._note(_decoded(time))
         self._room, self.entries = room, count
         self.messages, self.size_bytes = messages, size_bytes
-        self._tail, self._tail_messages = tail, tail_messages
+        self._tail, self._tail_messages, self._time = tail, tail_messages, time
 
     def _note(self, time_ms: int) -> None:
         """An entry of the newest block was published then."""

@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-client test-pipeline pipeline-kill test-cluster cluster-faults check proto
+.PHONY: run test test-client test-pipeline pipeline-kill test-cluster cluster-faults offload-kills check proto
 .PHONY: bench bench-transactions bench-client bench-cluster simulate simulate-mutants fuzz
 .PHONY: stock-peer client-peer image-test clean
 .DEFAULT_GOAL := test
@@ -45,6 +45,9 @@ test-cluster: $(VENV)/.installed  ## on real ZooKeeper, bookies and Oxia (needs 
 
 cluster-faults: $(VENV)/.installed  ## each fault of a cluster ROUNDS=10 times, under load
 	MAGNETAR_FAULT_ROUNDS=$(or $(ROUNDS),10) $(BIN)/python -m pytest tests/cluster/test_faults.py -m cluster -s
+
+offload-kills: $(VENV)/.installed  ## a broker killed at each request to an object store while it offloads
+	MAGNETAR_OFFLOAD_KILLS=16 $(BIN)/python -m pytest tests/chaos/test_sigkill_offload.py -s
 
 proto: $(VENV)/.installed  ## regenerate the protobuf modules
 	$(BIN)/python -m scripts.generate_proto

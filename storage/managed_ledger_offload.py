@@ -35,12 +35,13 @@ log = structlog.get_logger(__name__)
 class StreamOffload:
     """See the module's rules.  `forget` drops the handle by which a ledger was read."""
 
-    __slots__ = ("_core", "_fresh", "_stopped", "_task", "forget")
+    __slots__ = ("_core", "_fresh", "_manifests", "_stopped", "_task", "forget")
 
     def __init__(self, core: StreamCore, forget: Callable[[int], None]) -> None:
         self._core = core
         self.forget = forget
         self._fresh: set[UUID] = set()
+        self._manifests: dict[UUID, Manifest] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -76,13 +77,18 @@ class StreamOffload:
         return ledgers.end
 
     async def manifests(self) -> list[tuple[LedgerInfo, Manifest]]:
-        """What is known of every whole copy.  Reads their indexes; raises as reading."""
-        cold = self._core.stores.cold
-        return [
-            (info, await cold.manifest(info.ledger_id, info.offload))
-            for info in self.copied()
-            if info.offload is not None
-        ]
+        """What is known of every whole copy.  Reads each index once; raises as reading."""
+        cold, known = self._core.stores.cold, self._manifests
+        self._manifests = {}
+        found = []
+        for info in self.copied():
+            if info.offload is not None:
+                manifest = known.get(info.offload.uid)
+                if manifest is None:
+                    manifest = await cold.manifest(info.ledger_id, info.offload)
+                self._manifests[info.offload.uid] = manifest
+                found.append((info, manifest))
+        return found
 
     # Copying
 
@@ -213,4 +219,7 @@ class StreamOffload:
 
 def _may_be_sent_to(offload: OffloadContext | None, location: Location) -> bool:
     """Whether there is no copy, and none is asked for there already."""
-    return offload is None or not (offload.complete or offload.location == location)
+    if offload is None or offload.complete:
+        return offload is None
+    there = (offload.driver, dict(offload.properties))
+    return there != (location.driver, location.properties)

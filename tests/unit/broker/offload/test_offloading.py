@@ -18,7 +18,7 @@ from broker.topic import Topic
 from config.settings import Settings
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST
-from protocol.message import payload_of
+from protocol.message import parse_metadata, payload_of
 from protocol.names import parse_topic_name
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.offload.context import InvalidOffloadUrl, data_key
@@ -27,6 +27,7 @@ from tests.support.raw_client import RawClient
 from tests.support.raw_handles import RawConsumer
 from tests.support.waiting import until
 from tests.unit.broker.ingress.conftest import running
+from tests.unit.broker.reads.conftest import Reads, place
 
 TOPIC = "persistent://public/default/t"
 SEGMENT = "segment://public/default/s/0000-ffff-0"
@@ -349,6 +350,27 @@ async def test_damage_is_told_and_nothing_wrong_is_delivered(here: Ground) -> No
         path.write_bytes(whole)
     found = [bytes(payload_of((await consumer.receive()).entry)) for _ in range(25)]
     assert found == numbered(25), "delivery goes on when the objects are mended"
+
+
+async def test_seeks_and_bulk_reads_go_over_copies(here: Ground) -> None:
+    await here.publish(25)
+    await here.call("PUT", REST)
+    topic = await here.done()
+    await here.call("POST", REST + "/dropHot")
+    consumer = await here.subscribe()
+    consumer.flow(100)
+    for _ in range(25):
+        consumer.ack((await consumer.receive()).message_id)
+    subscription = next(iter(topic.subscriptions.values()))
+    await until(lambda: subscription.backlog == 0)
+    first = await topic.ledger.read(EARLIEST, max_entries=1, max_bytes=1)
+    await consumer.seek(parse_metadata(first[0].data).publish_time)
+    again = await here.client.subscribe(TOPIC, subscription.name, permits=100)
+    assert bytes(payload_of((await again.receive()).entry)) == b"0"
+    reads = Reads(here.client)
+    plan = await reads.plan()
+    found = await reads.read_all(place(plan.start), place(plan.end))
+    assert (plan.messages, [each.payload for each in found]) == (25, numbered(25))
 
 
 async def test_metrics(here: Ground) -> None:

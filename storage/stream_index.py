@@ -2,12 +2,14 @@
 
 Rules:
 
-- Of the ledger that is written, the index grows with what becomes durable.  When the ledger ends it
-  is put beside the ledger's record: one record of a metadata store, which no tool of Apache Pulsar
-  looks at, and which goes with the ledger (`Stores.delete_data_ledger`).
-- An index that is missing (a crash, a ledger of Apache Pulsar) is made by reading the ledger, in
-  bounded pieces, once for all who ask, and is stored then.  A ledger that ended never changes, so a
-  stored index that covers all its entries is true, whoever wrote it; any other is made anew.
+- A stream is counted from when somebody first asks: what nobody plans to read costs its producers
+  nothing.  From then on the index of the ledger that is written grows with what becomes durable.
+  When the ledger ends it is put beside the ledger's record: one record of a metadata store, which
+  no tool of Apache Pulsar looks at, and which goes with the ledger (`Stores.delete_data_ledger`).
+- An index that is missing (nobody had asked, a crash, a ledger of Apache Pulsar) is made by reading
+  the ledger, in bounded pieces, once for all who ask, and is stored then.  A ledger that ended
+  never changes, so a stored index that covers all its entries is true, whoever wrote it; any other
+  is made anew.
 - It is knowledge that can be had again: a failure to store or delete it fails nothing else.
 """
 
@@ -42,11 +44,22 @@ class ReadEntries(Protocol):
 class StreamIndex:
     """See the module's rules."""
 
-    __slots__ = ("_ahead", "_building", "_core", "_live", "_live_id", "_read", "_saves", "_totals")
+    __slots__ = (
+        "_ahead",
+        "_asked",
+        "_building",
+        "_core",
+        "_live",
+        "_live_id",
+        "_read",
+        "_saves",
+        "_totals",
+    )
 
     def __init__(self, core: StreamCore, read: ReadEntries) -> None:
         self._core = core
         self._read = read
+        self._asked = False
         self._live: LedgerIndex | None = None
         self._live_id = -1
         self._totals: dict[int, Sums] = {}
@@ -58,6 +71,8 @@ class StreamIndex:
 
     def appended(self, ledger_id: int, first: int, entries: Sequence[bytes]) -> None:
         """Entries from `first` on became durable.  What is missing before them is read if asked."""
+        if not self._asked:
+            return
         live = self._live
         if live is None or self._live_id != ledger_id:
             self.ledgers_changed()  # the one before has ended
@@ -87,6 +102,7 @@ class StreamIndex:
 
         Raises what reading raises.
         """
+        self._asked = True
         info = self._core.ledgers.get(ledger_id)
         if info is None:
             return None

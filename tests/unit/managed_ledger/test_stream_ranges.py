@@ -145,6 +145,7 @@ async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [Fact(1, 10, 5)] * 20)
+    await ledger.ranges.sums(EARLIEST, LATEST)
     ledger = await world.restart()
     key = index_key(ledger.ledgers[0].ledger_id)
     record = await world.metadata.get(key)
@@ -161,11 +162,25 @@ async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
     assert (await world.metadata.get(key) or record).value == record.value
 
 
+async def test_what_nobody_asks_about_is_not_counted() -> None:
+    world = World(NO_CACHE)
+    ledger = await world.open()
+    await append(ledger, [Fact(1, 10, 5)] * 25)
+    ledger = await world.restart()
+    key = index_key(ledger.ledgers[0].ledger_id)
+    assert await world.metadata.get(key) is None
+    assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 25
+    await settle()
+    assert await world.metadata.get(key) is not None
+
+
 async def test_an_index_that_cannot_be_stored_fails_nothing() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
+    await append(ledger, [Fact(1, 10, 5)])
+    await ledger.ranges.sums(EARLIEST, LATEST)
     world.metadata.faults.extend([(entry_index.ROOT, False)] * 2)
-    await append(ledger, [Fact(1, 10, 5)] * 65)
+    await append(ledger, [Fact(1, 10, 5)] * 64)
     ledger = await world.restart()
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 65
 
@@ -206,7 +221,9 @@ async def trimmed(world: World, entries: int, mark: int) -> tuple[ManagedLedger,
     """A stream from which what is acknowledged was trimmed."""
     ledger = await world.open()
     cursor = await ledger.open_cursor("s", EARLIEST)
-    positions = await publish(ledger, entries)
+    positions = await publish(ledger, 1)
+    await ledger.ranges.sums(EARLIEST, LATEST)  # somebody asks, so it is counted
+    positions += await publish(ledger, entries - 1)
     cursor.acknowledge_up_to(positions[mark])
     ledger.use_retention(lambda: Retention(0, 0))
     whole = (mark + 1) // 10 * 10

@@ -26,7 +26,7 @@ BLOCK = 2
 """Indexes are reserved so many at once."""
 QUERIES = 8
 """Earlier queries that a key remembers."""
-NONCES = 8
+NONCES = 16
 """Groups of its epoch that a key remembers by their nonces."""
 
 Broken = frozenset[str]

@@ -191,6 +191,8 @@ class KeyWorld:
     writes that were on their way any may have arrived.
     """
 
+    client_class: ClassVar[type[Client]] = Client
+
     def __init__(self, loop: StepLoop, plan: Plan) -> None:
         self.loop = loop
         self.plan = plan
@@ -211,7 +213,8 @@ class KeyWorld:
         self.servers = [self._server() for _ in range(max(plan.servers) + 1)]
         loop.settle()
         self.clients = [
-            Client(self, *each) for each in zip("ab", plan.servers, plan.steps, strict=True)
+            self.client_class(self, *each)
+            for each in zip("ab", plan.servers, plan.steps, strict=True)
         ]
         self.tasks = [self._start(client.name, client.run()) for client in self.clients]
         self.tasks += [self._start("operator", self._delete()) for _ in range(plan.deletions)]
@@ -232,11 +235,16 @@ class KeyWorld:
             session_timeout_ms=30_000,
         )
 
+        made._led[ZERO] = self.coordinator_class()(ZERO, parts, made._deadlines, max_open=0)
+        return made
+
+    def coordinator_class(self) -> type[Coordinator]:
+        """What serves each client."""
+
         class Mine(Coordinator):
             keys_class: ClassVar[type[TransactionKeys]] = self.plan.keys
 
-        made._led[ZERO] = Mine(ZERO, parts, made._deadlines, max_open=0)
-        return made
+        return Mine
 
     async def _delete(self) -> None:
         """An operator deletes the key."""
@@ -379,8 +387,8 @@ class KeyWorld:
         assert txn not in self.given, f"{txn} was given twice"
         self.given.add(txn)
 
-    def ended(self, txn: TxnId, header: records.Header) -> None:
-        """A header was written."""
+    def ended(self, txn: TxnId, header: records.Header, actor: str) -> None:
+        """A header was written, for that actor."""
         epoch = self.newest_answered if header.tied is None else header.tied.epoch
         if header.state is TxnState.COMMITTED:
             self.done.add(txn)
@@ -460,6 +468,7 @@ class _Watched(GatedStore):
             self._world.ended(
                 records.txn_of_header(operation.key),
                 records.decode_header(operation.key, record.value),
+                operation.actor,
             )
         elif operation.key.startswith(key_records.KEYS) and operation.kind == "put":
             record = self._tables.record(operation.key)

@@ -131,7 +131,7 @@ OFFLOAD_PARTS_AT_ONCE = 2
 """Parts of an upload that are under way."""
 OFFLOAD_PARTS_MAX = 5000
 """Parts of one upload; S3 takes twice as many."""
-OFFLOAD_REQUEST_S = 60
+OFFLOAD_REQUEST_S = 30
 """How long one request to an object store may take, and how long it is tried again."""
 OFFLOAD_RETRIES = 5
 OFFLOAD_CACHE_BYTES = 32 * 1024 * 1024

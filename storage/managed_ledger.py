@@ -317,6 +317,7 @@ class ManagedLedger:
             if core.state is ManagedLedgerState.CLOSED:
                 return
             await self.offload.stop()
+            core.leave_copies()
             await self._trimmer.stop()
             try:
                 await self._writer.finish()
@@ -329,7 +330,7 @@ class ManagedLedger:
                     async with core.lock:
                         await core.save()
                     await self._writer.discard_prepared()
-                    await core.collect(copies=False)
+                    await core.collect()
             except MagnetarError as error:
                 log.warning("managed_ledger_not_closed", name=core.name, error=str(error))
             self._let_go()

@@ -125,8 +125,10 @@ class StreamCore:
 
     __slots__ = (
         "_copies",
+        "_deleting",
         "_dropped",
         "_garbage",
+        "_leaving",
         "_saved",
         "_stop_listeners",
         "last_confirmed",
@@ -159,6 +161,8 @@ class StreamCore:
         self._saved: bytes | None = None
         self._dropped: set[int] = set()
         self._garbage: set[int] = set()
+        self._deleting: asyncio.Task[None] | None = None
+        self._leaving = False
         self._copies: dict[UUID, tuple[int, OffloadContext]] = {}
         self._stop_listeners: list[StopListener] = []
 
@@ -335,15 +339,32 @@ class StreamCore:
         """True if `collect` has something to do."""
         return bool(self._garbage or self._copies)
 
-    async def collect(self, *, copies: bool = True) -> None:
-        """Delete the ledgers that no longer stand in the record, and (may take long) copies."""
+    async def collect(self) -> None:
+        """Delete the ledgers that no longer stand in the record, and copies."""
         for ledger_id in sorted(self._garbage):
             if await self.stores.delete_data_ledger(ledger_id):
                 self._garbage.discard(ledger_id)
-        for uid, (ledger_id, copy) in list(self._copies.items()) if copies else ():
+        if self._copies and not self._leaving:
+            deleting = self._deleting
+            if deleting is None or deleting.done():
+                deleting = self._deleting = self.loop.create_task(self._delete_copies())
+            await asyncio.wait({deleting})
+            if not deleting.cancelled():
+                deleting.result()
+
+    async def _delete_copies(self) -> None:
+        for uid, (ledger_id, copy) in list(self._copies.items()):
             if not await self.stores.delete_copy(ledger_id, copy):
                 break  # the others are in the same place, and each try may take its time
             self._copies.pop(uid, None)
+
+    def leave_copies(self) -> None:
+        """The stream closes and waits for no other place: what is not deleted by now is left."""
+        self._leaving = True
+        if self._deleting is not None:
+            self._deleting.cancel()
+        if self._copies:
+            log.info("offloaded_copies_left", name=self.name, count=len(self._copies))
 
 
 def _nothing() -> None:

@@ -35,12 +35,13 @@ log = structlog.get_logger(__name__)
 class StreamOffload:
     """See the module's rules.  `forget` drops the handle by which a ledger was read."""
 
-    __slots__ = ("_core", "_fresh", "_manifests", "_stopped", "_task", "forget")
+    __slots__ = ("_checks", "_core", "_fresh", "_manifests", "_stopped", "_task", "forget")
 
     def __init__(self, core: StreamCore, forget: Callable[[int], None]) -> None:
         self._core = core
         self.forget = forget
         self._fresh: set[UUID] = set()
+        self._checks: set[asyncio.Task[None]] = set()
         self._manifests: dict[UUID, Manifest] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -182,9 +183,11 @@ class StreamOffload:
     async def stop(self) -> None:
         """Cut off what is under way; nothing more is begun."""
         self._stopped = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        under_way = {*self._checks, *([self._task] if self._task is not None else [])}
+        for task in under_way:
+            task.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
 
     # Deleting the ledgers themselves
 
@@ -202,19 +205,40 @@ class StreamOffload:
 
     async def _drop(self, ledger_id: int) -> bool:
         core, stores = self._core, self._core.stores
+        info = core.ledgers.get(ledger_id)
+        if info is None or info.offload is None or not info.offload.complete or not info.hot:
+            return False
+        context = info.offload
+        await self._require_whole(info, context)
         async with core.lock:
             core.require_running()
-            info = core.ledgers.get(ledger_id)
-            if info is None or info.offload is None or not info.offload.complete or not info.hot:
+            if core.ledgers.get(ledger_id) is not info or info.offload != context:
                 return False
-            context = info.offload
-            await stores.cold.require_whole(ledger_id, context, info.entries, info.size_bytes)
             await stores.ledgers.delete(LedgerId(ledger_id))
             self.forget(ledger_id)
             await core.save(offloads={ledger_id: replace(context, hot_deleted=True)})
         stores.cold.counters.hot_deleted += 1
         log.info("offloaded_ledger_deleted", name=core.name, ledger=ledger_id)
         return True
+
+    async def _require_whole(self, info: LedgerInfo, context: OffloadContext) -> None:
+        """Look at the copy once more, without the lock, and not longer than the stream is open."""
+        if self._stopped:
+            raise self._closed()
+        check = self._core.loop.create_task(
+            self._core.stores.cold.require_whole(
+                info.ledger_id, context, info.entries, info.size_bytes
+            )
+        )
+        self._checks.add(check)
+        try:
+            await asyncio.wait({check})
+        finally:
+            self._checks.discard(check)
+            check.cancel()
+        if check.cancelled():
+            raise self._closed()
+        check.result()
 
 
 def _may_be_sent_to(offload: OffloadContext | None, location: Location) -> bool:

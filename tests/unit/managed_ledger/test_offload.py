@@ -65,6 +65,8 @@ class MemoryObjects(Objects):
     def __init__(self, process: Process, stored: dict[str, bytes]) -> None:
         self._process = process
         self._stored = stored
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def put(self, key: str, parts: AsyncIterator[bytes]) -> None:
         await self._process.alive()
@@ -75,6 +77,7 @@ class MemoryObjects(Objects):
 
     async def read(self, key: str, start: int, length: int) -> bytes:
         await self._process.alive()
+        await self.answers.wait()
         if key not in self._stored:
             raise OffloadedDataLost(f"no {key}")
         return self._stored[key][start : start + length]
@@ -84,6 +87,7 @@ class MemoryObjects(Objects):
 
     async def delete(self, key: str) -> None:
         await self._process.alive()
+        await self.answers.wait()
         self._stored.pop(key, None)
         await self._process.alive()
 
@@ -124,6 +128,13 @@ class ColdWorld(World):
             self.limits,
             MemoryCold(self.process, self.places),
         )
+
+    @property
+    def place(self) -> MemoryObjects:
+        """The objects there, as the process of now sees them."""
+        objects = self.factory.cold._open_objects(THERE)
+        assert isinstance(objects, MemoryObjects)
+        return objects
 
     @property
     def objects(self) -> dict[str, bytes]:
@@ -284,6 +295,32 @@ async def test_a_copy_that_is_not_whole_any_more_keeps_its_ledger(world: ColdWor
         await ledger.offload.drop_hot()
     assert data_of(await contents(ledger)) == numbered(35)
     assert LedgerId(int(data.rpartition("-")[2])) in world.ledgers.ledgers
+
+
+async def test_a_place_that_does_not_answer_holds_nobody_up(world: ColdWorld) -> None:
+    ledger = await filled(world)
+    await offloaded(ledger)
+    world.place.answers.clear()
+    dropping = asyncio.ensure_future(ledger.offload.drop_hot())
+    await settle()
+    await publish(ledger, 30)
+    assert len(ledger.ledgers) == 7, "rolled over"
+    await asyncio.wait_for(world.factory.unload(NAME), 10)
+    with pytest.raises(ManagedLedgerClosed):
+        await dropping
+    assert data_of(await contents(await world.open()))[:35] == numbered(35)
+
+
+async def test_copies_that_cannot_be_deleted_now_hold_nobody_up(world: ColdWorld) -> None:
+    ledger = await filled(world)
+    await offloaded(ledger)
+    world.place.answers.clear()
+    ledger.cursors["hold"].acknowledge_up_to(Position(ledger.ledgers[1].ledger_id, 9))
+    await until(lambda: len(ledger.ledgers) == 2)
+    await asyncio.wait_for(world.factory.unload(NAME), 10)
+    world.place.answers.set()
+    assert len(await world.orphans()) == 4
+    assert data_of(await contents(await world.open())) == numbered(35)[20:]
 
 
 async def test_an_offload_that_failed_goes_on_when_asked_again(world: ColdWorld) -> None:

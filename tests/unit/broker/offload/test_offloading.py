@@ -28,6 +28,8 @@ from tests.support.raw_handles import RawConsumer
 from tests.support.waiting import until
 from tests.unit.broker.ingress.conftest import running
 from tests.unit.broker.reads.conftest import Reads, place
+from tests.unit.broker.transactions.conftest import TransactionClient
+from tests.unit.broker.transactions.test_writes import send
 
 TOPIC = "persistent://public/default/t"
 SEGMENT = "segment://public/default/s/0000-ffff-0"
@@ -371,6 +373,31 @@ async def test_seeks_and_bulk_reads_go_over_copies(here: Ground) -> None:
     plan = await reads.plan()
     found = await reads.read_all(place(plan.start), place(plan.end))
     assert (plan.messages, [each.payload for each in found]) == (25, numbered(25))
+
+
+async def test_what_was_aborted_stays_hidden_in_copies(tmp_path: Path) -> None:
+    async with ground(tmp_path) as here:
+        client = TransactionClient(here.client)
+        producer = await here.client.create_producer(TOPIC)
+        kept, aborted = await client.begin(), await client.begin()
+        for number in range(24):
+            await send(producer, (None, kept, aborted)[number % 3], b"%d" % number)
+        await client.end(kept)
+        await client.end(aborted, pb.ABORT)
+        topic = await here.topic()
+        await until(lambda: topic.buffer.horizon == topic.ledger.last_confirmed)
+        await topic.seal()
+        await here.call("PUT", REST)
+        await here.done()
+        await here.call("POST", REST + "/dropHot")
+    async with ground(tmp_path) as here:
+        consumer = await here.subscribe()
+        assert not any(info.hot for info in (await here.topic()).ledger.ledgers)
+        consumer.flow(24)
+        found = [bytes(payload_of((await consumer.receive()).entry)) for _ in range(16)]
+        assert found == [b"%d" % number for number in range(24) if number % 3 < 2]
+        (subscription,) = (await here.topic()).subscriptions.values()
+        await until(lambda: subscription.backlog == 16)
 
 
 async def test_metrics(here: Ground) -> None:

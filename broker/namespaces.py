@@ -104,6 +104,14 @@ class Policies:
         return value
 
     @property
+    def offload_deletion_lag_ms(self) -> int | None:
+        """How long a ledger stays beside its copy; -1 until it is asked for."""
+        value = self.raw.get("offload_deletion_lag_ms")
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value
+
+    @property
     def auto_topic_creation(self) -> bool | None:
         """Whether a missing topic is made on first use."""
         value = self._section("autoTopicCreationOverride").get("allowAutoTopicCreation")

@@ -27,7 +27,7 @@ from config.bounds import (
 )
 from config.settings import Settings
 from protocol.ids import LATEST, Position
-from protocol.names import TopicName
+from protocol.names import TopicName, parse_ledger_path
 from protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.managed_ledger_types import ManagedLedgerClosed
 from storage.offload.context import FILE, Location, parse_location
@@ -212,6 +212,13 @@ class Offloads:
         self._outcomes[name] = outcome
         if len(self._outcomes) > OFFLOAD_OUTCOMES:
             del self._outcomes[next(iter(self._outcomes))]
+
+    def lag_ms(self, ledger_path: str) -> int:
+        """How long a ledger of that stream stays beside its copy; -1: until it is asked for."""
+        namespace = parse_ledger_path(ledger_path).namespace_name
+        policy = self._broker.namespaces.known(namespace).offload_deletion_lag_ms
+        usual = self._broker.managed_ledgers.limits.offload_deletion_lag_ms
+        return usual if policy is None else policy
 
     # By itself
 

@@ -126,12 +126,14 @@ class Broker:
         at_stop("server", self._server.stop)
         self._server.bind(settings.bind_host, settings.port)
         self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        self.offloads = Offloads(self, asyncio.get_running_loop().time)
         self.managed_ledgers = ManagedLedgerFactory(
             self.metadata,
             stores.ledgers,
             self.clock,
             limits_of(settings, shared=stores.shared),
             ColdLedgers(self.random, {"magnetar/cluster": settings.cluster_name.encode()}),
+            self.offloads.lag_ms,
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self.managed_ledgers.sweep_orphans()
@@ -144,7 +146,6 @@ class Broker:
         self.transactions = Transactions(self)
         at_stop("transactions", self.transactions.stop)
         await self.transactions.start()
-        self.offloads = Offloads(self, asyncio.get_running_loop().time)
         self.topics = TopicRegistry(self)
         at_stop("topics", self.topics.close)
         self.scalable = ScalableTopics(self)

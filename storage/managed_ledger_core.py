@@ -43,6 +43,8 @@ from storage.offload.context import InvalidOffloadUrl, OffloadContext
 
 log = structlog.get_logger(__name__)
 StopListener = Callable[[MagnetarError], None]
+LagSource = Callable[[str], int]
+"""How long an offloaded ledger of the stream of that name stays beside its copy, -1 for ever."""
 TRIMMED_PROPERTY = "magnetar.trimmed"
 """Of a stream: ledger and entry id of the newest entry that was trimmed."""
 
@@ -59,6 +61,7 @@ class Stores:
         "ledgers",
         "limits",
         "metadata",
+        "offload_lag_ms",
     )
 
     def __init__(
@@ -68,6 +71,7 @@ class Stores:
         clock: Clock,
         limits: Limits,
         cold: ColdLedgers | None = None,
+        offload_lag_ms: LagSource | None = None,
     ) -> None:
         self.metadata = metadata
         self.ledgers = ledgers
@@ -75,8 +79,12 @@ class Stores:
         self.limits = limits
         self.cache = EntryCache(limits.entry_cache_bytes)
         self.cold = cold or ColdLedgers(random.Random())
+        self.offload_lag_ms = offload_lag_ms or self._usual_lag_ms
         self.indexes = RecentIndexes(bounds.ENTRY_INDEXES_KEPT)
         self.index_builds = asyncio.Semaphore(bounds.ENTRY_INDEX_BUILDS)
+
+    def _usual_lag_ms(self, _: str) -> int:
+        return self.limits.offload_deletion_lag_ms
 
     async def create_ledger(self, name: str, cursor: str | None = None) -> WritableLedger:
         """A new ledger with Pulsar's custom metadata (for tools)."""

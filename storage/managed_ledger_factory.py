@@ -22,7 +22,7 @@ from storage.clock import Clock
 from storage.entry_cache import EntryCache
 from storage.ledger.store import LedgerAssertion, LedgerStore
 from storage.managed_ledger import ManagedLedger
-from storage.managed_ledger_core import Stores
+from storage.managed_ledger_core import LagSource, Stores
 from storage.managed_ledger_open import open_stream
 from storage.managed_ledger_records import (
     NAMES_INDEX,
@@ -71,8 +71,9 @@ class ManagedLedgerFactory:
         clock: Clock,
         limits: Limits | None = None,
         cold: ColdLedgers | None = None,
+        offload_lag_ms: LagSource | None = None,
     ) -> None:
-        self._stores = Stores(metadata, ledgers, clock, limits or Limits(), cold)
+        self._stores = Stores(metadata, ledgers, clock, limits or Limits(), cold, offload_lag_ms)
         self._slots: dict[str, _Slot] = {}
         self._sweeping = asyncio.Lock()
         self._closed = False

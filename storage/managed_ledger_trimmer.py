@@ -125,8 +125,11 @@ class Trimmer:
         )
 
     def _hot_decision(self, now_ms: int) -> TrimDecision:
-        lag_ms = self._core.stores.limits.offload_deletion_lag_ms
-        decision = hot_to_drop(self._core.ledgers.infos, lag_ms=lag_ms, now_ms=now_ms)
+        copied = [info for info in self._offload.copied() if info.hot]
+        if not copied:
+            return TrimDecision((), None)
+        lag_ms = self._core.stores.offload_lag_ms(self._core.name)
+        decision = hot_to_drop(copied, lag_ms=lag_ms, now_ms=now_ms)
         if decision.drop and now_ms < self._hot_pause_until_ms:
             return TrimDecision((), self._hot_pause_until_ms)
         return decision

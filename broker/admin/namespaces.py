@@ -65,6 +65,12 @@ POLICIES = (
         _is_auto_creation,
         "an object with allowAutoTopicCreation true or false",
     ),
+    _Policy(
+        "offloadDeletionLagMs",
+        "offload_deletion_lag_ms",
+        _is_number,
+        "a number of milliseconds, or -1",
+    ),
     _Policy("offloadThreshold", "offload_threshold", _is_number, "a number of bytes, or -1"),
     _Policy(
         "schemaCompatibilityStrategy",

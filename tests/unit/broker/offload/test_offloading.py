@@ -310,6 +310,23 @@ async def test_a_namespace_has_its_oldest_ledgers_offloaded(here: Ground) -> Non
     assert len(topic.ledger.offload.copied()) == 5
 
 
+async def test_a_namespace_says_when_ledgers_go(here: Ground) -> None:
+    await here.publish(25)
+    await here.call("PUT", REST)
+    topic = await here.done()
+    await topic.ledger.trim()
+    assert all(info.hot for info in topic.ledger.ledgers), "never, says the broker"
+    policy = "/admin/v2/namespaces/public/default/offloadDeletionLagMs"
+    assert (await here.call("PUT", policy, 3_600_000))[0] == 204
+    copied = topic.ledger.offload.copied()[0].offload
+    assert copied is not None
+    assert topic.ledger.next_trim_ms() == copied.offloaded_ms + 3_600_000
+    assert (await here.call("PUT", policy, 0))[0] == 204
+    await topic.ledger.trim()
+    assert [info.hot for info in topic.ledger.ledgers] == [False, False, True]
+    assert await here.payloads() == numbered(25)
+
+
 async def test_one_at_a_time_and_not_unloaded_meanwhile(here: Ground) -> None:
     await here.publish(15)
     topic = await here.topic()

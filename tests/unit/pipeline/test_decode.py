@@ -215,6 +215,8 @@ def test_values_of_other_versions_are_resolved() -> None:
         newer = avro(V2, {"a": 2, "new": NOON})
         assert data_of(reading(columns_of(newer, version=b"\2"))) == [{"a": 2}]
     assert writers.asked == [b"\1", b"\2"]
+    now = versioned(V2, Writers())(columns_of(avro(V2, {"a": 3, "new": NOON}), version=b"\2"))
+    assert data_of(now) == [{"a": 3, "new": NOON}]
     older = versioned(V2, Writers())(columns_of(avro(V1, {"a": 1}), version=b"\1"))
     assert data_of(older) == [{"a": 1, "new": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)}]
 

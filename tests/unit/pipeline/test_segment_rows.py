@@ -100,6 +100,9 @@ def test_what_was_sent_twice_is_a_row_once() -> None:
     one = pieces(1, b"x" * 100, 3)
     segment = StoredSegment([one[0], one[1], one[0], one[1], one[1], one[2]])
     assert values(segment, BEGINNING, END) == [b"x" * 100]
+    [whole] = SegmentRows(segment, SegmentRange(3, "s", BEGINNING, END))
+    [part] = SegmentRows(segment, SegmentRange(3, "s", Place(LEDGER, 5), END))
+    assert part.runs == whole.runs, "the message has another id"
 
 
 def test_open_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +112,7 @@ def test_open_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     segment = StoredSegment(firsts + lasts)
     expected = [bytes((65 + number,)) * 100 for number in range(8)]
     assert values(segment, BEGINNING, END) == expected
+    assert segment.looked_at > len(segment.stored), "none was given up, and looked for again"
 
 
 def test_rows_come_in_bounded_columns() -> None:

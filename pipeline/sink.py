@@ -8,6 +8,7 @@ tasks.  Nothing is connected before there are rows, or something to be decided.
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -56,14 +57,19 @@ class Sink:
     ) -> AttemptWriter[magnetar.Attempt]:
         """What writes the rows of one task."""
 
-        async def open_sender(attempt: magnetar.Attempt | None) -> Sender:
-            options = self.options
-            producer = await client.producer(
-                options.topic, compression=options.compression, chunking=options.chunking
-            )
-            return RowSender(producer, attempt, client.layout)
+        return AttemptWriter(
+            task, groups, partial(self.open_sender, client), timeout_s=self.options.timeout_s
+        )
 
-        return AttemptWriter(task, groups, open_sender, timeout_s=self.options.timeout_s)
+    async def open_sender(
+        self, client: magnetar.Client, attempt: magnetar.Attempt | None
+    ) -> Sender:
+        """What sends rows in an attempt, or in none."""
+        options = self.options
+        producer = await client.producer(
+            options.topic, compression=options.compression, chunking=options.chunking
+        )
+        return RowSender(producer, attempt, client.layout)
 
     def driver(self, groups: KeyGroups) -> SinkDriver:
         """What decides about one batch."""

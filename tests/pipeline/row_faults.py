@@ -1,4 +1,4 @@
-"""What happens to the rows of a query on their way to the sink, so that tasks fail or wait there.
+"""What happens to the rows of a query on their way to the sink, so that tasks wait there.
 
 Rules: these are functions for `mapInArrow`; they are told by files, which workers share with the
 test.  Rows go through as they are.
@@ -26,21 +26,6 @@ def _halves(batches: Batches) -> Iterator[tuple[pa.RecordBatch, bool]]:
             yield batch.slice(0, half), first
             first = False
         yield batch.slice(half), False
-
-
-def failing(partition: int, tries: int) -> Through:
-    """The first tries of that task of each batch fail when half of its rows are written."""
-
-    def through(batches: Batches) -> Batches:
-        task = TaskContext.get()
-        assert task is not None
-        fails = task.partitionId() == partition and task.attemptNumber() < tries
-        for batch, is_first in _halves(batches):
-            yield batch
-            if is_first and fails:
-                raise ValueError("this row cannot be mapped")
-
-    return through
 
 
 def waiting(directory: Path) -> Through:

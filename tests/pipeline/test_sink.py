@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import magnetar
 import pipeline
+from magnetar.reads.entries import Visibility
 from tests.client.conftest import Topic
 from tests.pipeline import row_faults, rows, sinks
 from tests.pipeline.conftest import MakeTopic
@@ -64,7 +65,9 @@ class Bench:
     ) -> StreamingQuery:
         given = {"serviceUrl": self.service.url, "topic": self.topic.name}
         checkpoint = self.checkpoint(str(options.pop("checkpoint", "checkpoint")))
-        return sinks.started(frame, given | dict(key.options if key else {}) | options, checkpoint)
+        sink = str(options.pop("sink", "pulsar5"))
+        every = given | dict(key.options if key else {}) | options
+        return sinks.started(frame, every, checkpoint, sink)
 
     async def run(
         self, frame: DataFrame, key: pipeline.OpenedKey | None, **options: object
@@ -76,6 +79,16 @@ class Bench:
         query = self.start(frame, key, **options)
         assert await asyncio.to_thread(query.awaitTermination, TIMEOUT_S), "it runs on"
         return query
+
+    async def aborted(self) -> int:
+        """How many entries were stored for nothing."""
+        found = 0
+        for segment in (await self.client.layout(self.topic.name)).segments.values():
+            plan = await self.client.plan_range(segment.topic)
+            entries = self.client.read_range(segment.topic, plan.start, plan.raw_end, raw=True)
+            async for some in entries:
+                found += sum(each.visibility is Visibility.ABORTED for each in some)
+        return found
 
     async def seen(self) -> list[Pair]:
         """What readers see; hangs while something is open."""
@@ -118,23 +131,19 @@ async def test_a_query_writes_each_row_once_and_notes_its_batches(bench: MakeBen
     assert (again.last.query, again.last.batch) == (str(query.id), 2)
 
 
-@pytest.mark.usefixtures("small_batches")
 async def test_rows_of_tries_that_fail_are_not_seen(bench: MakeBench) -> None:
     made = await bench()
-    faults = row_faults.failing(partition=1, tries=2)
-    frame = made.counted().mapInArrow(faults, "key string, value string")
-    await made.run(frame, await made.key())
+    await made.run(made.counted(), await made.key(), sink="late-failure")
     assert await made.seen() == expected()
+    assert await made.aborted(), "the tries that failed have written nothing"
 
 
-@pytest.mark.usefixtures("small_batches")
 async def test_a_batch_that_fails_is_aborted_at_once_and_done_again(bench: MakeBench) -> None:
     made = await bench()
-    faults = row_faults.failing(partition=0, tries=9)
-    frame = made.counted().mapInArrow(faults, "key string, value string")
-    with pytest.raises(StreamingQueryException, match="this row cannot be mapped"):
-        await made.run(frame, await made.key(), txnTimeoutMs=600_000)
+    with pytest.raises(StreamingQueryException, match="fails when all its rows are stored"):
+        await made.run(made.counted(), await made.key(), sink="hopeless", txnTimeoutMs=600_000)
     assert await made.seen() == []
+    assert await made.aborted(), "the batch that failed has written nothing"
     await made.run(made.counted(), await made.key())
     assert await made.seen() == expected()
 

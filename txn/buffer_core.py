@@ -158,7 +158,7 @@ class SegmentBufferCore:
             return Admission.STOPPED
         member = self._members.get(txn)
         if member is None:
-            if txn in self._ended or txn in self._aborted:
+            if txn in self._ended or txn in self._aborted or not txn.is_ever_given:
                 return Admission.ENDED
             member = self._members[txn] = Member(txn, _M.UNPROVEN)
         state = member.state

@@ -173,6 +173,8 @@ class PendingAcksCore:
             outcome = known.outcome
         elif txn in self._ended:
             outcome = self._ended[txn]
+        elif not txn.is_ever_given:
+            outcome = None
         else:
             return
         if outcome is None:

@@ -46,6 +46,11 @@ class TxnId(NamedTuple):
         """The group that it is an attempt of, else itself (G1)."""
         return self if self.least <= _NUMBER_MASK else TxnId(self.most, self.least & _NUMBER_MASK)
 
+    @property
+    def is_ever_given(self) -> bool:
+        """Whether any transaction may have it: what a peer names may be above all ids (G1)."""
+        return self.attempt <= LAST_ATTEMPT
+
     def attempt_of(self, index: int) -> "TxnId":
         """The attempt with that index, from 1, of this group (G1)."""
         assert not self.attempt, f"{self} is an attempt itself"

@@ -15,7 +15,7 @@ from tests.unit.txn.coordinator_world import World
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records
 from txn.decisions import Decisions
-from txn.errors import InvalidTxnStatus, TransactionEnded
+from txn.errors import InvalidTxnStatus, TransactionEnded, TransactionNotFound
 from txn.group import Batch, Group, GroupCommit
 from txn.header import ended
 from txn.records import AckedPosition, AckRecord, Header, TxnState
@@ -26,6 +26,7 @@ OPEN, COMMITTED, ABORTED = TxnState.OPEN, TxnState.COMMITTED, TxnState.ABORTED
 GROUP = TxnId(1, 7)
 WINNER, LOSER, OTHER = (GROUP.attempt_of(index) for index in (1, 2, 3))
 UNKNOWN = GROUP.attempt_of(65)
+NEVER_GIVEN = TxnId(GROUP.most, 2**63 | GROUP.least)
 HEADER = Header(OPEN, 60_000, 0, group=Group("n", 64))
 
 
@@ -86,6 +87,25 @@ async def test_g1_what_is_no_attempt_and_what_ended_is_not_joined(
         await world.append(LOSER)
     await until(lambda: world.buffer.idle)
     assert await world.claims() == []
+
+
+async def test_an_id_that_is_never_given_leaves_no_record(world: buffer_world.World) -> None:
+    """A record under it could not be read, and the segment could not be loaded again."""
+    await begin(world.store)
+    with pytest.raises(TransactionEnded):
+        await world.append(NEVER_GIVEN)
+    assert "put_claim" not in world.store.calls
+    assert not world.buffer.unfinished
+
+
+async def test_no_acknowledgement_is_kept_under_an_id_that_is_never_given() -> None:
+    world = AckWorld()
+    await begin(world.transactions)
+    owner = await world.owner(entries=10)
+    with pytest.raises(TransactionNotFound):
+        owner.acks.acknowledge(NEVER_GIVEN, [owner.at(1)])
+    await owner.ack(WINNER, 1)
+    assert owner.pending() == [1]
 
 
 @pytest.mark.parametrize("state", [COMMITTED, ABORTED, OPEN])

@@ -110,7 +110,8 @@ def _time_at(data: bytes) -> int:
         at += 1
         while data[at] > 127:
             at += 1
-        if data[at + 1] == 0x18 and data[at + 7] < 128 <= data[at + 6]:
+        going_on = data[at + 2] & data[at + 3] & data[at + 4] & data[at + 5] & data[at + 6]
+        if data[at + 1] == 0x18 and data[at + 7] < 128 <= going_on:
             return at + 2
     except IndexError:
         pass

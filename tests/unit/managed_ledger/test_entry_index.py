@@ -64,7 +64,18 @@ METADATA = st.builds(
     uncompressed_size=st.sampled_from([0, 0x18, 0x58, 0xA0, 100]),
     num_messages_in_batch=st.sampled_from([1, 1, 2, 0x18, 0x58]),
     marker_type=st.sampled_from([0, 0, 20]),
+    event_time=st.sampled_from([0, 0, 128, 2**41]),
 )
+
+
+def test_a_time_of_fewer_bytes_hides_no_field_behind_it() -> None:
+    """With what follows it has the length of a usual time, and ends as one."""
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=3, event_time=128
+    )
+    index = index_of([build_entry(metadata, b"payload")])
+    sums = index.sums(0, 1)
+    assert (sums.messages, sums.least_ms, sums.greatest_ms) == (3, 1, 1)
 
 
 @given(st.lists(METADATA, max_size=30), st.lists(st.binary(max_size=40), max_size=3))

@@ -113,8 +113,12 @@ async def _rest(
 ) -> tuple[Sums | None, Sums | None]:
     """From the start to the horizon, and from there to the end, if that can be said soon."""
     ranges = topic.ledger.ranges
-    ahead = ranges.look_ahead(start)
-    await asyncio.wait((ahead,), timeout=PLAN_BACKLOG_WAIT_S)
-    if not ahead.done():
+    ranges.look_ahead(start)  # goes on when nobody waits any more
+    try:
+        async with asyncio.timeout(PLAN_BACKLOG_WAIT_S) as limit:
+            backlog = await ranges.sums(start, horizon)
+            return backlog, await ranges.sums(max(start, horizon), raw_end)
+    except TimeoutError:
+        if not limit.expired():
+            raise
         return None, None
-    return await ranges.sums(start, horizon), await ranges.sums(max(start, horizon), raw_end)

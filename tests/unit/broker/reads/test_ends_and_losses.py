@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker import range_plan, segment_reads
+from broker.range_plan import RangeRequest, plan_range
 from broker.service import Broker
 from protocol import pulsar_pb2 as pb
 from protocol.ids import EARLIEST, LATEST, Position
@@ -230,6 +231,10 @@ async def test_the_backlog_is_told_once_it_is_counted(
         assert await stream.of(positions[0].ledger_id)
         await builds.acquire()
         await builds.acquire()
+        await topic.ledger.ranges.fitting(EARLIEST, LATEST, 3, 10**6)  # what follows waits for none
+        early = asyncio.ensure_future(plan_range(topic, RangeRequest(max_messages=3)))
+        topic.ledger.ranges.look_ahead(LATEST)  # of somebody who reads at the end
+        assert (await asyncio.wait_for(early, 5)).backlog is None
         plan = await reads.plan(max_messages=3)
         assert (plan.entries, plan.messages) == (3, 3)
         assert not plan.HasField("backlog_messages")

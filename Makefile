@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: run test test-client test-pipeline pipeline-kill test-cluster cluster-faults offload-kills check proto
-.PHONY: bench bench-transactions bench-client bench-cluster simulate simulate-mutants fuzz
+.PHONY: bench bench-transactions bench-client bench-pipeline bench-cluster simulate simulate-mutants fuzz
 .PHONY: stock-peer client-peer image-test clean
 .DEFAULT_GOAL := test
 
@@ -34,7 +34,7 @@ test-pipeline: $(VENV)/.installed  ## source, sink and jobs on Spark (needs Java
 	$(BIN)/python -m pytest tests/pipeline
 
 pipeline-kill: $(VENV)/.installed  ## every way that a driver, a task or a broker may die (some minutes)
-	$(BIN)/python -m pytest tests/pipeline/kill -m ""
+	$(BIN)/python -m pytest tests/pipeline/kill tests/pipeline/test_harness.py -m ""
 
 test-cluster: $(VENV)/.installed  ## on real ZooKeeper, bookies and Oxia (needs Java 17, Maven and Go)
 	$(BIN)/python -m pytest -m cluster
@@ -60,6 +60,9 @@ bench-transactions: $(VENV)/.installed  ## of that, only transactions
 
 bench-client: $(VENV)/.installed  ## clients beside each other on one broker: ours, the stock Java one, the one from PyPI
 	$(BIN)/python -m bench.client
+
+bench-pipeline: $(VENV)/.installed  ## source and sink on Spark beside what Spark and the client can do
+	$(BIN)/python -m bench.pipeline
 
 bench-cluster: $(VENV)/.installed  ## brokers on three real bookies and ZooKeeper
 	$(BIN)/python -m bench.cluster

@@ -118,10 +118,11 @@ def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -
     return results
 
 
-def create_topic(broker: BrokerUnderTest, local: str) -> None:
-    """A scalable topic of one segment."""
+def create_topic(broker: BrokerUnderTest, local: str, segments: int = 1) -> None:
+    """A scalable topic."""
     request = urllib.request.Request(
-        f"{broker.admin_url}/admin/v2/scalable/public/default/{local}?numInitialSegments=1",
+        f"{broker.admin_url}/admin/v2/scalable/public/default/{local}"
+        f"?numInitialSegments={segments}",
         data=b"{}",
         headers={"Content-Type": "application/json"},
         method="PUT",

@@ -35,7 +35,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-ALL = python_files(*PACKAGES, "tests", "bench", "scripts")
+ALL = python_files(*PACKAGES, "tests", "bench", "examples", "scripts")
 PRODUCT = python_files(*PACKAGES)
 
 

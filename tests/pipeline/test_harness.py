@@ -30,6 +30,7 @@ def test_the_session_of_the_tests_runs_a_query(spark: SparkSession, tmp_path: Pa
     assert sorted(toy.committed(tmp_path / "s")) == [*range(20)]
 
 
+@pytest.mark.kill
 async def test_a_driver_that_is_killed_leaves_nothing_and_does_the_batch_again(
     driver: MakeDriver, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ async def test_tasks_fail_and_are_tried_again_and_a_paused_driver_goes_on(
         assert (where.partition, where.attempt) == (partition, 0)
 
 
+@pytest.mark.kill
 async def test_a_driver_killed_without_its_workers(driver: MakeDriver, tmp_path: Path) -> None:
     """A worker that waits does not see that its driver is gone, and works on when it may."""
     one = driver("one", TOY, rows=ROWS, total=TOTAL, sink=str(tmp_path / "sink"))

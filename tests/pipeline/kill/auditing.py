@@ -16,14 +16,28 @@ def copy_of(value: bytes) -> bytes:
     return b"copy of " + value
 
 
-async def audit(
-    client: magnetar.Client, published: Sequence[Pair], sink: str, *, whole: bool
-) -> int:
-    """How many rows readers of the sink see.  Raises `AssertionError` for what must not be."""
+def copies_of(published: Sequence[Pair]) -> dict[str, list[bytes]]:
+    """The copies of each key, in their order."""
     expected: dict[str, list[bytes]] = {}
     for key, value in published:
         expected.setdefault(key, []).append(copy_of(value))
-    found = rows.of_key(await rows.committed(client, sink))
+    return expected
+
+
+async def audit(
+    client: magnetar.Client,
+    published: Sequence[Pair],
+    sink: str,
+    *,
+    whole: bool,
+    at_rest: bool = True,
+) -> int:
+    """How many rows readers of the sink see, also while a batch is open unless it is `at_rest`.
+
+    Raises `AssertionError` for what must not be.
+    """
+    expected = copies_of(published)
+    found = rows.of_key(await rows.committed(client, sink, at_rest=at_rest))
     for key, values in found.items():
         wanted = expected.get(key, [])
         assert values == wanted[: len(values)], f"of {key}: {values} are seen, not {wanted}"

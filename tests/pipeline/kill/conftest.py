@@ -21,6 +21,7 @@ COPY = "tests.pipeline.kill.copy_driver"
 ROWS = 240
 IN_A_BATCH = 80
 AT_ONCE = 20
+ENTRIES_OF_A_LEDGER = 3
 TXN_TIMEOUT_MS = 60_000
 
 
@@ -52,12 +53,14 @@ class Copying:
             "start": "earliest",
             "rows": IN_A_BATCH,
             "timeout_ms": TXN_TIMEOUT_MS,
+            "fail_on_data_loss": "true",
         }
         return self.make_driver(name, COPY, **(told | given))
 
-    async def audit(self, *, whole: bool) -> int:
+    async def audit(self, *, whole: bool, at_rest: bool = True) -> int:
         """How many copies readers see; see `auditing`."""
-        return await audit(self.client, self.published, self.sink.name, whole=whole)
+        sink = self.sink.name
+        return await audit(self.client, self.published, sink, whole=whole, at_rest=at_rest)
 
     async def last_batch(self) -> int | None:
         """The last batch that was committed under the key, which is opened for it."""
@@ -73,8 +76,9 @@ async def copying(service: BrokerUnderTest, client: magnetar.Client, driver: Mak
 
 @pytest.fixture
 async def own_broker(tmp_path: Path) -> AsyncIterator[MagnetarProcess]:
-    """One that the test may kill."""
-    process = MagnetarProcess(tmp_path / "own-broker")
+    """One that the test may kill, whose ledgers are short."""
+    settings = {"ledger_max_entries": ENTRIES_OF_A_LEDGER, "ledger_min_age_s": 0}
+    process = MagnetarProcess(tmp_path / "own-broker", settings)
     await asyncio.to_thread(process.start)
     yield process
     process.kill()

@@ -21,14 +21,11 @@ class HookedPulsar5(Hooked, Pulsar5):
 def start(spark: SparkSession, given: Given) -> StreamingQuery:
     spark.dataSource.register(HookedPulsar5)
     key = pipeline.open_key(given["url"], given["key"])
-    begin = given["start"]
-    if begin == "last":
-        assert key.last is not None
-        begin = key.last.positions
+    start = key.source_options if given["start"] == "last" else {"start": given["start"]}
     rows = (
         spark.readStream.format("pulsar5")
-        .options(serviceUrl=given["url"], topic=given["source"], start=begin)
-        .options(maxRowsPerTrigger=given["rows"])
+        .options(serviceUrl=given["url"], topic=given["source"], **start)
+        .options(maxRowsPerTrigger=given["rows"], failOnDataLoss=given["fail_on_data_loss"])
         .load()
     )
     copies = rows.selectExpr("key", "concat('copy of ', decode(value, 'utf-8')) AS value")

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from protocol.ids import Position
 from tests.client.conftest import rest
+from tests.pipeline import rows
 from tests.pipeline.driver import FAILED
 from tests.pipeline.hooked import HALF
 from tests.pipeline.hooks import Action, Point
+from tests.pipeline.kill.auditing import copies_of
 from tests.pipeline.kill.conftest import ROWS, Copying
 from tests.stock.broker_under_test import MagnetarProcess
 from tests.support.child_process import once_it_is
@@ -45,7 +48,7 @@ async def test_a_task_fails_in_its_write_and_a_driver_is_killed_in_it(copying: C
     await first.until(held)
     assert first.hooks.reached(failed)
     assert first.hooks.reached(died)
-    assert 0 < await copying.audit(whole=False) < ROWS
+    assert 0 < await copying.audit(whole=False, at_rest=False) < ROWS
     first.kill()
     await copying.driver("second").run_to_end()
     assert await copying.audit(whole=True) == ROWS
@@ -106,7 +109,7 @@ async def test_the_last_batch_comes_again(copying: Copying, tmp_path: Path) -> N
 
 async def test_a_straggler_outlasts_its_group(copying: Copying) -> None:
     """K9: nobody extends the group, so it is aborted at its deadline, and stays so."""
-    first = copying.driver("first", timeout_ms=3000)
+    first = copying.driver("first", timeout_ms=10_000)
     held = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
     first.spawn()
     straggler = (await first.until(held)).pid
@@ -181,3 +184,54 @@ async def test_a_new_checkpoint_under_the_same_key(copying: Copying, tmp_path: P
     await second.run_to_end()
     assert second.hooks.reached(anew)
     assert await copying.audit(whole=True) == ROWS + 100
+
+
+async def test_what_was_to_be_read_is_not_retained_any_more(copying_alone: Copying) -> None:
+    """K14: the query fails before it writes, until it is told to go on at what is left."""
+    copying = copying_alone
+    first = copying.driver("first")
+    held = first.hooks.at(Point.COMMIT_BEGINS, Action.WAIT, batch=1)
+    first.spawn()
+    await first.until(held)
+    first.kill()
+    seen = await copying.audit(whole=False, at_rest=False)
+    await acknowledge_everything(copying)
+
+    second = copying.driver("second")
+    second.spawn()
+    assert await second.finished() == FAILED
+    assert "DataLost" in second.logs()
+    assert await copying.audit(whole=False) == seen
+
+    await copying.publish(100)
+    await copying.driver("third", fail_on_data_loss="false").run_to_end()
+    found = rows.of_key(await rows.committed(copying.client, copying.sink.name))
+    expected = copies_of(copying.published)
+    for key, values in found.items():
+        left = iter(expected[key])
+        assert all(value in left for value in values), f"of {key}: {values}"
+        assert values[-5:] == expected[key][-5:], "what was published last"
+    assert seen + 100 <= sum(map(len, found.values())) < len(copying.published)
+
+
+async def acknowledge_everything(copying: Copying) -> None:
+    """So that nothing keeps it, and wait until a ledger of each segment is gone."""
+    segments = (await copying.client.layout(copying.source.name)).segments.values()
+
+    async def beginnings() -> list[Position]:
+        return [(await copying.client.plan_range(each.topic)).earliest for each in segments]
+
+    before = await beginnings()
+    async with copying.client.stream_consumer(
+        copying.source.name, "elsewhere", initial_position="earliest"
+    ) as consumer:
+        taken = 0
+        while taken < len(copying.published):
+            batch = await consumer.receive_batch(100, timeout_s=PATIENCE_S)
+            taken += len(batch)
+            await consumer.ack(batch[-1])
+
+    async def trimmed() -> bool:
+        return all(now > was for now, was in zip(await beginnings(), before, strict=True))
+
+    await once_it_is(trimmed, "the end of a ledger of each segment", PATIENCE_S)

@@ -1,0 +1,81 @@
+"""The driver: orders become enriched orders, and these become totals, exactly once.
+
+It reads the topic orders, writes orders-enriched and orders-totals, and ends when all is done.
+Started again, after its end or after its death, it goes on.
+
+    python examples/orders/query.py --checkpoints /tmp/orders
+"""
+
+import argparse
+import os
+import sys
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
+
+import pipeline
+
+CUSTOMERS = [(f"customer-{number}", ("Graz", "Linz", "Wien")[number % 3]) for number in range(10)]
+
+
+def source(spark: SparkSession, url: str, topic: str, columns: str) -> DataFrame:
+    """The JSON values of a topic, as columns."""
+    rows = (
+        spark.readStream.format("pulsar5")
+        .options(serviceUrl=url, topic=topic, maxRowsPerTrigger=100)
+        .load()
+    )
+    parsed = rows.select(f.from_json(f.col("value").cast("string"), columns).alias("parsed"))
+    return parsed.select("parsed.*")
+
+
+def start(rows: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
+    """Into a topic, exactly once: the key is opened before every start."""
+    name = "to-" + topic.rpartition("/")[2]
+    key = pipeline.open_key(url, name)
+    return (
+        rows.select(f.col("customer").alias("key"), f.to_json(f.struct("*")).alias("value"))
+        .writeStream.format("pulsar5")
+        .outputMode("update")
+        .options(**key.options)
+        .options(serviceUrl=url, topic=topic)
+        .option("checkpointLocation", f"{checkpoints}/{name}")
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def main() -> None:
+    """Both queries, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
+    parser.add_argument("--orders", default="topic://public/default/orders")
+    parser.add_argument("--checkpoints", required=True)
+    given = parser.parse_args()
+    enriched_topic, totals_topic = f"{given.orders}-enriched", f"{given.orders}-totals"
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    pipeline.register(spark)
+
+    customers = spark.createDataFrame(CUSTOMERS, "customer string, city string")
+    orders = source(spark, given.url, given.orders, "number int, customer string, cents int")
+    enriched = orders.join(customers, "customer")
+    start(enriched, given.url, enriched_topic, given.checkpoints).awaitTermination()
+
+    sold = source(
+        spark, given.url, enriched_topic, "number int, customer string, cents int, city string"
+    )
+    totals = sold.groupBy("customer", "city").agg(f.sum("cents").alias("cents"))
+    start(totals, given.url, totals_topic, given.checkpoints).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Orders to totals, with the driver killed in the middle.
+
+make run                         # a broker, in another terminal
+python examples/orders/run.py
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import magnetar.sync
+
+NUMBER = 1000
+CUSTOMERS = 10
+PATIENCE_S = 300
+SILENCE_S = 10
+
+
+def publish(url: str, topic: str) -> list[dict[str, object]]:
+    """The orders."""
+    orders = [
+        {"number": number, "customer": f"customer-{number % CUSTOMERS}", "cents": 100 + number % 7}
+        for number in range(NUMBER)
+    ]
+    with (
+        magnetar.sync.connect(url) as client,
+        client.producer(topic, schema=str, batch_max_messages=20) as producer,
+    ):
+        for order in orders:
+            producer.send_nowait(json.dumps(order), key=order["customer"])
+        producer.flush()
+    return orders
+
+
+def driver(url: str, topic: str, checkpoints: str) -> subprocess.Popen[bytes]:
+    """`query.py`, in a process group of its own."""
+    script = str(Path(__file__).with_name("query.py"))
+    command = [sys.executable, script, "--url", url]
+    command += ["--orders", topic, "--checkpoints", checkpoints]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def first_of(url: str, topic: str) -> None:
+    """Returns when there is something to be read."""
+    with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
+        reader.receive(timeout_s=PATIENCE_S)
+
+
+def everything_in(url: str, topic: str) -> list[dict[str, object]]:
+    """What readers of a topic see, each key in its order."""
+    found = []
+    with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
+        while batch := reader.receive_batch(500, timeout_s=SILENCE_S):
+            found += [json.loads(message.value) for message in batch]
+    return found
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
+    url = parser.parse_args().url
+    topic = f"topic://public/default/orders-{uuid.uuid4().hex[:8]}"
+    orders = publish(url, topic)
+    with tempfile.TemporaryDirectory() as checkpoints:
+        doomed = driver(url, topic, checkpoints)
+        first_of(url, f"{topic}-enriched")
+        os.killpg(doomed.pid, signal.SIGKILL)
+        doomed.wait()
+        done = len(everything_in(url, f"{topic}-enriched"))
+        print(f"The driver was killed when {done} of {NUMBER} orders were enriched.", flush=True)
+        if driver(url, topic, checkpoints).wait(PATIENCE_S) != 0:
+            sys.exit("The second driver failed.")
+
+    numbers = Counter(order["number"] for order in everything_in(url, f"{topic}-enriched"))
+    assert numbers == Counter(range(NUMBER)), "an order is missing, or there twice"
+    expected = Counter[object]()
+    for order in orders:
+        expected[order["customer"]] += order["cents"]
+    totals = {total["customer"]: total["cents"] for total in everything_in(url, f"{topic}-totals")}
+    assert totals == expected, f"{totals} are not the totals {expected}"
+    print(f"All {NUMBER} orders were enriched once, and the totals are right.")
+
+
+if __name__ == "__main__":
+    main()

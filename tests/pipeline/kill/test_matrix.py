@@ -98,7 +98,8 @@ async def test_the_last_batch_comes_again(copying: Copying, tmp_path: Path) -> N
     await copying.driver("first").run_to_end()
     commits = tmp_path / "checkpoint" / "commits"
     last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
-    (commits / str(last)).unlink()
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink()
     second = copying.driver("second")
     again = second.hooks.at(Point.COMMIT_RETURNED, batch=last)
     await second.run_to_end()
@@ -109,7 +110,7 @@ async def test_the_last_batch_comes_again(copying: Copying, tmp_path: Path) -> N
 
 async def test_a_straggler_outlasts_its_group(copying: Copying) -> None:
     """K9: nobody extends the group, so it is aborted at its deadline, and stays so."""
-    first = copying.driver("first", timeout_ms=10_000)
+    first = copying.driver("first", timeout_ms=15_000)
     held = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
     first.spawn()
     straggler = (await first.until(held)).pid

@@ -30,16 +30,49 @@ def source(spark: SparkSession, url: str, topic: str, columns: str) -> DataFrame
     return parsed.select("parsed.*")
 
 
-def start(rows: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
-    """Into a topic, exactly once: the key is opened before every start."""
+def as_rows(table: DataFrame) -> DataFrame:
+    """What the sink takes: the customer is the key, so that what is of one stays in order."""
+    return table.select(f.col("customer").alias("key"), f.to_json(f.struct("*")).alias("value"))
+
+
+def start_rows(table: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
+    """New rows into a topic, exactly once: the key is opened before every start."""
     name = "to-" + topic.rpartition("/")[2]
     key = pipeline.open_key(url, name)
     return (
-        rows.select(f.col("customer").alias("key"), f.to_json(f.struct("*")).alias("value"))
+        as_rows(table)
         .writeStream.format("pulsar5")
-        .outputMode("update")
         .options(**key.options)
         .options(serviceUrl=url, topic=topic)
+        .option("checkpointLocation", f"{checkpoints}/{name}")
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
+    """What has changed in each batch, exactly once.
+
+    Spark lets sinks in Python have new rows only, so each batch is a job by itself, whose name says
+    which query and batch it is: one that comes again is known by it, and written once.
+    """
+    name = "to-" + topic.rpartition("/")[2]
+    key = pipeline.open_key(url, name)
+
+    def write(changed: DataFrame, batch: int) -> None:
+        query = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        (
+            as_rows(changed)
+            .write.format("pulsar5")
+            .mode("append")
+            .options(**key.options)
+            .options(serviceUrl=url, topic=topic, jobId=f"{query}-{batch}")
+            .save()
+        )
+
+    return (
+        table.writeStream.foreachBatch(write)
+        .outputMode("update")
         .option("checkpointLocation", f"{checkpoints}/{name}")
         .trigger(availableNow=True)
         .start()
@@ -67,13 +100,13 @@ def main() -> None:
     customers = spark.createDataFrame(CUSTOMERS, "customer string, city string")
     orders = source(spark, given.url, given.orders, "number int, customer string, cents int")
     enriched = orders.join(customers, "customer")
-    start(enriched, given.url, enriched_topic, given.checkpoints).awaitTermination()
+    start_rows(enriched, given.url, enriched_topic, given.checkpoints).awaitTermination()
 
     sold = source(
         spark, given.url, enriched_topic, "number int, customer string, cents int, city string"
     )
     totals = sold.groupBy("customer", "city").agg(f.sum("cents").alias("cents"))
-    start(totals, given.url, totals_topic, given.checkpoints).awaitTermination()
+    start_updates(totals, given.url, totals_topic, given.checkpoints).awaitTermination()
     spark.stop()
 
 

@@ -47,10 +47,12 @@ def driver(url: str, topic: str, checkpoints: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, start_new_session=True)
 
 
-def first_of(url: str, topic: str) -> None:
+def first_of(url: str, topic: str, writer: subprocess.Popen[bytes]) -> None:
     """Returns when there is something to be read."""
     with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
-        reader.receive(timeout_s=PATIENCE_S)
+        while not reader.receive_batch(1, timeout_s=1):
+            if writer.poll() is not None:
+                sys.exit("The driver has ended, and written nothing.")
 
 
 def everything_in(url: str, topic: str) -> list[dict[str, object]]:
@@ -71,7 +73,7 @@ def main() -> None:
     orders = publish(url, topic)
     with tempfile.TemporaryDirectory() as checkpoints:
         doomed = driver(url, topic, checkpoints)
-        first_of(url, f"{topic}-enriched")
+        first_of(url, f"{topic}-enriched", doomed)
         os.killpg(doomed.pid, signal.SIGKILL)
         doomed.wait()
         done = len(everything_in(url, f"{topic}-enriched"))

@@ -41,7 +41,6 @@ SHORT: dict[str, tuple[Plan | Writing, int]] = {
     "hints": (HINTED, 4_000),
     "the-collector": (COLLECTED, 15_000),
     "two-batches": (BATCHES, 4_000),
-    "empty-batches": (EMPTY, 10_000),
     "an-empty-batch-tried-again": (BEGINS_EMPTY, 10_000),
     "a-straggler": (STRAGGLERS, 4_000),
     "two-queries": (QUERIES, 4_000),
@@ -54,6 +53,7 @@ SHORT: dict[str, tuple[Plan | Writing, int]] = {
 """By name; with the number of states that there are at least."""
 
 LONG: dict[str, tuple[Plan | Writing, int]] = {
+    "empty-batches": (EMPTY, 20_000),
     "two-attempts": (ATTEMPTS, 30_000),
     "two-leaders": (LEADERS, 40_000),
     "two-leaders-and-a-fault": (replace(LEADERS, faults=1), 100_000),

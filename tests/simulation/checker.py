@@ -13,6 +13,8 @@ Rules (letters as in `docs/transactions.md` where there is one):
 - What a named producer sent again is not twice on one segment.
 - An OPEN of a transaction key that was answered is the end of every older epoch: none commits
   after it, none has a transaction beside it, and its answer tells how the last one ended.
+- A batch that groups commit is committed once, of the attempts that its driver named: the others
+  are never delivered.  Who is told that it is committed, or which one was last, is told the truth.
 - A header ends once, and does not come back once it was collected.
 """
 
@@ -21,9 +23,12 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 
 from tests.simulation.history import Acked, Delivered, History, KeyOpened, Message, Place, Txn
+from txn.txn_id import NUMBER_BITS
 
 COMMITTED = "COMMITTED"
 QUEUE, SEEKER = "q", "k"
+JOB = "job"
+"""The transaction key of drivers that commit groups."""
 
 
 class Checker:
@@ -39,6 +44,12 @@ class Checker:
         self._topics = {message.name: message.topic for message in history.messages.values()}
 
     def committed_at(self, txn: Txn) -> float | None:
+        """Of an attempt: when its group committed, if it is among the winners (G1)."""
+        most, least = txn
+        if least >> NUMBER_BITS:
+            made = self._history.commits.get((most, least & (1 << NUMBER_BITS) - 1))
+            won = made is not None and least >> NUMBER_BITS in made.winners
+            return made.at if won and made is not None else None
         for change in self._history.headers.get(txn, ()):
             if change.state == COMMITTED:
                 return change.at
@@ -65,6 +76,7 @@ class Checker:
         found += self._twice()
         found += self._headers()
         found += self._keys()
+        found += self._groups()
         return found
 
     def shown(self) -> list[str]:
@@ -206,10 +218,49 @@ class Checker:
             for opened in self._history.openings:
                 if opened.key == key and opened.epoch > epoch and ended_at > opened.at:
                     yield f"key: {each.txn} of epoch {epoch} outlived the answer {opened}"
-        begun.sort(key=lambda each: ((each.key or ("", 0))[1], each.begun_at))
+        begun.sort(key=lambda each: (each.key or ("", 0), each.begun_at))
         for before, after in pairwise(begun):
-            if self._ended_at(before.txn) > after.begun_at:
+            is_of_one = (before.key or "")[:1] == (after.key or "")[:1]
+            if is_of_one and self._ended_at(before.txn) > after.begun_at:
                 yield f"key: {before.txn} and {after.txn} of {after.key} were open at once"
+
+    def _groups(self) -> Iterator[str]:
+        """G2 to G6: each batch once, with what its driver named; whoever is told, rightly."""
+        by_batch: dict[tuple[str, tuple[str, int]], Txn] = {}
+        commits = self._history.commits
+        for group, made in commits.items():
+            first = by_batch.setdefault((made.key, made.batch), group)
+            if first != group:
+                yield f"group: {made.batch} was committed by {first} and by {group}"
+        for who, batch, at in self._history.told_done:
+            if not any(made.batch == batch and made.at <= at for made in commits.values()):
+                yield f"group: {who} was told at {at:.6f} s that {batch} is committed"
+        nonces: dict[str, Txn] = {}
+        given: set[Txn] = set()
+        for asked in self._history.groups:
+            if nonces.setdefault(asked.nonce, asked.group) != asked.group:
+                yield f"group: nonce {asked.nonce} has {nonces[asked.nonce]} and {asked.group}"
+            for attempt in asked.attempts:
+                if attempt in given:
+                    yield f"group: attempt {attempt} was given twice"
+                given.add(attempt)
+            found = commits.get(asked.group)
+            if found is not None and found.winners != asked.winners:
+                yield f"group: {found} committed, and its driver named {asked.winners}"
+        for opened in self._history.openings:
+            if opened.key == JOB:
+                yield from self._told_batch(opened)
+
+    def _told_batch(self, opened: KeyOpened) -> Iterator[str]:
+        """What the answer said of the last group: all older epochs have ended by then."""
+        before = [
+            made
+            for made in self._history.commits.values()
+            if made.key == opened.key and made.epoch < opened.epoch
+        ]
+        last = max(before, key=lambda made: made.at).batch if before else None
+        if opened.told != last:
+            yield f"group: {opened} tells another batch than the last one, {last}"
 
     def _told(self, opened: KeyOpened) -> Iterator[str]:
         """What the answer said of the last transaction."""

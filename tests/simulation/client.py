@@ -167,6 +167,52 @@ class SimulatedClient(RawClient):
         answer = await self.request(Kind.OPEN_TRANSACTION_KEY, command)
         return answer.open_transaction_key_response
 
+    async def begin_attempt(
+        self,
+        coordinator: int,
+        key: tuple[str, int],
+        nonce: str,
+        timeout_ms: int,
+        batch: tuple[str, int] | None = None,
+    ) -> tuple[Txn, Txn] | None:
+        """The attempt and its group; None: the batch is committed already."""
+        command = pb.CommandBeginAttempt(
+            tc_id=coordinator, key=key[0], epoch=key[1], nonce=nonce, timeout_ms=timeout_ms
+        )
+        if batch is not None:
+            command.query, command.batch = batch
+        answer = (await self.request(Kind.BEGIN_ATTEMPT, command)).begin_attempt_response
+        if answer.done:
+            return None
+        attempt = answer.txnid_most_bits, answer.txnid_least_bits
+        self.keys[attempt] = key
+        return attempt, (answer.txnid_most_bits, answer.group_least_bits)
+
+    async def commit_group(
+        self,
+        key: tuple[str, int],
+        nonce: str,
+        group: Txn,
+        batch: tuple[str, int],
+        winners: Sequence[Txn],
+    ) -> pb.CommandCommitGroupResponse:
+        command = pb.CommandCommitGroup(
+            tc_id=group[0],
+            key=key[0],
+            epoch=key[1],
+            nonce=nonce,
+            group_least_bits=group[1],
+            query=batch[0],
+            batch=batch[1],
+            positions=str(batch[1]),
+            winners=[pb.GroupWinner(attempt_least_bits=least) for _, least in winners],
+        )
+        return (await self.request(Kind.COMMIT_GROUP, command)).commit_group_response
+
+    async def abort_group(self, coordinator: int, key: tuple[str, int]) -> bool:
+        command = pb.CommandAbortGroup(tc_id=coordinator, key=key[0], epoch=key[1])
+        return (await self.request(Kind.ABORT_GROUP, command)).abort_group_response.aborted
+
     def _under(
         self,
         command: pb.CommandAddPartitionToTxn | pb.CommandAddSubscriptionToTxn | pb.CommandEndTxn,

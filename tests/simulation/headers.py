@@ -1,10 +1,11 @@
 """The truth about transactions: every change of a header, as the metadata service makes it."""
 
+import asyncio
 from collections.abc import Iterable
 
 from storage.metadata.group import Change, Group
 from storage.metadata.memory import MemoryMetadataStore
-from tests.simulation.history import History
+from tests.simulation.history import GroupCommitted, History, Txn
 from txn import records
 
 
@@ -21,7 +22,22 @@ def watch_headers(store: MemoryMetadataStore, history: History) -> None:
                 txn = records.txn_of_header(change.key)
                 state = None
                 if change.after is not None:
-                    state = records.decode_header(change.key, change.value).state.value
+                    header = records.decode_header(change.key, change.value)
+                    state = header.state.value
+                    _group_changed(history, (txn.most, txn.least), header)
                 history.header_changed((txn.most, txn.least), state)
 
     tables.save = saving  # type: ignore[method-assign]
+
+
+def _group_changed(history: History, txn: Txn, header: records.Header) -> None:
+    if header.state is not records.TxnState.COMMITTED or header.group is None:
+        return
+    commit, tied = header.group.commit, header.tied
+    assert commit is not None, "a group commits for a batch"
+    assert tied is not None, "a group is of a key"
+    now_s = asyncio.get_running_loop().time()
+    winners = frozenset(commit.winners)
+    history.group_committed(
+        GroupCommitted(now_s, tied.key, tied.epoch, txn, tuple(commit.batch), winners)
+    )

@@ -108,6 +108,31 @@ class KeyOpened:
     at: float
     last: Txn | None
     last_committed: bool | None
+    told: tuple[str, int] | None = None
+    """Query and batch of the last group that committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommitted:
+    """What the metadata service made of a group: the truth about its attempts."""
+
+    at: float
+    key: str
+    epoch: int
+    group: Txn
+    batch: tuple[str, int]
+    winners: frozenset[int]
+
+
+@dataclass(slots=True)
+class GroupAsked:
+    """A group as its driver saw it."""
+
+    nonce: str
+    group: Txn
+    attempts: list[Txn] = field(default_factory=list)
+    winners: frozenset[int] | None = None
+    """That a commit named."""
 
 
 @dataclass(slots=True)
@@ -130,6 +155,11 @@ class History:
         self.transactions: dict[Txn, Transaction] = {}
         self.headers: dict[Txn, list[HeaderChange]] = {}
         self.openings: list[KeyOpened] = []
+        self.groups: list[GroupAsked] = []
+        self.commits: dict[Txn, GroupCommitted] = {}
+        """Of each group, in their order."""
+        self.told_done: list[tuple[str, tuple[str, int], float]] = []
+        """Who was told that which batch is committed, and when."""
         self.owners: dict[str, list[tuple[float, str]]] = {}
         """Of each segment: when which broker took its epoch, or proved that it has it."""
         self.violations: list[str] = []
@@ -218,3 +248,11 @@ class History:
     def header_changed(self, txn: Txn, state: str | None) -> None:
         self.headers.setdefault(txn, []).append(HeaderChange(self._time(), state))
         self.note("metadata", f"header of {txn}: {state}")
+
+    def group_committed(self, made: GroupCommitted) -> None:
+        self.commits.setdefault(made.group, made)
+        self.note("metadata", f"{made.group} commits {made.batch} with {sorted(made.winners)}")
+
+    def batch_done(self, who: str, batch: tuple[str, int]) -> None:
+        self.told_done.append((who, batch, self._time()))
+        self.note(who, f"is told that {batch} is committed")

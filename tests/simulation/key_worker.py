@@ -6,7 +6,7 @@ opens the key again.  One that stands still in mid-transaction and goes on is a 
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from protocol import pulsar_pb2 as pb
 from protocol.key_hash import coordinator_of_key
@@ -27,11 +27,16 @@ COORDINATOR = coordinator_of_key(KEY, COORDINATORS)
 class KeyWorker(Sender):
     """See the module's docstring."""
 
+    key: ClassVar[str] = KEY
+    coordinator: ClassVar[int] = COORDINATOR
+
     def __init__(
         self, world: "World", name: str, host: Host, rng: random.Random, topics: list[str]
     ) -> None:
         super().__init__(world, name, host, rng, topics)
         self.epoch = -1
+        self.told: tuple[str, int] | None = None
+        """The last batch that was committed, as OPEN told it."""
         self._presented = -1
         self._requests = 0
         self._unanswered = False
@@ -55,7 +60,9 @@ class KeyWorker(Sender):
             self._opener = self._name()
         self._unanswered = True
         try:
-            answer = await client.open_key(COORDINATOR, KEY, self._presented, self._opener)
+            answer = await client.open_key(
+                self.coordinator, self.key, self._presented, self._opener
+            )
         except BrokerError as error:
             self._unanswered = error.code != pb.NotAllowedError
             if not self._unanswered:
@@ -64,14 +71,17 @@ class KeyWorker(Sender):
         self._unanswered = False
         self.epoch = answer.epoch
         last = answer.last_txnid_most_bits, answer.last_txnid_least_bits
+        told = answer.last_group if answer.HasField("last_group") else None
+        self.told = None if told is None else (told.query, told.batch)
         self.world.history.key_opened(
             KeyOpened(
-                KEY,
+                self.key,
                 answer.epoch,
                 self.name,
                 asyncio.get_running_loop().time(),
                 last if answer.HasField("last_txnid_least_bits") else None,
                 answer.last_committed if answer.HasField("last_committed") else None,
+                self.told,
             )
         )
 

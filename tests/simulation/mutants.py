@@ -17,7 +17,8 @@ from storage import managed_ledger_cursors
 from storage.cursor_store import CursorStore
 from storage.metadata.store import Record
 from tests.simulation.injection import Parts
-from tests.unit.txn import key_mutants
+from tests.unit.txn import group_mutants, key_mutants
+from txn import decisions, store
 from txn.buffer import SegmentBuffer
 from txn.buffer_core import SegmentBufferCore
 from txn.buffer_effects import Admission, DeleteClaims, RecordAborted
@@ -196,6 +197,10 @@ def _with_keys(keys: type[TransactionKeys]) -> Parts:
 
 ZOMBIE = "zombie_with_a_key"
 AT_ONCE = "a_key_is_opened_at_once_and_begun_under_late"
+GROUP = "a_group_and_what_comes_late"
+_EVERYBODY_WINS: Parts = {
+    (part, "header_of"): group_mutants.everybody_wins for part in (store, decisions)
+}
 
 MUTANTS = (
     Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
@@ -230,4 +235,8 @@ MUTANTS = (
     Mutant("K2-abort", _with_keys(key_mutants.LeavesOpen), ZOMBIE, "keys"),
     Mutant("K3-name", _with_keys(key_mutants.NamesNothing), ZOMBIE, "keys"),
     Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 3),
+    Mutant("G1", _EVERYBODY_WINS, GROUP, "groups", 4),
+    Mutant("G3", _with_keys(group_mutants.BeginsAgain), GROUP, "groups", 11),
+    Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 6),
+    Mutant("G6", _with_keys(group_mutants.KnowsNoBatch), GROUP, "groups", 2),
 )

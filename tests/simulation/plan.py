@@ -30,6 +30,8 @@ class Plan:
     stream_consumers: int = 1
     transactors: int = 0
     key_workers: int = 0
+    group_drivers: int = 0
+    """Drivers of one job, each of which fences the others."""
     """Clients that share a transaction key, and fence each other."""
     pause_s: float = 0.05
     crash_every_s: float = 0.0
@@ -210,6 +212,21 @@ def _keys(plan: Plan, rng: random.Random) -> None:
     plan.retention_s = plan.collect_every_s = rng.choice((1, 20))
 
 
+def _groups(plan: Plan, rng: random.Random) -> None:
+    """Jobs that commit batches; drivers stand still, brokers die while they begin and decide."""
+    plan.group_drivers = rng.choice((2, 3))
+    plan.transactors = 0
+    plan.pause_every_s = rng.choice((1.5, 4.0))
+    plan.pause_s = 0.2
+    plan.crash_at = rng.choice(("put /txn/key/", "put /txn/id/", "get /txn/key/", "put /w:"))
+    plan.crash_at_share = rng.choice((0.0, rng.uniform(0.02, 0.2)))
+    plan.replace_every_s = rng.choice((0.0, 0.0, rng.uniform(2, 6)))
+    plan.metadata.slow = rng.uniform(0.01, 0.2)
+    plan.metadata.slow_keys = ("/txn/key/", "/txn/id/")
+    plan.metadata.lost_answer = rng.choice((0.0, 0.01))
+    plan.retention_s = plan.collect_every_s = rng.choice((1, 20))
+
+
 def _wide(plan: Plan, rng: random.Random) -> None:
     """Everything that clients do."""
     plan.batches = rng.choice((0.0, 0.5))
@@ -240,6 +257,7 @@ PROFILES: dict[str, Profile] = {
     "restarts": _restarts,
     "keys": _keys,
     "wide": _wide,
+    "groups": _groups,
 }
 
 

@@ -13,6 +13,8 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     receive C                   names that came within a second of virtual time, in order
     ack C NAME [txn=T]          of a message that C received, answered
     end C T commit|abort        END_TXN
+    attempt C N T               BEGIN_ATTEMPT of nonce N under C's epoch: attempt T
+    commit C N BATCH T ...      COMMIT_GROUP of these attempts, and of no other
     disconnect C                its connection breaks
     split N / merge N M         change the layout
     crash / restart             the broker dies here and now / a new one starts and serves
@@ -100,6 +102,7 @@ class Story(World):
         self.received: dict[tuple[str, str], tuple[RawConsumer, Delivery]] = {}
         self.txns: dict[str, Txn] = _Begun()
         self.epochs: dict[str, int] = {}
+        self._groups: dict[str, Txn] = {}
         self._begun: dict[str, asyncio.Task[str]] = {}
 
     async def _main(self) -> None:
@@ -239,6 +242,28 @@ class Story(World):
         await self._on(client, self.clients[client].end(record.txn, which))
         record.answers.append(("COMMITTED" if action == "commit" else "ABORTED", ""))
         return "committed" if action == "commit" else "aborted"
+
+    async def _attempt(self, client: str, nonce: str, called: str) -> str:
+        key = (KEY, self.epochs[client])
+        work = self.clients[client].begin_attempt(COORDINATOR, key, nonce, 60_000)
+        begun = await self._on(client, work)
+        if begun is None:
+            return "done"
+        self.txns[called], group = begun
+        self._groups[called] = group
+        now_s = self.loop.time()
+        record = Transaction(group, now_s, 60_000, key)
+        self.history.transactions.setdefault(group, record)
+        return f"{self.txns[called][0]}_{self.txns[called][1]}"
+
+    async def _commit(self, client: str, nonce: str, batch: str, *called: str) -> str:
+        key, number = (KEY, self.epochs[client]), ("query", int(batch))
+        winners = [self.txns[each] for each in called]
+        group = self._groups[called[0]]
+        work = self.clients[client].commit_group(key, nonce, group, number, winners)
+        answer = await self._on(client, work)
+        self.history.batch_done(client, number)
+        return "done" if answer.done else "committed"
 
     async def _disconnect(self, client: str) -> str:
         self.clients[client].drop()

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,9 @@ from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.scenario import CHECKER, STORIES, run
 from tests.simulation.world import simulate
+from tests.unit.txn.group_mutants import CommitsBlindly
 from tests.unit.txn.key_mutants import AnswersEarly
 from txn.coordinator import Coordinator
-from txn.transaction_keys import TransactionKeys
 
 WALL_S = 60.0
 FIRST_SEED = 1
@@ -89,19 +89,20 @@ def test_a_broken_rule_breaks_its_story(mutant: Mutant) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("keys", "seed"),
+    ("profile", "part", "broken", "seed"),
     [
-        pytest.param(AnswersEarly, 1, id="K2-answer"),
+        pytest.param("keys", "keys_class", AnswersEarly, 1, id="K2-answer"),
+        pytest.param("groups", "commit_group", CommitsBlindly.commit_group, 7, id="G4-version"),
     ],
 )
 def test_zombies_of_a_key_are_seen_when_a_rule_is_broken(
-    keys: type[TransactionKeys], seed: int
+    profile: str, part: str, broken: Callable[..., object], seed: int
 ) -> None:
     """Every schedule is in `tests/unit/txn`; here with messages, and with all that goes wrong."""
-    assert not simulate(seed, profile="keys").violations
-    parts = {**ASSERTING, (Coordinator, "keys_class"): keys}
+    assert not simulate(seed, profile=profile).violations
+    parts = {**ASSERTING, (Coordinator, part): broken}
     assert any(
-        simulate(each, profile="keys", parts=parts).violations
+        simulate(each, profile=profile, parts=parts).violations
         for each in range(seed, seed + SEARCHED_SEEDS)
     )
 

@@ -48,6 +48,7 @@ from tests.simulation.consumers import (
 )
 from tests.simulation.deleter import Deleter
 from tests.simulation.disk import DiskFaults, TimedDisk
+from tests.simulation.group_driver import GroupDriver
 from tests.simulation.headers import watch_headers
 from tests.simulation.history import History
 from tests.simulation.injection import ASSERTING, Parts, injected
@@ -313,6 +314,7 @@ class World:
             )
         self._add_many("x", plan.transactors, lambda *given: Transactor(self, *given, topics))
         self._add_many("w", plan.key_workers, lambda *given: KeyWorker(self, *given, topics))
+        self._add_many("g", plan.group_drivers, lambda *given: GroupDriver(self, *given, topics))
         self._add_many("r", plan.readers, lambda *given: Rereader(self, *given, self.topics))
         self._add_many("n", plan.named_producers, lambda *g: NamedProducer(self, *g, topics))
         self._add_many("d", plan.deleters, lambda *given: Deleter(self, *given, topics))

@@ -204,25 +204,26 @@ _EVERYBODY_WINS: Parts = {
 
 MUTANTS = (
     Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
-    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 3),
+    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 7),
     Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 2),
     Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 2),
     Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers", 109),
     Mutant(
-        "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 2
+        "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 9
     ),
     Mutant(
         "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 13
     ),
     Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
     Mutant(
-        "A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied", "cleaning", 4
+        "A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied", "cleaning", 18
     ),
     Mutant(
         "A3",
         {(managed_ledger_cursors, "CursorStore"): Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
+        3,
     ),
     Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts", 4),
     Mutant(
@@ -234,7 +235,7 @@ MUTANTS = (
     Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 2),
     Mutant("K2-abort", _with_keys(key_mutants.LeavesOpen), ZOMBIE, "keys"),
     Mutant("K3-name", _with_keys(key_mutants.NamesNothing), ZOMBIE, "keys"),
-    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 3),
+    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 5),
     Mutant("G1", _EVERYBODY_WINS, GROUP, "groups", 4),
     Mutant("G3", _with_keys(group_mutants.BeginsAgain), GROUP, "groups", 11),
     Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 6),

@@ -17,7 +17,7 @@ import pyarrow.fs as pa_fs
 from pipeline.errors import PositionsUnreadable
 from pipeline.offset_log import positions_of, query_of
 
-__all__ = ["CheckpointFiles"]
+__all__ = ["CheckpointFiles", "GivenPositions", "file_system"]
 
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _S3: Final = ("s3a", "s3n")
@@ -34,15 +34,16 @@ class CheckpointFiles:
 
         Raises `PositionsUnreadable`.
         """
-        return positions_of(await asyncio.to_thread(self._text, f"offsets/{batch}"))
+        return positions_of(await asyncio.to_thread(self.text, f"offsets/{batch}"))
 
     async def query(self) -> str:
         """Whose checkpoint it is.  Raises `PositionsUnreadable`."""
-        return query_of(await asyncio.to_thread(self._text, "metadata"))
+        return query_of(await asyncio.to_thread(self.text, "metadata"))
 
-    def _text(self, name: str) -> str:
+    def text(self, name: str) -> str:
+        """A file of the checkpoint.  Raises `PositionsUnreadable`."""
         try:
-            files, root = self._opened()
+            files, root = file_system(self.location)
             with files.open_input_stream(f"{root.rstrip('/')}/{name}") as stream:
                 data: bytes = stream.read(_MAX_BYTES)
             return data.decode()
@@ -53,13 +54,31 @@ class CheckpointFiles:
                 "s3:, gs:, abfs:, hdfs:), or go without trackPositions."
             ) from error
 
-    def _opened(self) -> tuple[pa_fs.FileSystem, str]:
-        scheme = urlsplit(self.location).scheme
-        if scheme in ("", "file"):
-            path = self.location if not scheme else unquote(urlsplit(self.location).path)
-            return pa_fs.LocalFileSystem(), path
-        location = self.location
-        if scheme in _S3:
-            location = f"s3{location[len(scheme) :]}"
-        found: tuple[pa_fs.FileSystem, str] = pa_fs.FileSystem.from_uri(location)
-        return found
+
+class GivenPositions:
+    """In place of a checkpoint, where whoever writes says how far it has read."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def positions(self, batch: int) -> str:
+        """What was given."""
+        return self._text
+
+    async def query(self) -> str:
+        """Raises `PositionsUnreadable`: tasks are told whose they are."""
+        raise PositionsUnreadable(
+            "No task has told which job it is of: nothing is committed. Run the job again."
+        )
+
+
+def file_system(location: str) -> tuple[pa_fs.FileSystem, str]:
+    """What has the files of a checkpoint, and their path there.  Raises `ValueError`, `OSError`."""
+    scheme = urlsplit(location).scheme
+    if scheme in ("", "file"):
+        path = location if not scheme else unquote(urlsplit(location).path)
+        return pa_fs.LocalFileSystem(), path
+    if scheme in _S3:
+        location = f"s3{location[len(scheme) :]}"
+    found: tuple[pa_fs.FileSystem, str] = pa_fs.FileSystem.from_uri(location)
+    return found

@@ -5,7 +5,8 @@ Rules:
 - Nothing of Spark is imported until a job runs.  Without it a sentence says what to install.
 - A job runs in the Spark that `--master` names; under `spark-submit` in that one
   (`python -m pipeline audit ...` takes the same options).
-- Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations.
+- Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations; 3: a
+  replay has not reached its end, and goes on when it is run again.
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "register"]
 
 VIOLATIONS_FOUND: Final = 2
+NOT_FINISHED: Final = 3
 app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
 AdminUrl = Annotated[
     str,
@@ -84,6 +86,104 @@ def audit(
             typer.echo(f"The report is in {report}.")
     if not found.findings.is_clean:
         raise typer.Exit(VIOLATIONS_FOUND)
+
+
+@app.command()
+@connecting
+def replay(
+    source: TopicArgument,
+    target: TopicArgument,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="A directory or URI of this replay's own")
+    ],
+    start: Annotated[
+        str, typer.Option("--start", help="earliest, latest, a time, or a cut")
+    ] = "earliest",
+    end: Annotated[str, typer.Option("--end", help="The same; where it ends")] = "latest",
+    row_filter: Annotated[
+        str | None, typer.Option("--where", help="SQL on the source's columns: which rows")
+    ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option("--select", help="SQL that makes a column: 'upper(key) AS key'; repeatable"),
+    ] = None,
+    decode: Annotated[
+        str, typer.Option("--decode", help="avro or json: values as the column data")
+    ] = "none",
+    rows_per_batch: Annotated[
+        int | None, typer.Option("--max-rows-per-trigger", min=1, help="Of one batch")
+    ] = None,
+    rows_per_second: Annotated[
+        int | None, typer.Option("--rows-per-second", min=1, help="That are read, at most")
+    ] = None,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Write a range of a topic into another one, exactly once; the same command goes on."""
+    with ending_well(), _spark(master, f"replay of {source}") as spark:
+        from pipeline.progress import Progress
+        from pipeline.replay.job import Speed
+        from pipeline.replay.job import replay as run
+        from pipeline.replay.request import Replay
+
+        asked = Replay(
+            topic_named(source),
+            topic_named(target),
+            start,
+            end,
+            row_filter,
+            tuple(select or ()),
+            decode,
+        )
+        speed = Speed(rows_per_batch, rows_per_second)
+        with Progress("Replay") as progress:
+            outcome = run(spark, _connection(where), asked, checkpoint, speed, progress)
+        typer.echo(outcome.sentence())
+    if not outcome.finished:
+        raise typer.Exit(NOT_FINISHED)
+
+
+@app.command()
+@connecting
+def compact(
+    topic: TopicArgument,
+    target: TopicArgument,
+    generation: Annotated[
+        str | None, typer.Option("--generation", help="Ends the name of the target: TARGET-NAME")
+    ] = None,
+    end: Annotated[
+        str, typer.Option("--end", help="latest, a time, or a cut: what comes later is not read")
+    ] = "latest",
+    tombstones: Annotated[
+        str | None,
+        typer.Option(
+            "--drop-tombstones-older-than", help="As 7d or 12h; keys whose last value is null"
+        ),
+    ] = None,
+    keyless: Annotated[
+        bool, typer.Option("--keep-keyless/--drop-keyless", help="Rows without key")
+    ] = True,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Make a new topic of the last row of each key; run again, it finds what is made."""
+    with ending_well(), _spark(master, f"compaction of {topic}") as spark:
+        from pipeline.compact.job import compact as run
+        from pipeline.compact.request import Compaction, generation_topic, milliseconds
+        from pipeline.progress import Progress
+
+        asked = Compaction(
+            topic_named(topic),
+            generation_topic(topic_named(target), generation),
+            end,
+            None if tombstones is None else milliseconds(tombstones),
+            keyless,
+        )
+        with Progress("Compaction") as progress:
+            made = run(spark, _connection(where), asked, progress)
+        typer.echo(made.sentence())
 
 
 def _connection(where: Where) -> "Connection":

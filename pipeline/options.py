@@ -128,6 +128,21 @@ class Connection:
             listener_name=options.text("listenerName"),
         )
 
+    def options(self) -> dict[str, str]:
+        """As options of sources and sinks, of which `of` makes it again."""
+        told: dict[str, str | int | None] = {
+            "serviceUrl": self.service_url,
+            "operationTimeoutMs": self.operation_timeout_ms,
+            "token": self.token,
+            "tlsTrustFile": self.tls_trust_file,
+            "tlsCertificateFile": self.tls_certificate_file,
+            "tlsKeyFile": self.tls_key_file,
+            "tlsCheckCertificate": str(self.tls_check_certificate).lower(),
+            "tlsCheckHostname": str(self.tls_check_hostname).lower(),
+            "listenerName": self.listener_name,
+        }
+        return {name: str(value) for name, value in told.items() if value is not None}
+
     def client_options(self) -> ClientOptions:
         """As `magnetar.connect` takes them."""
         return ClientOptions(

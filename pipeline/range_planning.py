@@ -31,7 +31,18 @@ from protocol.ids import Position
 
 _log: Final = logging.getLogger(__name__)
 
-__all__ = ["Budget", "Limits", "Ordering", "Planner", "frozen", "is_over", "raw_ends", "shares"]
+__all__ = [
+    "Budget",
+    "Limits",
+    "Ordering",
+    "Planner",
+    "frozen",
+    "is_over",
+    "limits_of",
+    "lower",
+    "raw_ends",
+    "shares",
+]
 
 Limits = Mapping[int, Place]
 """How far segments may be read, by id; one that is not named is not read at all."""
@@ -130,6 +141,8 @@ class Planner:
         self._fail_on_data_loss: Final = fail_on_data_loss
         self.gaps = 0
         """Segments, or beginnings of segments, that were not retained and skipped."""
+        self.planned_rows = 0
+        """Of the last step, where brokers tell."""
 
     def next_cut(
         self, start: Cut, layout: Layout, budget: Budget, limits: Limits | None = None
@@ -138,6 +151,7 @@ class Planner:
 
         Raises `DataLost` unless what is lost is to be skipped.
         """
+        self.planned_rows = 0
         step = _Step(self._skipped(start, layout), budget)
         self._settle(step, layout, limits)
         while not step.budget.is_spent and self._round(step, layout, limits):
@@ -220,6 +234,7 @@ class Planner:
                 continue
             step.moved.add(segment_id)
             step.budget = step.budget.less(plan)
+            self.planned_rows += plan.messages or 0
             ended = is_over(plan, layout.segments[segment_id], plan.end)
             step.cut = step.cut.moved(segment_id, END if ended else Place.at(plan.end))
         return len(step.moved) > before
@@ -261,6 +276,18 @@ class Planner:
             )
             for i, max_rows, max_bytes in zip(chosen, rows, sizes, strict=True)
         ]
+
+
+def limits_of(end: Cut, layout: Layout) -> dict[int, Place]:
+    """How far every segment is read by who ends at a cut: what is ahead of it is not named."""
+    return {**dict.fromkeys(behind(end, layout), END), **end.pos}
+
+
+def lower(limits: Limits | None, other: Limits | None) -> Limits | None:
+    """What both allow; None allows everything."""
+    if limits is None or other is None:
+        return other if limits is None else limits
+    return {i: min(limits[i], other[i]) for i in limits.keys() & other.keys()}
 
 
 def frozen(reading: Reading, layout: Layout) -> dict[int, Place]:

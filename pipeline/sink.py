@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 import magnetar
 from pipeline.attempt_writer import AttemptWriter, Sender, Task
-from pipeline.checkpoint_files import CheckpointFiles
+from pipeline.checkpoint_files import CheckpointFiles, GivenPositions
 from pipeline.connecting import connected
 from pipeline.key_groups import KeyGroups
 from pipeline.row_sender import RowSender
@@ -73,11 +73,13 @@ class Sink:
 
     def driver(self, groups: KeyGroups) -> SinkDriver:
         """What decides about one batch."""
-        location = self.options.checkpoint
+        options = self.options
+        if options.positions is not None:
+            return SinkDriver(groups, GivenPositions(options.positions), track_positions=True)
         return SinkDriver(
             groups,
-            None if location is None else CheckpointFiles(location),
-            track_positions=self.options.track_positions,
+            None if options.checkpoint is None else CheckpointFiles(options.checkpoint),
+            track_positions=options.track_positions,
         )
 
     # What Spark's calls amount to

@@ -26,6 +26,7 @@ SINK_OPTIONS: Final = (
     "chunking",
     "txnTimeoutMs",
     "jobId",
+    "positions",
     "checkpointLocation",
     "queryName",
 )
@@ -76,6 +77,8 @@ class SinkOptions:
     track_positions: bool
     checkpoint: str | None
     job: str | None
+    positions: str | None
+    """Of a batch write: what is kept with the decision, as it is."""
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, streaming: bool) -> "SinkOptions":
@@ -96,6 +99,7 @@ class SinkOptions:
             track_positions=options.flag("trackPositions", default=False),
             checkpoint=options.text("checkpointLocation"),
             job=options.text("jobId"),
+            positions=options.text("positions"),
         )
         found._check(streaming=streaming)
         return found
@@ -112,6 +116,11 @@ class SinkOptions:
             raise InvalidOption(
                 "jobId is for batch writes; a streaming query is known by its checkpoint. "
                 "Leave it out."
+            )
+        if self.positions is not None and (streaming or not exactly_once):
+            raise InvalidOption(
+                "positions are kept with the decision of a batch write that is exactly-once; of a "
+                "streaming query trackPositions keeps them. Leave the option positions out."
             )
 
 

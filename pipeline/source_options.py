@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.cut import Cut
-from pipeline.errors import InvalidOption
+from pipeline.cut_json import cut_of_text
+from pipeline.errors import InvalidCut, InvalidOption
 from pipeline.options import Connection, Options
 from pipeline.range_planning import Budget, Ordering
 from pipeline.sink_options import SINK_OPTIONS
@@ -27,6 +28,7 @@ SOURCE_OPTIONS: Final = (
     "chain",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "maxRowsPerSecond",
     "alignBy",
     "alignWindowMs",
     "clockSkewMs",
@@ -74,6 +76,7 @@ class SourceOptions:
     """None: the default of a stream or of a batch."""
     chain: bool
     budget: Budget
+    rows_per_second: int | None
     window_ms: int | None
     clock_skew_ms: int | None
     fail_on_data_loss: bool
@@ -110,6 +113,7 @@ class SourceOptions:
             budget=Budget(
                 options.number("maxRowsPerTrigger"), options.number("maxBytesPerTrigger")
             ),
+            rows_per_second=options.number("maxRowsPerSecond"),
             window_ms=window_ms if aligned is _Alignment.PUBLISH_TIME else None,
             clock_skew_ms=options.number("clockSkewMs", at_least=0),
             fail_on_data_loss=options.flag("failOnDataLoss", default=True),
@@ -121,15 +125,29 @@ class SourceOptions:
         )
 
     @property
+    def end_cut(self) -> Cut | None:
+        """Where a stream ends.  Raises `InvalidCut`."""
+        if self.end.kind is not BoundKind.CUT:
+            return None
+        cut = cut_of_text(self.end.text, self.topic, self.name)
+        if any(place.batch_index for place in cut.pos.values()):
+            raise InvalidCut(
+                "The end of a stream lies between entries; give a cut whose positions have the "
+                "index 0, as those of offsets have."
+            )
+        return cut
+
+    @property
     def nowhere(self) -> Cut:
         """A cut of this source without positions."""
         return Cut(self.topic, self.name)
 
     def check_stream(self) -> None:
         """Raises `InvalidOption` for what only a batch has."""
-        if self.end.kind is not BoundKind.LATEST:
+        if self.end.kind not in (BoundKind.LATEST, BoundKind.CUT):
             raise InvalidOption(
-                "A stream has no end: leave the option end out, or read a batch (spark.read)."
+                "A stream ends at a cut, which a restart does not move, or has no end: give the "
+                "option end a cut, leave it out, or read a batch (spark.read)."
             )
 
     def check_batch(self) -> None:
@@ -139,10 +157,10 @@ class SourceOptions:
                 "The tasks of a batch run side by side, so it has no order: leave the options "
                 "ordering and chain out, and sort by order_key within each key."
             )
-        if self.window_ms is not None or self.budget != Budget():
+        if self.window_ms is not None or self.budget != Budget() or self.rows_per_second:
             raise InvalidOption(
-                "A batch is read at once: leave the options alignBy, maxRowsPerTrigger and "
-                "maxBytesPerTrigger out."
+                "A batch is read at once: leave the options alignBy, maxRowsPerTrigger, "
+                "maxBytesPerTrigger and maxRowsPerSecond out."
             )
 
 

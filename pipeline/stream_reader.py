@@ -8,6 +8,8 @@ Rules:
 - `latestOffset` gives back its start if there is nothing new, to the letter, which for
   Trigger.AvailableNow is the end of the run: then `_limits` say how far every segment may be read.
 - Without a trigger Spark asks again at once when nothing is new: it is answered every IDLE_PAUSE_S.
+- With an `end` nothing behind that cut is read, under any trigger.
+- `maxRowsPerSecond`: a batch is planned when the rows of those before it have had their time.
 - A batch without rows has one task all the same, by which a sink knows of it.
 - Offsets need no commit: no subscription is moved, and data is kept by the topic's retention.
 """
@@ -28,7 +30,17 @@ from pyspark.sql.streaming.datasource import (
 
 from pipeline.cut import Cut, entered
 from pipeline.cut_json import Json, cut_of, object_of
-from pipeline.range_planning import Budget, Limits, Ordering, Planner, frozen, raw_ends
+from pipeline.pace import Pace
+from pipeline.range_planning import (
+    Budget,
+    Limits,
+    Ordering,
+    Planner,
+    frozen,
+    limits_of,
+    lower,
+    raw_ends,
+)
 from pipeline.source import ReadTask, Source
 from pipeline.source_options import TASK_BYTES
 from pipeline.starting import Bound, BoundKind, start_cut
@@ -59,6 +71,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._limits: Limits | None = None
         self._idle_until: float | None = None
+        self._end = options.end_cut
+        self._pace = None if options.rows_per_second is None else Pace(options.rows_per_second)
 
     def initialOffset(self) -> dict[str, Json]:  # noqa: N802 - Spark's names
         """Where a query without checkpoint begins."""
@@ -72,6 +86,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         budget = self._source.options.budget
         if budget.rows is not None:
             return ReadMaxRows(budget.rows)
+        if self._pace is not None:
+            return ReadMaxRows(self._pace.rows_at_once)
         return ReadAllAvailable() if budget.bytes is None else ReadMaxBytes(budget.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -87,7 +103,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._idle_until is not None:
             time.sleep(max(self._idle_until - time.monotonic(), 0))
         layout = self._layout(cut)
-        found = self._planner.next_cut(cut, layout, self._budget(limit), self._limits)
+        limits = self._limits
+        if self._end is not None:
+            limits = lower(limits, limits_of(self._end, layout))
+        if self._pace is not None:
+            time.sleep(self._pace.wait_s(time.monotonic()))
+        found = self._planner.next_cut(cut, layout, self._budget(limit), limits)
+        if self._pace is not None:
+            self._pace.took(self._planner.planned_rows, time.monotonic())
         self._idle_until = time.monotonic() + IDLE_PAUSE_S if found is cut else None
         return object_of(found)
 

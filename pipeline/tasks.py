@@ -18,7 +18,15 @@ from pipeline.cut import BEGINNING, END, Cut, Place, behind
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
 
-__all__ = ["SegmentRange", "between", "cut_large", "gone_between", "refuse_gone", "tasks_of"]
+__all__ = [
+    "SegmentRange",
+    "between",
+    "cut_large",
+    "gone_between",
+    "refuse_gone",
+    "rows_in",
+    "tasks_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,17 @@ def tasks_of(
         elder.append(each)
         tasks[each.segment_id] = elder
     return [task for segment_id, task in tasks.items() if task[0].segment_id == segment_id]
+
+
+def rows_in(reading: Reading, ranges: Iterable[SegmentRange]) -> int | None:
+    """How many rows of the ranges may be read now; None where brokers do not tell."""
+    total = 0
+    for each in ranges:
+        plan = reading.plan(each.topic, each.start.position, end=each.end.entries_end)
+        if plan.messages is None:
+            return None
+        total += plan.messages
+    return total
 
 
 def cut_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> list[SegmentRange]:

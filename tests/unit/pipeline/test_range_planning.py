@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 
 from pipeline.cut import BEGINNING, END, Place
 from pipeline.errors import DataLost, InvalidCut
-from pipeline.range_planning import Budget, Ordering, Planner, frozen, raw_ends, shares
+from pipeline.range_planning import (
+    Budget,
+    Ordering,
+    Planner,
+    frozen,
+    limits_of,
+    raw_ends,
+    shares,
+)
 from pipeline.tasks import SegmentRange, between, cut_large, gone_between, refuse_gone
 from tests.unit.pipeline.fake_topic import FakeTopic, Row
-from tests.unit.pipeline.query import ACTIONS, UNBOUNDED, Query, change, check_cover
+from tests.unit.pipeline.query import ACTIONS, UNBOUNDED, Query, change, check_cover, read
 
 EVERY = [0, 17_000, 33_000, 50_000, 65_535]
 
@@ -87,6 +95,29 @@ def test_available_now_reads_what_was_there_and_ends(
             query.step(value)
     query.drain(Budget(rows=3))
     assert sorted(query.rows) == sorted(expected.rows)
+
+
+@given(actions=st.lists(ACTIONS, max_size=20), later=st.lists(ACTIONS, max_size=10))
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_stream_with_an_end_reads_up_to_that_cut(
+    chain: bool, actions: list[tuple[str, object]], later: list[tuple[str, object]]
+) -> None:
+    topic = FakeTopic(2)
+    for action, value in actions:
+        change(topic, action, value)
+    expected = Query(topic, Ordering.KEY, chain=chain)
+    expected.drain()
+    query = Query(topic, Ordering.KEY, chain=chain)
+    for action, value in [*later, ("show", 0), ("send", EVERY), ("split", 0), ("send", EVERY)]:
+        change(topic, action, value)
+        if action == "step" and isinstance(value, Budget):
+            query.limits = limits_of(expected.cut, topic.layout())
+            query.step(value)
+    query.limits = limits_of(expected.cut, topic.layout())
+    query.drain(Budget(rows=3))
+    assert sorted(query.rows) == sorted(expected.rows)
+    left = between(query.cut, expected.cut, topic.layout())
+    assert not any(read(topic, each) for each in left)
 
 
 def generations(count: int) -> tuple[FakeTopic, list[Row]]:

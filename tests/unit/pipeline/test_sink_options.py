@@ -74,3 +74,11 @@ def test_a_job_is_no_query() -> None:
 def test_what_is_misspelt_is_refused() -> None:
     with pytest.raises(InvalidOption, match="do you mean txnEpoch"):
         SinkOptions.of(URL | {"txnKey": "a", "txnepok": "1"}, streaming=True)
+
+
+def test_positions_go_with_a_batch_write_that_is_exactly_once() -> None:
+    found = SinkOptions.of(URL | KEY | {"positions": "[1]"}, streaming=False)
+    assert found.positions == "[1]"
+    for given, streaming in ((URL | KEY, True), (URL | {"delivery": "at-least-once"}, False)):
+        with pytest.raises(InvalidOption, match="positions"):
+            SinkOptions.of(given | {"positions": "[1]"}, streaming=streaming)

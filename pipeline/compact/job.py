@@ -1,0 +1,195 @@
+"""The compaction as a job of Spark: a batch read up to a cut, one row of each key, one write.
+
+Rules:
+
+- A task reduces its range of a segment to the last row of each key before anything is shuffled, in
+  bounded memory; of what is left the row with the highest `order_key` wins, which sorts along every
+  path of splits and merges.  Spark sorts with files where memory does not do.
+- The write is one group: readers of the new topic see all of it or nothing.  The cut is kept with
+  the decision, so whoever has read the generation can go on from there in the topic itself.
+- Run again for the same generation: if it is there, nothing is read or written; if not, nothing of
+  the earlier run is ever seen, and the work begins anew.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import pipeline
+from pipeline.compact.combine import combined
+from pipeline.compact.request import Compaction, job_id, key_name
+from pipeline.cut import entered
+from pipeline.cut_json import cut_of_text, text_of
+from pipeline.data_source import FORMAT
+from pipeline.errors import InvalidOption
+from pipeline.keys import OpenedKey
+from pipeline.options import Connection, Options
+from pipeline.progress import Progress
+from pipeline.source_options import SourceOptions
+from pipeline.spark_failure import query_failed
+from pipeline.starting import Bound, BoundKind, end_cut, start_cut
+from pipeline.tasks import between, rows_in
+from pipeline.topic_reading import TopicReading
+
+__all__ = ["Generation", "compact"]
+
+POLL_S: Final = 0.5
+COLUMNS: Final = (
+    "key string, value binary, properties map<string,string>, publish_time timestamp, "
+    "event_time timestamp, order_key binary"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was made, by this run or an earlier one."""
+
+    topic: str
+    cut: str
+    """Up to which the rows were read, as text."""
+    made_before: bool
+    read: int = 0
+    """Rows, by this run."""
+    combined: int = 0
+    """Rows that were left of them before they were sorted by key."""
+
+    def sentence(self) -> str:
+        """For people."""
+        if self.made_before:
+            return f"{self.topic} was made before, up to {self.cut}. Nothing was written."
+        return (
+            f"{self.topic} is made, up to {self.cut}: {self.read:,} rows read, "
+            f"{self.combined:,} of them sorted by key."
+        )
+
+
+def compact(
+    spark: SparkSession, connection: Connection, asked: Compaction, progress: Progress
+) -> Generation:
+    """Make a generation.
+
+    Raises `InvalidOption`, `JobFailed` where Spark gave up, and what the client does.
+    """
+    given = {"topic": asked.source, "end": asked.end}
+    options = SourceOptions.of(Options({**connection.options(), **given}))
+    topic = TopicReading(connection, options.topic)
+    layout = topic.layout()
+    start = entered(start_cut(Bound(BoundKind.EARLIEST), topic, layout, options.nowhere), layout)
+    end = entered(end_cut(options.end, topic, layout, start), layout)
+    cut = text_of(end)
+    key = pipeline.open_key(
+        connection.service_url, key_name(asked.target), **connection.client_options()
+    )
+    if key.last is not None:
+        return _made(asked, options, key, cut)
+    _refuse_rows_of_others(TopicReading(connection, asked.target))
+    pipeline.register(spark)
+    frame = (
+        spark.read.format(FORMAT)
+        .schema(COLUMNS)
+        .options(**connection.options(), topic=asked.source, end=cut)
+        .load()
+    )
+    counts = Counts()
+    writer = (
+        last_rows(frame, asked, counts)
+        .write.format(FORMAT)
+        .options(**connection.options(), **key.options)
+        .options(topic=asked.target, jobId=job_id(options.topic, cut), positions=f"[{cut}]")
+        .mode("append")
+    )
+    try:
+        with _watched(spark, progress, rows_in(topic, between(start, end, layout))):
+            writer.save()
+    except PySparkException as error:
+        raise query_failed(error) from error
+    return Generation(asked.target, cut, False, counts.of("read"), counts.of("combined"))
+
+
+class Counts:
+    """How many rows came by, as Spark counts them; tasks that were tried again count again."""
+
+    def __init__(self) -> None:
+        self._observed: dict[str, Observation] = {}
+
+    def counted(self, frame: DataFrame, name: str) -> DataFrame:
+        """The same rows."""
+        self._observed[name] = Observation(name)
+        return frame.observe(self._observed[name], F.count(F.lit(1)).alias("rows"))
+
+    def of(self, name: str) -> int:
+        """Once the rows were written."""
+        return int(self._observed[name].get["rows"])
+
+
+def last_rows(frame: DataFrame, asked: Compaction, counts: Counts) -> DataFrame:
+    """Of each key the last row, unless that is an old tombstone; rows without key if wanted."""
+    rows = counts.counted(frame, "read")
+    if not asked.keyless:
+        rows = rows.where("key IS NOT NULL")
+    rows = counts.counted(rows.mapInArrow(combined, frame.schema), "combined")
+    # Rows without key are each a group of their own, so that they are shuffled evenly.
+    group = (F.col("key"), F.when(F.col("key").isNull(), F.col("order_key")))
+    newest = Window.partitionBy(*group).orderBy(F.col("order_key").desc())
+    rows = rows.withColumn("age", F.row_number().over(newest)).where("age = 1")
+    if asked.tombstones_ms is not None:
+        horizon = F.timestamp_millis(F.lit(int(time.time() * 1000) - asked.tombstones_ms))
+        dropped = F.col("value").isNull() & (F.col("publish_time") < horizon)
+        rows = rows.where(~F.coalesce(dropped, F.lit(False)))
+    return rows.select("key", "value", "properties", "event_time")
+
+
+def _made(asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str) -> Generation:
+    """The generation that is there.  Raises `InvalidOption` if another one was asked for."""
+    assert key.last is not None, "asked for by who has seen it"
+    known = key.last.positions or ""
+    made = text_of(cut_of_text(known, options.topic, options.name))
+    if options.end.kind is BoundKind.CUT and made != cut:
+        raise InvalidOption(
+            f"{asked.target} was made from another cut ({made}); give this one another name, or "
+            "another --generation."
+        )
+    return Generation(asked.target, made, made_before=True)
+
+
+def _refuse_rows_of_others(target: TopicReading) -> None:
+    for segment in target.layout().segments.values():
+        plan = target.plan(segment.topic, None)
+        for entries in target.entries(segment.topic, plan.earliest, plan.horizon):
+            if entries:
+                raise InvalidOption(
+                    f"{target.topic} has rows already, which are not of this compaction; give a "
+                    "new topic, or another --generation."
+                )
+
+
+@contextmanager
+def _watched(spark: SparkSession, progress: Progress, total: int | None) -> Iterator[None]:
+    """Tells of the stages that run."""
+    tracker = spark.sparkContext.statusTracker()
+    ended = threading.Event()
+    of = "" if total is None else f" of {total:,} rows"
+
+    def watch() -> None:
+        while not ended.wait(POLL_S):
+            for stage in sorted(tracker.getActiveStageIds()):
+                info = tracker.getStageInfo(stage)
+                if info is None:
+                    continue
+                done, tasks = info.numCompletedTasks, info.numTasks
+                progress.show(done, tasks, f"stage {stage}{of}, {done:,} of {tasks:,} tasks")
+
+    watcher = threading.Thread(target=watch, name="progress of the compaction", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()

@@ -1,0 +1,215 @@
+"""The replay as a job of Spark: a stream with an end, under Trigger.AvailableNow.
+
+Rules:
+
+- The first run resolves the range and writes it into the checkpoint; each run opens the job's own
+  transaction key, so that an earlier one that still lives writes nothing more.
+- It is finished when the last committed batch has reached the end.  Otherwise something holds the
+  end back (an open transaction), and the same command goes on later.
+- What is read keeps the order of keys (`ordering=key`), with the children of a segment in the task
+  of their only parent.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import pipeline
+from magnetar.layout import Layout
+from pipeline.cut import Cut, entered
+from pipeline.cut_json import cut_of_text, text_of
+from pipeline.data_source import FORMAT
+from pipeline.errors import InvalidOption
+from pipeline.options import Connection, Options
+from pipeline.progress import Progress
+from pipeline.replay.checkpoint import ReplayCheckpoint
+from pipeline.replay.request import Job, Replay, chosen_columns
+from pipeline.source_options import SourceOptions
+from pipeline.spark_failure import query_failed
+from pipeline.starting import Bound, BoundKind, end_cut, start_cut
+from pipeline.tasks import SegmentRange, between, rows_in
+from pipeline.topic_reading import TopicReading
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Outcome", "Speed", "replay"]
+
+POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Bounds that may differ from run to run."""
+
+    rows_per_batch: int | None = None
+    rows_per_second: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run."""
+
+    finished: bool
+    rows: int
+    """That this run has read, those included that the filter has left out."""
+    batches: int
+
+    def sentence(self) -> str:
+        """For people."""
+        if self.finished and not self.batches:
+            return "The replay is finished: everything up to its end was written before."
+        if self.finished:
+            return f"The replay is finished: {self.rows:,} rows read in {self.batches:,} batches."
+        return (
+            f"{self.rows:,} rows read in {self.batches:,} batches; what else is before the end "
+            "cannot be read yet, as transactions are open (magnetar txn why tells which). Run the "
+            "same command again to go on."
+        )
+
+
+def replay(
+    spark: SparkSession,
+    connection: Connection,
+    asked: Replay,
+    checkpoint: str,
+    speed: Speed,
+    progress: Progress,
+) -> Outcome:
+    """Begin a replay, or go on with it.
+
+    Raises `InvalidOption`, `PipelineError` where the query has failed, and what the client does.
+    """
+    files = ReplayCheckpoint(checkpoint)
+    job = files.job()
+    options = _options(connection, asked)
+    topic = TopicReading(connection, options.topic)
+    if job is None:
+        job = _resolved(asked, options, topic)
+        files.begin(job)
+    job.check(asked)
+    ahead = _ahead(files, job, options, topic)
+    if not ahead:
+        return Outcome(finished=True, rows=0, batches=0)
+    total = rows_in(topic, ahead)
+    pipeline.register(spark)
+    frame = _read(spark, connection, job, speed)
+    key = pipeline.open_key(connection.service_url, job.key, **connection.client_options())
+    query = (
+        frame.writeStream.format(FORMAT)
+        .options(**connection.options(), **key.options)
+        .options(topic=asked.target, trackPositions="true")
+        .option("checkpointLocation", checkpoint)
+        .queryName(job.key)
+        .trigger(availableNow=True)
+        .start()
+    )
+    rows, batches = _followed(query, progress, total)
+    return Outcome(not _ahead(files, job, options, topic), rows, batches)
+
+
+def _options(connection: Connection, asked: Replay) -> SourceOptions:
+    given = {"topic": asked.source, "start": asked.start, "end": asked.end}
+    return SourceOptions.of(Options({**connection.options(), **given}))
+
+
+def _resolved(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job:
+    """The range as it is now."""
+    layout = topic.layout()
+    bound = options.start or Bound(BoundKind.EARLIEST)
+    start = entered(start_cut(bound, topic, layout, options.nowhere), layout)
+    end = entered(end_cut(options.end, topic, layout, start), layout)
+    return Job(asked, text_of(start), text_of(end), f"replay-{os.urandom(8).hex()}")
+
+
+def _ahead(
+    files: ReplayCheckpoint, job: Job, options: SourceOptions, topic: TopicReading
+) -> list[SegmentRange]:
+    """What is still to be read."""
+    reached = files.reached()
+    start, end = _cut(reached or job.start, options), _cut(job.end, options)
+    return _between(start, end, topic.layout_with(max((*start.pos, *end.pos))), topic)
+
+
+def _cut(text: str, options: SourceOptions) -> Cut:
+    return cut_of_text(text, options.topic, options.name)
+
+
+def _between(start: Cut, end: Cut, layout: Layout, topic: TopicReading) -> list[SegmentRange]:
+    """Without ranges that have no entry, such as that from the last one to the end."""
+    found = []
+    for each in between(start, end, layout):
+        plan = topic.plan(each.topic, each.start.position, end=each.end.entries_end)
+        upto = min(each.end.entries_end, plan.raw_end)
+        if plan.start < upto:
+            found.append(each)
+    return found
+
+
+def _read(spark: SparkSession, connection: Connection, job: Job, speed: Speed) -> DataFrame:
+    """The rows of the range, filtered and projected."""
+    asked = job.asked
+    reader = spark.readStream.format(FORMAT).options(
+        **connection.options(),
+        topic=asked.source,
+        start=job.start,
+        end=job.end,
+        ordering="key",
+        chain="true",
+        decode=asked.decode,
+    )
+    if speed.rows_per_batch is not None:
+        reader = reader.option("maxRowsPerTrigger", speed.rows_per_batch)
+    if speed.rows_per_second is not None:
+        reader = reader.option("maxRowsPerSecond", speed.rows_per_second)
+    frame = reader.load()
+    try:
+        if asked.where is not None:
+            frame = frame.where(asked.where)
+        made = [(text, frame.selectExpr(text).columns) for text in asked.select]
+        chosen = chosen_columns(made)
+        return frame.select(
+            *(F.col(name) if text is None else F.expr(text) for name, text in chosen.items())
+        )
+    except (AnalysisException, ParseException) as error:
+        raise InvalidOption(
+            f"The filter or a selected column cannot be ({_first_line(error)}); columns are "
+            f"{', '.join(frame.columns)}."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _followed(query: "StreamingQuery", progress: Progress, total: int | None) -> tuple[int, int]:
+    """Wait for the end of the query, and tell of its batches; rows and batches that were read."""
+    rows, seen = 0, set[int]()
+    try:
+        active = True
+        while active:
+            time.sleep(POLL_S)
+            active = query.isActive
+            for each in query.recentProgress:
+                if each.batchId not in seen and each.numInputRows:
+                    seen.add(each.batchId)
+                    rows += each.numInputRows
+                    rate = each.processedRowsPerSecond
+                    progress.show(rows, total, _said(rows, total, each.batchId, rate))
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        raise query_failed(error) from error
+    finally:
+        if query.isActive:
+            query.stop()
+    return rows, len(seen)
+
+
+def _said(rows: int, total: int | None, batch: int, rate: float) -> str:
+    of = "" if total is None else f" of {total:,}"
+    return f"{rows:,}{of} rows read, batch {batch}, {rate:,.0f} rows/s"

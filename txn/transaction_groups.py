@@ -6,7 +6,8 @@ Rules (G: `docs/transactions.md`):
   and a group is changed on the version read: two leaders at once change nothing (K6).
 - In memory are only indexes that this process reserved and has not given out: each of them is its
   own, whoever else leads (G2).  They go with the group, and with the lead.
-- Requests for one group change its header one after the other, so they do not conflict here.
+- Requests for one group change its header one after the other, so they do not conflict here.  Of
+  those that come together before it is there, as of tasks that start at once, one begins it.
 - A deadline that is raised is raised by TXN_EXTENSION_SLACK more than was asked for, so that the
   attempts which begin right after need no write of their own.
 - A COMMIT or BEGIN that was begun is finished even if the one who asked goes away.
@@ -133,6 +134,8 @@ class TransactionGroups:
         self._keys = keys
         self._clock = parts.clock
         self._indexes: dict[TxnId, _Indexes] = {}
+        self._beginning: dict[tuple[KeyName, int, str], asyncio.Future[None]] = {}
+        """Groups that are being begun, by key, epoch and nonce."""
 
     def close(self) -> None:
         """Forget what was reserved."""
@@ -208,7 +211,7 @@ class TransactionGroups:
             if batch is not None and is_done(now.record, batch):
                 self._transactions.counters.groups_done += 1
                 return None
-            txn = await self._keys.begin_group(now, nonce, self._with_slack_ms(timeout_ms))
+            txn = await self._begin_group(now, nonce, self._with_slack_ms(timeout_ms))
             if txn is None:
                 continue
             try:
@@ -217,6 +220,20 @@ class TransactionGroups:
                 continue  # the key tells what came of it
             self._transactions.counters.attempts += 1
             return begun
+
+    async def _begin_group(self, now: KeyNow, nonce: str, timeout_ms: int) -> TxnId | None:
+        """See `TransactionKeys.begin_group`; None also when another request did it meanwhile."""
+        which = (now.stored.name, now.record.epoch, nonce)
+        other = self._beginning.get(which)
+        if other is not None:
+            await asyncio.wait((other,))
+            return None
+        mine = self._beginning[which] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._keys.begin_group(now, nonce, timeout_ms)
+        finally:
+            del self._beginning[which]
+            mine.set_result(None)
 
     async def _give(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
         """An index that nobody else gets (G2), in a group that is open for so long (G8).

@@ -236,9 +236,12 @@ async def test_g3_groups_and_plain_transactions_of_a_key_exclude_each_other() ->
 
 @in_virtual_time
 async def test_g3_begins_at_once_are_of_one_group() -> None:
-    async with World().coordinators() as (led, _):
+    world = World()
+    async with world.coordinators() as (led, _):
         await open_key(led)
+        writes(world)
         found = await asyncio.gather(*(begin_attempt(led) for _ in range(20)))
+        assert writes(world) == [("put", records.header_key(found[0])), ("put", KEY_PATH)]
         assert len({each.group for each in found}) == 1
         assert len(set(found)) == 20
         (left,) = led.open_transactions()

@@ -247,8 +247,9 @@ class TransactionGroups:
             try:
                 while stored is None or not indexes.left or _is_short(stored, until_ms):
                     stored = await self._grow(txn, indexes, until_ms)
-            except _Ended:
-                self.forget(txn)
+            except BaseException:
+                if self._transactions.find(txn) is None:
+                    self.forget(txn)  # nobody would tell of its end
                 raise
             index = indexes.next
             indexes.next += 1

@@ -248,6 +248,28 @@ async def test_g3_begins_at_once_are_of_one_group() -> None:
         assert left.txn == found[0].group
 
 
+@in_virtual_time
+async def test_of_a_group_that_could_not_be_read_nothing_is_kept() -> None:
+    """Nobody here would be told of its end."""
+    world = World()
+    async with world.coordinators() as (led, _):
+        await open_key(led)
+        deadlines = Deadlines(world.clock, lambda _: None)
+        other = Coordinator(led.coordinator_of(KEY), world.parts("o"), deadlines, max_open=0)
+        await begin_attempt(led)
+        world.metadata.before = failing("put", HEADERS)
+        with pytest.raises(MetadataError):
+            await other.groups.begin_attempt(NAME, 0, "n", 60_000)
+        world.metadata.before = None
+        assert not other.groups._indexes
+        assert await other.groups.begin_attempt(NAME, 0, "n", 60_000)
+        assert len(other.groups._indexes) == 1
+        await commit(led)
+        with pytest.raises(InvalidTxnStatus):
+            await other.groups.begin_attempt(NAME, 0, "n", 60_000)
+        assert not other.groups._indexes
+
+
 @pytest.mark.parametrize("what", ["header", "key"])
 def test_g3_a_begin_of_unknown_outcome_leaves_no_second_group(what: str) -> None:
     @in_virtual_time

@@ -44,6 +44,7 @@ from txn.buffer_effects import (
 )
 from txn.errors import SegmentOwnershipLost, TransactionEnded
 from txn.forget_segment import forget_segment
+from txn.header import state_for_use
 from txn.membership import ENDED
 from txn.owner_work import OwnerWork
 from txn.parts import TransactionParts
@@ -398,10 +399,11 @@ class SegmentBuffer:
 
     async def _check_header(self, txn: TxnId) -> None:
         try:
-            state = await self._state_of(txn)
+            stored = await self._store.read_header(txn)
         except MagnetarError as error:
             self._core.header_failed(txn, error)
         else:
+            state = None if stored is None else state_for_use(stored.header, txn)
             self._core.header_checked(txn, state)
         self._flush()
 

@@ -61,6 +61,11 @@ def header_of(header: Header, txn: TxnId) -> Header | None:
     return replace(header, state=TxnState.ABORTED)
 
 
+def state_for_use(header: Header, txn: TxnId) -> TxnState | None:
+    """What writes and acknowledgements find: a group has none of its own (G1)."""
+    return None if header.group is not None and not txn.attempt else header.state
+
+
 def decide_end(
     header: Header | None, action: TxnState, owner: str | None, *, is_attempt: bool = False
 ) -> EndVerdict:

@@ -28,6 +28,7 @@ from storage.managed_ledger_types import ManagedLedgerClosed, ManagedLedgerFence
 from txn import records
 from txn.ack_records import all_of, delete_ended, for_each
 from txn.errors import SegmentOwnershipLost, TransactionAssertion
+from txn.header import state_for_use
 from txn.parts import TransactionParts
 from txn.pending_ack import AckState, PendingAck
 from txn.pending_acks_core import Apply, Effect, Forget, Hold, PendingAcksCore, Refuse, Release
@@ -223,12 +224,11 @@ class PendingAcks:
 
     async def _read_header(self, txn: TxnId) -> None:
         stored = await self._store.read_header(txn)
-        if stored is None:
-            self.decided(txn, None)
-        elif stored.header.state is TxnState.OPEN:
+        state = None if stored is None else state_for_use(stored.header, txn)
+        if state is TxnState.OPEN:
             self.core.opened(txn)
         else:
-            self.decided(txn, stored.header.state)
+            self.decided(txn, state)
 
     def _do(self, effects: Iterable[Effect]) -> None:
         for effect in effects:

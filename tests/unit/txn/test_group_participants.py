@@ -89,6 +89,29 @@ async def test_g1_what_is_no_attempt_and_what_ended_is_not_joined(
     assert await world.claims() == []
 
 
+async def test_g1_a_group_takes_no_writes(world: buffer_world.World) -> None:
+    """They would be seen with its winners, and no attempt would have written them."""
+    await begin(world.store)
+    with pytest.raises(TransactionEnded):
+        await world.append(GROUP)
+    await world.append(WINNER)
+    await until(lambda: world.buffer.unfinished == 1)
+    assert await world.claims() == [(WINNER, 1)]
+
+
+async def test_g1_a_group_takes_no_acknowledgements() -> None:
+    world = AckWorld()
+    await begin(world.transactions)
+    owner = await world.owner(entries=10)
+    owner.acks.acknowledge(GROUP, [owner.at(1)])
+    await owner.ack(WINNER, 2)
+    await turns()
+    assert owner.pending() == [2]
+    await end(world.transactions, COMMITTED, WINNER)
+    await owner.idle()
+    assert owner.acknowledged() == [2]
+
+
 async def test_an_id_that_is_never_given_leaves_no_record(world: buffer_world.World) -> None:
     """A record under it could not be read, and the segment could not be loaded again."""
     await begin(world.store)

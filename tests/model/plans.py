@@ -63,10 +63,9 @@ LONG: dict[str, tuple[Plan | Writing, int]] = {
     "a-late-copy-and-a-fault": (replace(FAULT, copies=1), 100_000),
     "faults-and-the-collector": (replace(FAULT, collects=True), 80_000),
     "tried-again-under-faults": (replace(BATCHES, faults=1, again=1), 100_000),
-    "two-batches-and-the-collector": (replace(BATCHES, collects=True), 1_500_000),
+    "the-collector-in-any-order": (COLLECTED_IN_ANY_ORDER, 25_000),
     "a-segment-that-changes-owners": (Writing(keeps_stale=False), 70_000),
     "a-segment-and-three-owners": (Writing(attempts=1, owners=3), 500_000),
-    "a-segment-and-a-stale-owner-of-two": (Writing(), 1_500_000),
 }
 
 

@@ -40,7 +40,7 @@ def test_every_batch_is_committed_once_in_every_schedule(plan: GroupPlan, states
         pytest.param(group_mutants.CRASH, 2000, id="a-crash-without-attempts"),
         pytest.param(group_mutants.CRASH_WITH_ATTEMPT, 3000, id="a-crash"),
         pytest.param(group_mutants.COLLECTED, 3000, id="a-collection"),
-        pytest.param(group_mutants.TWO_LEADERS, 6000, id="two-leaders"),
+        pytest.param(group_mutants.TWO_LEADERS, 20_000, id="two-leaders"),
     ],
 )
 def test_longer_schedules_of_groups(plan: GroupPlan, states: int) -> None:

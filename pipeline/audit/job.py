@@ -46,7 +46,7 @@ from pipeline.audit.violations import Findings
 from pipeline.connecting import Connected, connected
 from pipeline.options import Connection
 from pipeline.row_hash import row_hash
-from protocol.ids import Position
+from protocol.ids import EARLIEST, Position
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -229,8 +229,8 @@ class _Planner:
         return self._client.run(Client.layout, topic)
 
     def plan_range(self, segment_topic: str) -> Plan:
-        """Of a whole segment."""
-        return self._client.run(Client.plan_range, segment_topic)
+        """Of a whole segment, from the first entry that there ever was."""
+        return self._client.run(Client.plan_range, segment_topic, EARLIEST)
 
 
 def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:

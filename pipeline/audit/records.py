@@ -54,6 +54,11 @@ class Plan(Protocol):
         """Whether nothing more will come."""
         ...
 
+    @property
+    def lost(self) -> bool | None:
+        """Whether retention has taken its first entries."""
+        ...
+
 
 class Planner(Protocol):
     """The client, as far as the audit needs it."""
@@ -63,7 +68,10 @@ class Planner(Protocol):
         ...
 
     def plan_range(self, segment_topic: str) -> Plan:
-        """Of a whole segment.  Raises `TopicNotFound`."""
+        """Of a whole segment, from the first entry that there ever was.
+
+        Raises `TopicNotFound`.
+        """
         ...
 
 
@@ -81,13 +89,13 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
             planned[segment_id] = client.plan_range(segment.topic)
         except TopicNotFound:
             continue
-    headers = [
-        header for state in _STATES for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
-    ]
     records = {
         cast("str", told["segment"]): told
         for told in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
     }
+    headers = [
+        header for state in _STATES for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
+    ]
     segments = {
         segment_id: _segment(
             layout.segments[segment_id],
@@ -183,6 +191,7 @@ def _segment(
             for txn, up_to in cast("Mapping[str, str]", records.get("aborted", {})).items()
         },
         sum(bool(each.get("offloaded")) for each in found),
+        bool(plan.lost),
     )
 
 

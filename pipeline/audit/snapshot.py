@@ -3,8 +3,9 @@
 Pure.  Rules:
 
 - It is taken in this order: headers that have ended (`ended_before`); the cut, with each segment's
-  raw end; headers, claims, aborted sets and keys (`transactions`, ...); then the scan.  So what had
-  ended before the cut is in the scan as a whole, whatever ends afterwards.
+  raw end; claims and aborted sets; headers (`transactions`); keys; then the scan.  So what had
+  ended before the cut is in the scan as a whole, whatever ends afterwards, and whoever has a claim
+  has a header: that is stored before it, and collected after it.
 - An attempt is judged by the header of its group: its id tells which (`group_of`).
 """
 
@@ -116,6 +117,8 @@ class SegmentState:
     aborted: Mapping[str, Position] = field(default_factory=dict)
     """Transactions whose entries are to be skipped, up to the position named."""
     offloaded_ledgers: int = 0
+    trimmed: bool = False
+    """Whether retention has taken its first entries."""
 
 
 @dataclass(frozen=True, slots=True)

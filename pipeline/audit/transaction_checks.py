@@ -3,11 +3,14 @@
 Pure.  Rules:
 
 - Judged is what had ended before the cut.  What ended while the audit ran is left to the next one.
+- A transaction that was open at the cut has its rows there behind the horizon; what shows of them
+  tells nothing, as it may have ended before the scan came to them.
 - A header that was collected leaves nothing to compare counts with: what its rows show is then
   taken as it is, and told as unchecked.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from pipeline.audit.seen import NO_ROWS, PLAIN, SeenTransaction, Tally
 from pipeline.audit.snapshot import (
@@ -20,6 +23,8 @@ from pipeline.audit.snapshot import (
 from pipeline.audit.violations import Findings, Rule, Violation
 
 __all__ = ["Expected", "check_claims", "check_counts", "check_seen", "expected_of_groups"]
+
+_TRIMMED: Final = "Rows of transactions in ledgers that retention has taken."
 
 Expected = Mapping[tuple[str, str], Tally]
 """What a writer says that it stored, by transaction and segment topic."""
@@ -41,7 +46,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
             seen,
             f"{seen.readable.messages} rows of it are readable, though it was aborted",
         )
-    if state is State.OPEN and seen.readable.messages and not snapshot.was_over(seen.txn):
+    if state is State.OPEN and seen.readable.messages and seen.first < segment.horizon:
         _found(
             findings,
             Rule.V2,
@@ -166,10 +171,10 @@ def _compare(
     findings.held(Rule.V1)
     findings.held(Rule.V3)
     all_rows = NO_ROWS if there is None else there.all
-    if segment.earliest.entry_id > 0 or (there is None and segment.earliest > segment.raw_end):
-        findings.cannot_tell("Rows of transactions in ledgers that retention has taken.")
+    if all_rows == told:
         return
-    if all_rows.messages == told.messages and all_rows.hash_sum == told.hash_sum:
+    if segment.trimmed and all_rows.messages < told.messages:
+        findings.cannot_tell(_TRIMMED)
         return
     if all_rows.messages != told.messages:
         lacks = told.messages - all_rows.messages
@@ -197,7 +202,9 @@ def _check_totals(
                 continue
             there = totals.get((header.txn, topic), NO_ROWS)
             findings.held(Rule.V1)
-            if there != Tally(messages, hashes):
+            if topics[topic].trimmed and there.messages < messages:
+                findings.cannot_tell(_TRIMMED)
+            elif there != Tally(messages, hashes):
                 findings.add(
                     Violation(
                         Rule.V1,

@@ -1,11 +1,12 @@
 """V6, V7: batches, epochs and positions."""
 
 import json
+from dataclasses import replace
 
 from pipeline.audit.group_checks import check_batches, check_positions
-from pipeline.audit.snapshot import KeyState, Snapshot
+from pipeline.audit.snapshot import KeyState, Snapshot, State
 from pipeline.audit.violations import Findings, Rule
-from tests.unit.pipeline.audit.topic_facts import TOPIC, group, segment, snapshot
+from tests.unit.pipeline.audit.topic_facts import TOPIC, group, header, segment, snapshot
 
 WROTE = {1: {segment(1).topic: (2, 5)}}
 
@@ -47,6 +48,20 @@ def test_a_key_that_tells_otherwise_than_its_group() -> None:
     groups = [group(i, i, WROTE, positions=cut(10, i, 0)) for i in range(2)]
     keys = (KeyState("k", "", 3, groups[0].commit, groups[1].txn),)
     assert broken(snapshot(*groups, keys=keys)) == {Rule.V7}
+
+
+def test_a_group_that_commits_between_its_header_and_its_key_is_left_to_the_next_audit() -> None:
+    told = group(1, 1, WROTE)
+    open_then = header(1, State.OPEN, key="k", is_group=True)
+    keys = (KeyState("k", "", 3, told.commit, told.txn),)
+    assert not broken(snapshot(group(0, 0, WROTE), open_then, keys=keys))
+    aborted = header(1, State.ABORTED, key="k", is_group=True)
+    assert broken(snapshot(group(0, 0, WROTE), aborted, keys=keys)) == {Rule.V7}
+
+
+def test_the_clock_of_a_broker_that_is_behind_the_one_before_it() -> None:
+    groups = [replace(group(i, i, WROTE), finalized_ms=100 - i) for i in range(3)]
+    assert not broken(snapshot(*groups))
 
 
 def test_queries_of_other_topics_are_left_to_their_audits() -> None:

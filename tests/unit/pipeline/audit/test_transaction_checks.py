@@ -85,6 +85,13 @@ def test_an_open_transaction_that_is_readable_and_has_its_claim() -> None:
     assert broken(records, [entry((10, 0), ROWS, txn="1_1")]) == {Rule.V2}
 
 
+def test_an_open_transaction_that_is_committed_before_its_rows_are_read() -> None:
+    horizon = segment(0, horizon=Position(10, 1), claims=(Claim("1_1", 1, Position(10, 0)),))
+    records = snapshot(header(1, State.OPEN), segments=[horizon])
+    rows = [entry((10, 0), ROWS), entry((10, 1), ROWS, txn="1_1", first=2)]
+    assert not broken(records, rows)
+
+
 def test_what_ended_after_the_cut_is_left_to_the_next_audit() -> None:
     records = snapshot(header(1, State.COMMITTED), over=())
     assert not broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=HIDDEN)])
@@ -141,6 +148,22 @@ def test_rows_that_are_not_there_at_all_and_in_a_segment_where_none_were_counted
     assert broken(records, [entry((10, 0), ROWS)]) == {Rule.V1}
     elsewhere = [entry((11, 0), ROWS, txn=attempt_id("1_7", 1))]
     assert broken(records, elsewhere, segment_id=1) == {Rule.V1, Rule.V3}
+
+
+def test_rows_that_retention_took_with_their_ledger_are_not_missing() -> None:
+    topic = segment(1).topic
+    whole = tally([*ROWS, ("c", b"3")])
+    rows = [entry((11, 0), ROWS, txn=attempt_id("1_1", 1))]
+    for kept in ({"earliest": Position(11, 0), "trimmed": True}, {}):
+        segments = [segment(1, **kept)]
+        records = snapshot(group(1, 0, {1: {topic: whole}}), segments=segments)
+        assert broken(records, rows, 1) == (set() if kept else {Rule.V1})
+        commit = Commit("q", 0, None, {1: {}}, {topic: whole})
+        totals = header(1, State.COMMITTED, key="k", is_group=True, commit=commit)
+        records = snapshot(totals, segments=segments)
+        assert broken(records, rows, 1) == (set() if kept else {Rule.V1})
+    twice = snapshot(group(1, 0, {1: {topic: (1, 7)}}), segments=[segment(1, trimmed=True)])
+    assert broken(twice, rows, 1) == {Rule.V3}
 
 
 def test_only_totals_were_kept() -> None:

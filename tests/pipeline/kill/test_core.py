@@ -52,7 +52,9 @@ async def test_a_commit_whose_answer_is_lost_is_not_aborted(copying: Copying) ->
     assert await copying.audit(whole=True) == ROWS
 
 
-@pytest.mark.parametrize("point", [Point.COMMIT_BEGINS, Point.WRITE_UNDER_WAY])
+@pytest.mark.parametrize(
+    "point", [Point.COMMIT_BEGINS, pytest.param(Point.WRITE_UNDER_WAY, marks=pytest.mark.kill)]
+)
 async def test_a_driver_that_was_believed_dead_changes_nothing(
     copying: Copying, point: Point
 ) -> None:

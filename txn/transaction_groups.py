@@ -135,7 +135,7 @@ class TransactionGroups:
         self._clock = parts.clock
         self._indexes: dict[TxnId, _Indexes] = {}
         self._beginning: dict[tuple[KeyName, int, str], asyncio.Future[None]] = {}
-        """Groups that are being begun, by key, epoch and nonce."""
+        """For whose first request others wait, by key, epoch and nonce."""
 
     def close(self) -> None:
         """Forget what was reserved."""
@@ -161,7 +161,7 @@ class TransactionGroups:
         `MetadataError`.
         """
         require_nonce(nonce)
-        return await self._keys.finished(self._begin_attempt(name, epoch, nonce, timeout_ms, batch))
+        return await self._keys.finished(self._begin_in_turn(name, epoch, nonce, timeout_ms, batch))
 
     async def commit(
         self,
@@ -203,6 +203,25 @@ class TransactionGroups:
 
     # Within
 
+    async def _begin_in_turn(
+        self, name: KeyName, epoch: int, nonce: str, timeout_ms: int, batch: Batch | None
+    ) -> BegunAttempt | None:
+        """The first finds the last header of the key, with its winners, and begins the group.
+
+        Who came meanwhile finds that group.
+        """
+        which = (name, epoch, nonce)
+        first = self._beginning.get(which)
+        if first is not None:
+            await asyncio.wait((first,))
+            return await self._begin_attempt(name, epoch, nonce, timeout_ms, batch)
+        first = self._beginning[which] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._begin_attempt(name, epoch, nonce, timeout_ms, batch)
+        finally:
+            del self._beginning[which]
+            first.set_result(None)
+
     async def _begin_attempt(
         self, name: KeyName, epoch: int, nonce: str, timeout_ms: int, batch: Batch | None
     ) -> BegunAttempt | None:
@@ -211,7 +230,7 @@ class TransactionGroups:
             if batch is not None and is_done(now.record, batch):
                 self._transactions.counters.groups_done += 1
                 return None
-            txn = await self._begin_group(now, nonce, self._with_slack_ms(timeout_ms))
+            txn = await self._keys.begin_group(now, nonce, self._with_slack_ms(timeout_ms))
             if txn is None:
                 continue
             try:
@@ -220,20 +239,6 @@ class TransactionGroups:
                 continue  # the key tells what came of it
             self._transactions.counters.attempts += 1
             return begun
-
-    async def _begin_group(self, now: KeyNow, nonce: str, timeout_ms: int) -> TxnId | None:
-        """See `TransactionKeys.begin_group`; None also when another request did it meanwhile."""
-        which = (now.stored.name, now.record.epoch, nonce)
-        other = self._beginning.get(which)
-        if other is not None:
-            await asyncio.wait((other,))
-            return None
-        mine = self._beginning[which] = asyncio.get_running_loop().create_future()
-        try:
-            return await self._keys.begin_group(now, nonce, timeout_ms)
-        finally:
-            del self._beginning[which]
-            mine.set_result(None)
 
     async def _give(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
         """An index that nobody else gets (G2), in a group that is open for so long (G8).

@@ -249,6 +249,19 @@ async def test_g3_begins_at_once_are_of_one_group() -> None:
 
 
 @in_virtual_time
+async def test_the_header_of_the_last_batch_is_not_read_for_every_task_of_the_next() -> None:
+    """It names all winners: reading it for each of as many tasks would hold up everybody."""
+    world = World()
+    async with world.coordinators() as (led, _):
+        await open_key(led)
+        last = await begin_attempt(led)
+        await commit(led, [last])
+        world.metadata.calls = []
+        await asyncio.gather(*(begin_attempt(led, nonce="next") for _ in range(20)))
+        assert world.metadata.calls.count(("get", records.header_key(last))) == 1
+
+
+@in_virtual_time
 async def test_of_a_group_that_could_not_be_read_nothing_is_kept() -> None:
     """Nobody here would be told of its end."""
     world = World()

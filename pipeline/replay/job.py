@@ -89,15 +89,16 @@ def replay(
     job = files.job()
     options = _options(connection, asked)
     topic = TopicReading(connection, options.topic)
+    pipeline.register(spark)
     if job is None:
         job = _resolved(asked, options, topic)
+        _read(spark, connection, job, speed)  # What cannot be is not written down.
         files.begin(job)
     job.check(asked)
     ahead = _ahead(files, job, options, topic)
     if not ahead:
         return Outcome(finished=True, rows=0, batches=0)
     total = rows_in(topic, ahead)
-    pipeline.register(spark)
     frame = _read(spark, connection, job, speed)
     key = pipeline.open_key(connection.service_url, job.key, **connection.client_options())
     query = (

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -79,6 +80,8 @@ async def test_a_replay_filters_projects_and_goes_on_to_its_end(
             speed = Speed(rows_per_batch=100)
             return replay(spark, *given, speed, progress)
 
+    with pytest.raises(InvalidOption, match="nothing_such"):
+        run(replace(asked, where="nothing_such > 1"))
     outcome = run()
     assert outcome.finished
     assert outcome.rows == len(sent)

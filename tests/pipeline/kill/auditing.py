@@ -1,12 +1,19 @@
 """What must hold of the copies of a topic, whatever was killed on the way.
 
 Rules: readers of the sink see the copy of each row at most once, those of a key in the order of the
-source and without a gap, and nothing else; when the query has come to its end, they see all.
+source and without a gap, and nothing else; when the query has come to its end, they see all, and
+the audit of the topic finds nothing (V1 to V7).
 """
 
 from collections.abc import Sequence
 
+from pyspark.sql import SparkSession
+
 import magnetar
+from pipeline.admin import AdminRest
+from pipeline.audit.job import audit as run_audit
+from pipeline.audit.violations import Rule
+from pipeline.options import Connection
 from tests.pipeline import rows
 from tests.pipeline.rows import Pair
 
@@ -44,3 +51,12 @@ async def audit(
     if whole:
         assert found == expected
     return sum(map(len, found.values()))
+
+
+def audit_topic(spark: SparkSession, url: str, admin_url: str, topic: str) -> None:
+    """The audit of a topic that a query has written.  Raises `AssertionError` for a violation."""
+    report = run_audit(spark, Connection(url), AdminRest(admin_url), topic, readers_view=True)
+    findings = report.findings
+    assert findings.is_clean, findings.violations
+    for rule in (Rule.V1, Rule.V2, Rule.V3, Rule.V4, Rule.V6, Rule.V7):
+        assert findings.checked[rule], f"{rule} was held against nothing"

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 import magnetar
 from tests.client.conftest import Topic
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeDriver, create_topic
 from tests.pipeline.driver_process import DriverProcess
-from tests.pipeline.kill.auditing import audit
+from tests.pipeline.kill.auditing import audit, audit_topic
 from tests.pipeline.rows import Pair
 from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 
@@ -34,6 +35,7 @@ class Copying:
     source: Topic
     sink: Topic
     make_driver: MakeDriver
+    spark: SparkSession
     key: str = field(default_factory=lambda: f"copy-{uuid.uuid4().hex[:8]}")
     published: list[Pair] = field(default_factory=list)
 
@@ -59,8 +61,11 @@ class Copying:
 
     async def audit(self, *, whole: bool, at_rest: bool = True) -> int:
         """How many copies readers see; see `auditing`."""
-        sink = self.sink.name
-        return await audit(self.client, self.published, sink, whole=whole, at_rest=at_rest)
+        sink, service = self.sink.name, self.service
+        seen = await audit(self.client, self.published, sink, whole=whole, at_rest=at_rest)
+        if whole:
+            audit_topic(self.spark, service.url, service.admin_url, sink)
+        return seen
 
     async def last_batch(self) -> int | None:
         """The last batch that was committed under the key, which is opened for it."""
@@ -69,9 +74,11 @@ class Copying:
 
 
 @pytest.fixture
-async def copying(service: BrokerUnderTest, client: magnetar.Client, driver: MakeDriver) -> Copying:
+async def copying(
+    service: BrokerUnderTest, client: magnetar.Client, driver: MakeDriver, spark: SparkSession
+) -> Copying:
     """Of two segments into two, with rows to copy; on the broker of all tests."""
-    return await _copying(service, client, driver)
+    return await _copying(service, client, driver, spark)
 
 
 @pytest.fixture
@@ -85,14 +92,19 @@ async def own_broker(tmp_path: Path) -> AsyncIterator[MagnetarProcess]:
 
 
 @pytest.fixture
-async def copying_alone(own_broker: MagnetarProcess, driver: MakeDriver) -> AsyncIterator[Copying]:
+async def copying_alone(
+    own_broker: MagnetarProcess, driver: MakeDriver, spark: SparkSession
+) -> AsyncIterator[Copying]:
     """As `copying`, on `own_broker`."""
     async with magnetar.connect(own_broker.url) as client:
-        yield await _copying(own_broker, client, driver)
+        yield await _copying(own_broker, client, driver, spark)
 
 
 async def _copying(
-    service: BrokerUnderTest, client: magnetar.Client, driver: MakeDriver
+    service: BrokerUnderTest,
+    client: magnetar.Client,
+    driver: MakeDriver,
+    spark: SparkSession,
 ) -> Copying:
     made = Copying(
         service,
@@ -100,6 +112,7 @@ async def _copying(
         await create_topic(service, "source", 2),
         await create_topic(service, "sink", 2),
         driver,
+        spark,
     )
     await made.publish()
     return made

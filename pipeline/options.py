@@ -8,7 +8,7 @@ raises `InvalidOption`.  Durations and sizes have their units in their names.
 import difflib
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from magnetar.settings import ClientOptions
@@ -105,7 +105,7 @@ class Connection:
 
     service_url: str
     operation_timeout_ms: int = 30_000
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls_trust_file: str | None = None
     tls_certificate_file: str | None = None
     tls_key_file: str | None = None

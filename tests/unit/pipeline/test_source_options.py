@@ -20,7 +20,7 @@ from pipeline.cut import BEGINNING, Cut, Place
 from pipeline.cut_json import text_of
 from pipeline.errors import InvalidOption
 from pipeline.filters import push
-from pipeline.options import Options
+from pipeline.options import Connection, Options
 from pipeline.range_planning import Budget, Ordering
 from pipeline.source_options import SourceOptions
 from pipeline.starting import bound_of, end_cut, start_cut
@@ -212,3 +212,9 @@ def test_times_narrow_and_are_left_to_spark(
     pushed, left = push(filters)
     assert (pushed.from_ms, pushed.before_ms) == (from_ms, before_ms)
     assert left == filters
+
+
+def test_a_token_is_in_no_text_of_the_options() -> None:
+    found = Connection("pulsar://host:6650", token="let-me-in")
+    assert found.token == "let-me-in"
+    assert "let-me-in" not in repr(found)

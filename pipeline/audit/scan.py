@@ -7,6 +7,7 @@ not grow with the rows.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from magnetar.errors import InvalidMessage
 from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart
 from pipeline.audit.observer import Observer
 from pipeline.audit.seen import SeenRange, Stamp
@@ -62,7 +63,10 @@ def suspect_rows(
         for entry in entries:
             if entry.visibility not in (Visibility.READABLE, Visibility.OPEN):
                 continue
-            take_apart(entry, columns)
+            try:
+                take_apart(entry, columns)
+            except InvalidMessage:
+                continue  # The scan has told it.
             yield from _rows(columns, producers, part)
             columns.clear()
 

@@ -5,8 +5,9 @@ Pure.  Rules:
 - Entries come in order, each once, raw: also what readers do not get.
 - Markers of brokers are entries, but no rows.
 - An entry that cannot be taken apart is told, and counts as an entry.
-- A message in pieces whose first ones lie before the range is no row of it: `incomplete` counts
-  those.
+- A piece that was sent again is left out, and a message that was sent anew begins anew.
+- A message in pieces whose first ones lie before the range is no row of it: its transaction counts
+  it as `incomplete`.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from magnetar.reads import (
     take_apart,
     take_pieces,
 )
+from magnetar.transactions.txn_id import TxnId
 from pipeline.audit.seen import (
     HOLES_KEPT,
     NO_ROWS,
@@ -36,6 +38,7 @@ from pipeline.audit.seen import (
 )
 from pipeline.row_hash import hash_sum, row_hash
 from protocol.ids import Position
+from protocol.message import transaction_named_by
 
 __all__ = ["Observer"]
 
@@ -47,8 +50,6 @@ class Observer:
     """See the module's rules."""
 
     def __init__(self, segment_id: int, start: Position, end: Position) -> None:
-        self.incomplete = 0
-        """Messages in pieces of which only the last ones lie in the range."""
         self._segment_id = segment_id
         self._start = start
         self._end = end
@@ -90,7 +91,11 @@ class Observer:
             return
         columns = self._columns
         try:
-            if not take_apart(entry, columns) and columns.pieces and not self._whole(columns):
+            if (
+                not take_apart(entry, columns)
+                and columns.pieces
+                and not self._whole(columns, entry)
+            ):
                 columns.clear()
                 return
         except InvalidMessage:
@@ -115,21 +120,30 @@ class Observer:
             self._holes.append(Hole(ledger_id, span[1] + 1, entry_id - 1))
         self._spans[ledger_id] = span[0], entry_id
 
-    def _whole(self, columns: MessageColumns) -> bool:
+    def _whole(self, columns: MessageColumns, entry: StoredEntry) -> bool:
         """Whether the last piece of a message has come; its row is in the columns then."""
         piece = columns.pieces.pop()
-        known = self._pieces.setdefault(piece.uuid, [])
-        known.append(piece)
-        if piece.number < piece.pieces - 1:
+        is_last = piece.number == piece.pieces - 1
+        known = self._pieces.get(piece.uuid)
+        if piece.number == 0 or known is None:
+            known = self._pieces[piece.uuid] = []
+        if piece.number == len(known):
+            known.append(piece)
+        if not is_last:
             if len(self._pieces) > PIECES_KEPT:
                 del self._pieces[next(iter(self._pieces))]
             return False
         del self._pieces[piece.uuid]
-        if [each.number for each in known] != list(range(piece.pieces)):
-            self.incomplete += 1
+        if len(known) < piece.pieces:
+            self._count_incomplete(piece, entry)
             return False
         take_pieces(known, columns)
         return True
+
+    def _count_incomplete(self, piece: Piece, entry: StoredEntry) -> None:
+        txn = transaction_named_by(piece.metadata)
+        name, at = PLAIN if txn is None else str(TxnId(*txn)), entry.position
+        self._add(SeenTransaction(self._segment_id, name, at, at, incomplete=1))
 
     def _count(self, run: EntryRun, columns: MessageColumns, row: int, entry: StoredEntry) -> None:
         end = row + run.messages
@@ -149,9 +163,12 @@ class Observer:
             aborted=tally if entry.visibility is Visibility.ABORTED else NO_ROWS,
             open=tally if entry.visibility is Visibility.OPEN else NO_ROWS,
         )
-        known = self._transactions.get(txn)
-        self._transactions[txn] = seen if known is None else known.plus(seen)
+        self._add(seen)
         self._order(run, columns.sequence_ids[row:end], position)
+
+    def _add(self, seen: SeenTransaction) -> None:
+        known = self._transactions.get(seen.txn)
+        self._transactions[seen.txn] = seen if known is None else known.plus(seen)
 
     def _order(self, run: EntryRun, sequence_ids: list[int], position: Position) -> None:
         first = Stamp(run.publish_time_ms, sequence_ids[0])

@@ -81,11 +81,18 @@ class SeenTransaction:
     readable: Tally = NO_ROWS
     aborted: Tally = NO_ROWS
     open: Tally = NO_ROWS
+    incomplete: int = 0
+    """Messages in pieces that were not counted, as their first pieces lie in another range."""
 
     @property
     def all(self) -> Tally:
         """Whatever their visibility."""
         return self.readable.plus(self.aborted).plus(self.open)
+
+    @property
+    def whole(self) -> int:
+        """How many rows there are, those included that were not counted."""
+        return self.all.messages + self.incomplete
 
     def plus(self, later: "SeenTransaction") -> "SeenTransaction":
         """With what came later, or earlier."""
@@ -96,6 +103,7 @@ class SeenTransaction:
             readable=self.readable.plus(later.readable),
             aborted=self.aborted.plus(later.aborted),
             open=self.open.plus(later.open),
+            incomplete=self.incomplete + later.incomplete,
         )
 
 

@@ -1,0 +1,54 @@
+"""Messages in pieces, as a scan sees them."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from magnetar.reads import StoredEntry
+from pipeline.audit.observer import Observer
+from pipeline.audit.seen import SeenTransaction, Tally
+from pipeline.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
+from pipeline.audit.violations import Findings, Rule
+from pipeline.row_hash import row_hash
+from protocol.ids import Position
+from tests.unit.pipeline.audit.topic_facts import group, segment, snapshot
+from tests.unit.pipeline.stored import pieces
+
+VALUE = b"0123456789"
+TXN = attempt_id("1_7", 1)
+
+
+def scanned(numbers: Sequence[int], start: int = 0) -> SeenTransaction:
+    """The attempt, of pieces stored in this order; the range begins behind the first ones."""
+    most, _, least = TXN.partition("_")
+    ids = {"txnid_most_bits": int(most), "txnid_least_bits": int(least)}
+    parts = pieces(5, VALUE, 3, **ids)
+    observer = Observer(0, Position(10, start), Position(10, len(numbers)))
+    stored = [StoredEntry(10, at, parts[number]) for at, number in enumerate(numbers)]
+    observer.take(stored[start:])
+    return observer.result().transactions[TXN]
+
+
+def broken(seen: SeenTransaction, told: Tally) -> tuple[set[Rule], int]:
+    findings = Findings()
+    records = snapshot(group(7, 0, {1: {segment(0).topic: told}}))
+    check_counts(expected_of_groups(records), [seen], records, findings)
+    return {rule for rule, count in findings.counts.items() if count}, len(findings.unchecked)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (0, 1, 1, 2), (0, 0, 1, 2), (0, 1, 0, 1, 2)])
+def test_pieces_that_were_sent_again_are_one_message(numbers: Sequence[int]) -> None:
+    whole = Tally(1, row_hash(None, VALUE))
+    assert scanned(numbers).readable == whole
+    assert broken(scanned(numbers), whole) == (set(), 0)
+
+
+def test_a_message_whose_first_pieces_lie_in_another_range_is_not_missing() -> None:
+    seen = scanned((0, 1, 2), start=1)
+    assert (seen.readable.messages, seen.incomplete) == (0, 1)
+    assert broken(seen, Tally(1, row_hash(None, VALUE))) == (set(), 1)
+    assert broken(seen, Tally(2, 9))[0] == {Rule.V1}
+
+
+def test_a_message_of_which_a_piece_is_gone_is_told_by_its_entries_and_is_no_row() -> None:
+    assert scanned((0, 2)).readable == Tally()

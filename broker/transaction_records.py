@@ -31,6 +31,7 @@ class TransactionRecords:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._store = broker.transactions.store
+        self._retention_ms = int(broker.settings.transaction_gc_retention_s * 1000)
 
     async def headers(self, state: TxnState) -> AsyncIterator[Json]:
         """Every header in that state: open ones by their deadline, others by their end."""
@@ -40,7 +41,7 @@ class TransactionRecords:
             pages = self._store.ended_headers(state, _FOR_EVER_MS)
         async for page in pages:
             for stored in page:
-                yield header_json(stored)
+                yield header_json(stored, self._retention_ms)
 
     async def segments(self, name: TopicName) -> AsyncIterator[Json]:
         """Of each segment of a topic: its claims, the aborted set and its owner's epoch.
@@ -74,16 +75,18 @@ class TransactionRecords:
         }
 
 
-def header_json(stored: StoredHeader) -> Json:
-    """One header, with what its group committed."""
+def header_json(stored: StoredHeader, retention_ms: int) -> Json:
+    """One header, with what its group committed, and until when it is surely kept."""
     header = stored.header
+    ended_ms = header.finalized_ms
     told: Json = {
         "txnId": str(stored.txn),
         "status": header.state.value,
         "owner": header.owner,
         "createdMs": header.created_ms,
         "deadlineMs": header.deadline_ms,
-        "finalizedMs": header.finalized_ms,
+        "finalizedMs": ended_ms,
+        "keptUntilMs": None if ended_ms is None else ended_ms + retention_ms,
         **_tie(header),
     }
     if header.group is not None:

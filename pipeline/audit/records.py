@@ -138,6 +138,7 @@ def transaction_of(told: Json) -> TransactionState:
         cast("int | None", told.get("transactionKeyEpoch")),
         group is not None,
         None if commit is None else commit_of(commit),
+        cast("int | None", told.get("keptUntilMs")),
     )
 
 

@@ -77,6 +77,8 @@ class TransactionState:
     epoch: int | None = None
     is_group: bool = False
     commit: Commit | None = None
+    kept_until_ms: int | None = None
+    """Until when it, and each that ended later, is surely there; None: that is not known."""
 
     def state_of(self, txn: str) -> State:
         """Of this transaction, or of an attempt of this group."""

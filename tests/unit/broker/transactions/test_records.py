@@ -32,7 +32,10 @@ async def test_headers_by_state(site: Site) -> None:
         (told,) = await lines(site, f"{BASE}/headers/{state}")
         assert told["txnId"] == f"{txn[0]}_{txn[1]}"
         assert told["status"] == state.upper()
-        assert (told["finalizedMs"] is None) == (state == "open")
+        ended, kept = told["finalizedMs"], told["keptUntilMs"]
+        assert (ended is None, kept is None) == (state == "open", state == "open")
+        if isinstance(ended, int):
+            assert kept == ended + 900_000
         assert "group" not in told
 
 

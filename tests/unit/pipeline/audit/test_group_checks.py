@@ -6,7 +6,7 @@ from dataclasses import replace
 from pipeline.audit.group_checks import check_batches, check_positions
 from pipeline.audit.snapshot import KeyState, Snapshot, State
 from pipeline.audit.violations import Findings, Rule
-from tests.unit.pipeline.audit.topic_facts import TOPIC, group, header, segment, snapshot
+from tests.unit.pipeline.audit.topic_facts import T0_MS, TOPIC, group, header, segment, snapshot
 
 WROTE = {1: {segment(1).topic: (2, 5)}}
 
@@ -35,6 +35,14 @@ def test_a_batch_twice_a_hole_and_one_that_goes_back() -> None:
         assert broken(snapshot(*groups)) == {Rule.V6}, batches
 
 
+def test_a_hole_where_headers_are_being_collected_is_none() -> None:
+    for kept_until_ms in (T0_MS, None):
+        first = replace(group(0, 0, WROTE), kept_until_ms=kept_until_ms)
+        records = snapshot(first, group(2, 2, WROTE))
+        assert not broken(records)
+        assert broken(snapshot(first, group(2, 0, WROTE))) == {Rule.V6}
+
+
 def test_an_epoch_that_falls() -> None:
     assert broken(snapshot(group(0, 0, WROTE, epoch=4), group(1, 1, WROTE))) == {Rule.V6}
 
@@ -42,6 +50,12 @@ def test_an_epoch_that_falls() -> None:
 def test_positions_that_go_back() -> None:
     groups = [group(i, i, WROTE, positions=cut(10, 5 - i, 0)) for i in range(2)]
     assert broken(snapshot(*groups)) == {Rule.V7}
+
+
+def test_positions_that_are_no_cuts_are_left_alone() -> None:
+    for place in (5, None, "there", ["a"], {"at": 1}):
+        text = json.dumps([{"topic": TOPIC, "pos": {"0": place}}])
+        assert not broken(snapshot(*(group(i, i, WROTE, positions=text) for i in range(2))))
 
 
 def test_a_key_that_tells_otherwise_than_its_group() -> None:

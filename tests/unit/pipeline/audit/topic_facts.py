@@ -103,6 +103,7 @@ def group(
         epoch=epoch,
         is_group=True,
         commit=Commit("q", batch, positions, winners),
+        kept_until_ms=T0_MS + 900_000,
     )
 
 

@@ -8,6 +8,7 @@ Rules:
   the first entry that was published when the piece was, as pieces of a message share that time.
   If that finds them not, once more from `LOOK_BACK_MS` earlier; then the message has no beginning,
   because its producer never finished it or retention took it, and is left out, as consumers do.
+  Where brokers know no times they are looked for from the beginning of the segment on.
 - Nothing is skipped unseen: when a range was read it is asked whether all of it is still retained,
   and may be read.  If not, `DataLost`, so the task fails and is tried again.
 - An entry that cannot be taken apart fails the task, or is left out (`skip_damaged`).
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from magnetar.errors import InvalidMessage
+from magnetar.errors import InvalidMessage, NotSupported
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.messages import MessageColumns, Piece, take_apart, take_pieces
 from pipeline.cut import END
@@ -150,9 +151,12 @@ class SegmentRows:
     def _look_back(self, piece: Piece, since_ms: int) -> list[Piece]:
         """Of the same message, in order, published since then; no others are kept."""
         topic, end = self._range.topic, Position(piece.ledger_id, piece.entry_id)
-        plan = self._reading.plan(
-            topic, None, end=end, max_messages=1, from_publish_time_ms=max(since_ms, 0)
-        )
+        try:
+            plan = self._reading.plan(
+                topic, None, end=end, max_messages=1, from_publish_time_ms=max(since_ms, 0)
+            )
+        except NotSupported:
+            plan = self._reading.plan(topic, None, end=end, max_messages=1)
         found: list[Piece] = []
         for entries in self._reading.entries(topic, plan.start, end):
             columns = MessageColumns()

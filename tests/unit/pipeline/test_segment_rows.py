@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.compression import CompressionType
-from magnetar.errors import InvalidMessage
+from magnetar.errors import InvalidMessage, NotSupported
 from magnetar.reads.messages import message_ids
+from magnetar.reads.plan import RangePlan
 from pipeline import segment_rows
 from pipeline.cut import BEGINNING, END, Place
 from pipeline.errors import DataLost
 from pipeline.row_ids import row_ids
 from pipeline.segment_rows import RowLimits, SegmentRows
 from pipeline.tasks import SegmentRange
+from protocol.ids import Position
 from tests.unit.pipeline.stored import LEDGER, StoredSegment, batch, pieces, single
 
 FEW = RowLimits(rows=4, bytes=1000)
@@ -88,6 +90,21 @@ def test_pieces_that_each_have_a_time_are_found_too() -> None:
     second = pieces(1, b"x" * 100, 2, publish_time=9000)[1]
     segment = StoredSegment([first, single(2, b"between", publish_time=5000), second])
     assert values(segment, Place(LEDGER, 2), END) == [b"x" * 100]
+
+
+class WithoutTimes(StoredSegment):
+    """At a broker that chooses no range by publish time."""
+
+    def plan(self, segment_topic: str, start: Position | None, **bounds: object) -> RangePlan:
+        if bounds.get("from_publish_time_ms") is not None:
+            raise NotSupported("The broker of this topic chooses no range by publish time.")
+        return super().plan(segment_topic, start, **bounds)  # type: ignore[arg-type]
+
+
+def test_pieces_before_the_range_are_found_where_brokers_know_no_times() -> None:
+    one = pieces(50, b"x" * 100, 4)
+    segment = WithoutTimes([single(1, b"first"), *one[:3], single(60, b"between"), one[3]])
+    assert values(segment, Place(LEDGER, 4), END) == [b"between", b"x" * 100]
 
 
 def test_a_message_without_beginning_is_left_out() -> None:

@@ -63,6 +63,9 @@ def audit(
     readers: Annotated[
         bool, typer.Option("--readers", help="Read it as consumers do, too, and compare")
     ] = False,
+    table: Annotated[
+        str | None, typer.Option("--table", help="Compare the table that an offload wrote there")
+    ] = None,
     master: Master = None,
     *,
     where: Where,
@@ -72,6 +75,7 @@ def audit(
         from pipeline.audit.console import show
         from pipeline.audit.job import audit as run
         from pipeline.audit.report import page
+        from pipeline.offload.place import place_of
 
         found = run(
             spark,
@@ -79,6 +83,7 @@ def audit(
             _rest(admin_url, where),
             topic_named(topic),
             readers_view=readers,
+            table=None if table is None else place_of(table),
         )
         show(found)
         if report is not None:
@@ -184,6 +189,48 @@ def compact(
         with Progress("Compaction") as progress:
             made = run(spark, _connection(where), asked, progress)
         typer.echo(made.sentence())
+
+
+@app.command()
+@connecting
+def offload(
+    topic: TopicArgument,
+    to: Annotated[str, typer.Option("--to", help="A path, or s3://BUCKET/PREFIX")],
+    admin_url: AdminUrl = "http://127.0.0.1:8080",
+    copies: Annotated[
+        str | None,
+        typer.Option("--copies", help="Where brokers put raw copies, below their offload_url"),
+    ] = None,
+    drop: Annotated[
+        bool, typer.Option("--drop-hot", help="Delete ledgers that were copied and read again")
+    ] = False,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Copy sealed segments to an object store, and write their rows as a table of Parquet."""
+    with ending_well(), _spark(master, f"offload of {topic}") as spark:
+        from pipeline.offload.job import offload as run
+        from pipeline.offload.place import place_of
+
+        done = run(
+            spark,
+            _connection(where),
+            _rest(admin_url, where),
+            topic_named(topic),
+            place_of(to),
+            copies_url=copies,
+            drop=drop,
+            progress=typer.echo,
+        )
+    rows = sum(each.rows for each in done.now.values())
+    typer.echo(
+        f"Offloaded {len(done.now)} segments with {rows:,} rows; {len(done.before)} were before."
+    )
+    for segment_id, why in done.waiting.items():
+        typer.echo(f"Segment {segment_id} {why}: run the same command again later.")
+    if drop:
+        typer.echo(f"Deleted {sum(map(len, done.dropped.values()))} ledgers, which have copies.")
 
 
 def _connection(where: Where) -> "Connection":

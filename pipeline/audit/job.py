@@ -36,6 +36,7 @@ from pipeline.audit.report import Report
 from pipeline.audit.scan import AuditedRange, Place, SuspectRow, scan, suspect_rows
 from pipeline.audit.seen import NO_ROWS, SeenRange, SeenTransaction, Stamp, Tally, joined
 from pipeline.audit.snapshot import SegmentState, Snapshot
+from pipeline.audit.table_view import table_view
 from pipeline.audit.transaction_checks import (
     check_claims,
     check_counts,
@@ -44,6 +45,7 @@ from pipeline.audit.transaction_checks import (
 )
 from pipeline.audit.violations import Findings
 from pipeline.connecting import Connected, connected
+from pipeline.offload.place import Place as TablePlace
 from pipeline.options import Connection
 from pipeline.row_hash import row_hash
 from protocol.ids import EARLIEST, Position
@@ -64,10 +66,12 @@ def audit(
     topic: str,
     *,
     readers_view: bool = False,
+    table: TablePlace | None = None,
 ) -> Report:
     """Audit one topic; `readers_view`: also read it as consumers do, and compare.
 
-    Raises `AdminFailed`, and what the client does.
+    `table`: where an offload wrote; that is compared, too.  Raises `AdminFailed`,
+    `InvalidManifest`, `PlaceFailed`, and what the client does.
     """
     began_s = time.monotonic()
     client = connected(connection)
@@ -96,6 +100,9 @@ def audit(
             partial(_counted, connection)
         )
         views = {"raw": readable, "readers": _by_segment(told.collect())}
+        check_views(views, findings)
+    if table is not None:
+        views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
         check_views(views, findings)
     return Report(snapshot, findings, seen, time.monotonic() - began_s)
 

@@ -81,6 +81,7 @@ class Observer:
             self._spans,
             tuple(self._holes),
             tuple(self._damaged),
+            sum(each.incomplete for each in self._transactions.values()),
         )
 
     def _take(self, entry: StoredEntry) -> None:

@@ -140,6 +140,8 @@ class SeenRange:
     holes: tuple[Hole, ...] = ()
     damaged: tuple[Position, ...] = ()
     """Entries that cannot be taken apart."""
+    incomplete: int = 0
+    """Messages in pieces of which only the last ones lie in a range."""
 
 
 def no_rows(segment_id: int, start: Position, end: Position) -> SeenRange:
@@ -169,6 +171,7 @@ def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
         _in_order(before.producers, after.producers, after.start),
         *_ledgers(before, after),
         (*before.damaged, *after.damaged)[:HOLES_KEPT],
+        before.incomplete + after.incomplete,
     )
 
 

@@ -1,0 +1,1 @@
+"""The offload: sealed segments as raw copies and as a table for other engines."""

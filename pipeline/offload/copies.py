@@ -1,0 +1,113 @@
+"""Asks brokers for the raw copies of segments, over REST, and follows them.
+
+Rules:
+
+- What is copied already is not asked for again; what runs is waited for.
+- A copy that failed ends the waiting, as does one that comes no further for STALLED_S.
+- Hot data is dropped of the ledgers that are named, no others.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
+from urllib.parse import urlencode
+
+from magnetar.layout import Segment
+from pipeline.admin import AdminRest, topic_path
+from pipeline.errors import PipelineError
+from pipeline.offload.manifest import LedgerCopy
+
+__all__ = ["OffloadFailed", "await_copies", "drop_hot"]
+
+POLL_S: Final = 0.5
+STALLED_S: Final = 3600
+Told = Mapping[str, object]
+
+
+class OffloadFailed(PipelineError):
+    """A segment could not be offloaded; nothing of it was dropped."""
+
+
+def await_copies(
+    rest: AdminRest,
+    segments: Sequence[Segment],
+    url: str | None,
+    progress: Callable[[str], None],
+) -> dict[int, tuple[LedgerCopy, ...]]:
+    """Have the sealed segments copied; their ledgers.  Raises `OffloadFailed`, `AdminFailed`."""
+    for each in segments:
+        if not _is_copied(_manifest(rest, each)):
+            _begin(rest, each, url)
+    waiting = {each.segment_id: each for each in segments}
+    found: dict[int, tuple[LedgerCopy, ...]] = {}
+    copied: dict[int, int] = {}
+    known, since_s = -1, time.monotonic()
+    while waiting:
+        for segment_id, segment in list(waiting.items()):
+            told = _manifest(rest, segment)
+            copied[segment_id] = sum(bool(each["offloaded"]) for each in _ledgers(told))
+            if _is_copied(told):
+                found[segment_id] = tuple(map(_copy, _ledgers(told)))
+                del waiting[segment_id]
+            elif told["status"] == "ERROR":
+                raise OffloadFailed(
+                    f"The broker could not copy segment {segment_id}: {told['lastError']} Mend "
+                    "that, and run the same command again."
+                )
+        now = sum(copied.values())
+        if now != known:
+            progress(f"Copied {now} ledgers; {len(found)} of {len(segments)} segments are whole")
+            known, since_s = now, time.monotonic()
+        if waiting:
+            if time.monotonic() - since_s > STALLED_S:
+                raise OffloadFailed(
+                    f"The copies of segments {sorted(waiting)} come no further; look into the log "
+                    "of the broker (offload_failed), and run the same command again."
+                )
+            time.sleep(POLL_S)
+    return found
+
+
+def drop_hot(rest: AdminRest, segment: Segment, ledger_ids: Sequence[int]) -> list[int]:
+    """Have these ledgers deleted, of which there are copies; which were.  Raises `AdminFailed`."""
+    if not ledger_ids:
+        return []
+    return cast("list[int]", rest.call("POST", f"{_path(segment)}/dropHot", list(ledger_ids)))
+
+
+def _begin(rest: AdminRest, segment: Segment, url: str | None) -> None:
+    query = "" if url is None else "?" + urlencode({"url": url})
+    rest.call("PUT", _path(segment) + query)
+
+
+def _manifest(rest: AdminRest, segment: Segment) -> Told:
+    return cast("Told", rest.get(f"{_path(segment)}/manifest"))
+
+
+def _path(segment: Segment) -> str:
+    domain, _, path = topic_path(segment.topic).partition("/")
+    return f"/admin/v2/{'segments' if domain == 'segment' else domain}/{path}/offload"
+
+
+def _ledgers(told: Told) -> list[Told]:
+    """Those that have entries."""
+    return [each for each in cast("list[Told]", told["ledgers"]) if each["entries"]]
+
+
+def _is_copied(told: Told) -> bool:
+    return bool(told["sealed"]) and all(each["offloaded"] for each in _ledgers(told))
+
+
+def _copy(told: Told) -> LedgerCopy:
+    if told.get("entriesSha256") is None:
+        raise OffloadFailed(
+            f"The copy of ledger {told['ledgerId']} has no hash to be held against: another "
+            "program made it. Offload the topic where Magnetar made the copies."
+        )
+    return LedgerCopy(
+        cast("int", told["ledgerId"]),
+        cast("int", told["entries"]),
+        cast("str", told["entriesSha256"]),
+        cast("str", told["url"]),
+        tuple(cast("list[str]", told["objects"])),
+    )

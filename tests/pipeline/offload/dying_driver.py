@@ -1,0 +1,32 @@
+"""`python -m tests.pipeline.offload.dying_driver JSON`: an offload that is killed at a manifest."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pipeline.admin import AdminRest
+from pipeline.offload import job
+from pipeline.offload.place import Place, place_of
+from pipeline.options import Connection
+from tests.pipeline import spark_session
+
+
+def die(_place: Place, _name: str, _text: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    job.put_text = die
+    with spark_session.running(Path(given["directory"])) as spark:
+        job.offload(
+            spark,
+            Connection(given["url"]),
+            AdminRest(given["admin_url"]),
+            given["topic"],
+            place_of(given["to"]),
+            drop=True,
+            file_bytes=given["file_bytes"],
+        )

@@ -63,6 +63,23 @@ def group_of_batch(record: KeyRecord, batch: Batch) -> TxnId | None:
     return committed.group if committed is not None and committed.batch == batch else None
 
 
+def differs(record: KeyRecord, batch: Batch, positions: str | None) -> bool:
+    """Whether the last batch was committed with other positions than these (G6)."""
+    last = record.committed
+    if last is None or last.batch != batch or positions is None or last.positions is None:
+        return False
+    return last.positions != positions
+
+
+def other_positions(name: KeyName, batch: Batch) -> InvalidTxnStatus:
+    """Why a batch is neither committed nor done (G6)."""
+    return InvalidTxnStatus(
+        f"Batch {batch.number} of query {batch.query!r} was committed under key {name.key!r} with "
+        "other positions: this one is of a checkpoint that lost its last batch, or was put back. "
+        "Begin with a new checkpoint, at the positions that the key tells."
+    )
+
+
 class CommitVerdict(enum.Enum):
     """What is to be done about a COMMIT_GROUP under the present epoch."""
 

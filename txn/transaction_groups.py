@@ -35,10 +35,12 @@ from txn.header import EndVerdict, bounded_timeout_ms, not_open, raised, refusal
 from txn.key_groups import (
     CommitVerdict,
     decide_commit,
+    differs,
     group_ended,
     group_of_batch,
     is_done,
     named_group,
+    other_positions,
 )
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
@@ -323,7 +325,7 @@ class TransactionGroups:
                 case CommitVerdict.AGAIN:
                     return CommittedGroup(False, group_of_batch(now.record, commit.batch))
                 case CommitVerdict.DONE:
-                    return await self._done(now, nonce, commit.batch)
+                    return await self._done(name, now, nonce, commit)
                 case CommitVerdict.BUSY if now.record.last is not None:
                     raise busy(name, now.record.last.txn)
                 case CommitVerdict.BEGIN:
@@ -341,13 +343,17 @@ class TransactionGroups:
                     await self._keys.require(name, epoch)
                     raise group_ended(name, nonce)
 
-    async def _done(self, now: KeyNow, nonce: str, batch: Batch) -> CommittedGroup:
+    async def _done(
+        self, name: KeyName, now: KeyNow, nonce: str, commit: GroupCommit
+    ) -> CommittedGroup:
         """G6: what was begun for a batch that had been committed is aborted."""
         own = named_group(now.record, nonce)
         if own is not None and now.state is TxnState.OPEN:
             await self._transactions.abort_open(own)
+        if differs(now.record, commit.batch, commit.positions):
+            raise other_positions(name, commit.batch)
         self._transactions.counters.groups_done += 1
-        return CommittedGroup(True, group_of_batch(now.record, batch))
+        return CommittedGroup(True, group_of_batch(now.record, commit.batch))
 
     async def _write(
         self, stored: StoredHeader, commit: GroupCommit, winners: Sequence[TxnId]

@@ -156,7 +156,9 @@ class KnowsNoBatch(TransactionKeys):
 class LeavesOpen(TransactionGroups):
     """G6 broken: what was begun for a batch that is done stays open."""
 
-    async def _done(self, now: KeyNow, nonce: str, batch: Batch) -> CommittedGroup:
+    async def _done(
+        self, name: KeyName, now: KeyNow, nonce: str, commit: GroupCommit
+    ) -> CommittedGroup:
         return CommittedGroup(True, None)
 
 

@@ -333,3 +333,21 @@ async def test_g6_a_batch_that_was_committed_is_done() -> None:
         await open_key(led)
         assert await attempt(led, 1, "l", batch=Batch("q", 5)) is None
         assert sum(one.counters.groups_done for one in led.led()) == 7
+
+
+@in_virtual_time
+async def test_g6_another_batch_under_the_number_of_the_last_one_is_refused() -> None:
+    """A job that lost what it noted of its last batch plans another one under that number."""
+    async with World().coordinators() as (led, parts):
+        await open_key(led)
+        first = await begin_attempt(led)
+        await commit(led, [first], Batch("q", 5), positions="as planned")
+        other = await begin_attempt(led, nonce="m")
+        with pytest.raises(InvalidTxnStatus, match="with other positions"):
+            await commit(led, [other], Batch("q", 5), nonce="m", positions="planned anew")
+        assert await state_of(parts, other) is ABORT
+        with pytest.raises(InvalidTxnStatus, match="with other positions"):
+            await commit(led, [], Batch("q", 5), nonce="z", positions="planned anew")
+        for batch, positions in ((5, "as planned"), (5, None), (4, "planned anew")):
+            done = await commit(led, [], Batch("q", batch), nonce="y", positions=positions)
+            assert done.done

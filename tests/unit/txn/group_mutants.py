@@ -11,7 +11,7 @@ from tests.unit.txn.group_clients import GroupPlan
 from txn.collector import Collector
 from txn.coordinator import Coordinator
 from txn.errors import InvalidTxnStatus
-from txn.group import Batch, Group, GroupCommit
+from txn.group import Group, GroupCommit
 from txn.header import header_of
 from txn.key_groups import named_group
 from txn.key_store import StoredKey, TransactionKeyStore

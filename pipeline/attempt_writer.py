@@ -1,14 +1,15 @@
 """One try of one task: its rows in an attempt, counted where they ended up.
 
-    NEW    nothing was asked yet: a task without rows asks for nothing
+    NEW    nothing was asked yet: a task without rows asks for nothing, unless it takes long
     OPEN   has an attempt, and writes in it
     DONE   was told that the batch was committed before: its rows are dropped
     SETTLED, FAILED   nothing more is written
 
 Rules:
 
-- W1 The attempt is begun with the first row.  The task's query and batch go along, so that a batch
-  that is done is not written again.
+- W1 The attempt is begun with the first row, or when that is long in coming (`expect_rows`): then
+  it may be this task alone that keeps the group open.  The task's query and batch go along, so that
+  a batch that is done is not written again.
 - W2 A report is given when every row has its receipt; it counts each where its receipt says that it
   is, so a segment that is sealed meanwhile makes no difference.  Any row that has none fails the
   try: Spark makes another one, in another attempt.
@@ -149,13 +150,20 @@ class AttemptWriter(Generic[B]):
         self._attempt: B | None = None
         self._sender: Sender | None = None
         self._extending: asyncio.Task[None] | None = None
+        self._beginning = asyncio.Lock()
+        self._failure: Exception | None = None
+        """Of the beginning, for who asks again."""
+
+    async def expect_rows(self) -> None:
+        """Rows are long in coming: begin without them.  Raises as `write`."""
+        if self._attempts is not None:
+            await self._begun()
 
     async def write(self, rows: Rows) -> None:
         """Write some rows.  Raises why they cannot be, then or earlier."""
         if not rows:
             return
-        if self.state is WriterState.NEW:
-            await self.begin()
+        await self._begun()
         if self.state is WriterState.OPEN:
             await self._kept_open(self.send(rows))
             self.rows += len(rows)
@@ -165,6 +173,8 @@ class AttemptWriter(Generic[B]):
     async def finish(self) -> TaskReport:
         """When everything is stored: what to tell the driver.  Raises why it is not."""
         counts: Mapping[str, RowCount] = {}
+        if self._failure is not None:
+            raise self._failure
         if self.state is WriterState.OPEN:
             counts = await self._kept_open(self.settle())
         elif self.state in (WriterState.SETTLED, WriterState.FAILED):
@@ -242,6 +252,20 @@ class AttemptWriter(Generic[B]):
         await self._attempts.extend(group, self.timeout_s)
 
     # How it is done
+
+    async def _begun(self) -> None:
+        """Begin once, whoever asks first."""
+        async with self._beginning:
+            if self._failure is not None:
+                raise self._failure
+            if self.state is not WriterState.NEW:
+                return
+            try:
+                await self.begin()
+            except Exception as error:
+                self._failure = error
+                self._enter(WriterState.FAILED)
+                raise
 
     async def _keep_open(self, group: TxnId) -> None:
         """Until it is cancelled, or the deadline cannot be moved on."""

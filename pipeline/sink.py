@@ -2,22 +2,26 @@
 
 Rules: Spark makes a writer on the driver, pickles it for the tasks, and makes others to commit and
 to abort, so nothing that a writer learns gets from one call to the next but by the messages of its
-tasks.  Nothing is connected before there are rows, or something to be decided.
+tasks.  Nothing is connected before there are rows, or they are late, or something to be decided.
 """
 
+import logging
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 import magnetar
+from magnetar.errors import MagnetarError
 from pipeline.attempt_writer import AttemptWriter, Sender, Task
 from pipeline.checkpoint_files import CheckpointFiles, GivenPositions
-from pipeline.connecting import connected
+from pipeline.connecting import Connected, connected
 from pipeline.key_groups import KeyGroups
 from pipeline.row_sender import RowSender
 from pipeline.sink_driver import BatchOutcome, SinkDriver
@@ -26,6 +30,11 @@ from pipeline.sink_rows import RowColumns
 from pipeline.task_report import TaskReport
 
 __all__ = ["Sink", "SinkMessage", "new_nonce"]
+
+T = TypeVar("T")
+PATIENCE: Final = 4
+"""Of the time for which a group is open, the part that a task waits for its first row."""
+_log: Final = logging.getLogger(__name__)
 
 
 def new_nonce() -> str:
@@ -86,20 +95,14 @@ class Sink:
 
     def write(self, task: Task, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         """Write the rows of a task.  Raises why they are not all stored."""
-        writing: _Writing | None = None
+        writing = _Writing(self, task)
         try:
             for batch in batches:
-                if not batch.num_rows:
-                    continue
-                if writing is None:
-                    writing = _Writing(self, task)
-                writing.write(batch)
-            if writing is None:
-                return TaskReport(task.nonce, task.partition, task.query, task.batch)
+                if batch.num_rows:
+                    writing.write(batch)
             return writing.finish()
         finally:
-            if writing is not None:
-                writing.close()
+            writing.close()
 
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batch: int
@@ -136,38 +139,89 @@ class Sink:
 
 
 class _Writing:
-    """A task that has rows: its writer, on the thread of the client."""
+    """A task: its writer, on the thread of the client, made for the first row.
+
+    If that is long in coming, a timer has the writer begin without it, so that the group of the
+    batch does not end while the only task that is left computes its rows.
+    """
 
     def __init__(self, sink: Sink, task: Task) -> None:
+        self._sink = sink
+        self._task = task
         self._columns = sink.columns
-        self._connected = connected(sink.options.connection)
+        self._connected: Connected | None = None
         self._groups: KeyGroups | None = None
-
-        async def made(client: magnetar.Client) -> AttemptWriter[magnetar.Attempt]:
-            if sink.options.key is not None:
-                self._groups = KeyGroups(client, sink.options.key)
-            return sink.attempt_writer(client, self._groups, task)
-
-        self._writer = self._connected.run(made)
+        self._made: AttemptWriter[magnetar.Attempt] | None = None
+        self._making = threading.Lock()
+        self._timer = threading.Timer(sink.options.timeout_s / PATIENCE, self._expect_rows)
+        self._timer.daemon = True
+        if sink.options.key is not None:
+            self._timer.start()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows = self._columns.rows(batch)
+        rows, writer = self._columns.rows(batch), self._writer()
 
         async def written(client: magnetar.Client) -> None:
-            await self._writer.write(rows)
+            await writer.write(rows)
 
-        self._connected.run(written)
+        self._run(written)
 
     def finish(self) -> TaskReport:
-        async def finished(client: magnetar.Client) -> TaskReport:
-            return await self._writer.finish()
+        self._stop_timer()
+        task, writer = self._task, self._made
+        if writer is None:
+            return TaskReport(task.nonce, task.partition, task.query, task.batch)
 
-        return self._connected.run(finished)
+        async def finished(client: magnetar.Client) -> TaskReport:
+            return await writer.finish()
+
+        return self._run(finished)
 
     def close(self) -> None:
-        async def closed(client: magnetar.Client) -> None:
-            await self._writer.close()
-            if self._groups is not None:
-                await self._groups.close()
+        self._stop_timer()
+        writer, groups = self._made, self._groups
+        if writer is None:
+            return
 
-        self._connected.run(closed)
+        async def closed(client: magnetar.Client) -> None:
+            try:
+                await writer.close()
+            finally:
+                if groups is not None:
+                    await groups.close()
+
+        self._run(closed)
+
+    def _writer(self) -> AttemptWriter[magnetar.Attempt]:
+        """Made by the first who asks."""
+        with self._making:
+            if self._made is None:
+                self._connected = connected(self._sink.options.connection)
+                self._made = self._run(self._make)
+            return self._made
+
+    async def _make(self, client: magnetar.Client) -> AttemptWriter[magnetar.Attempt]:
+        if self._sink.options.key is not None:
+            self._groups = KeyGroups(client, self._sink.options.key)
+        return self._sink.attempt_writer(client, self._groups, self._task)
+
+    def _expect_rows(self) -> None:
+        """On the timer's thread.  What fails here fails again with the first row, and is told."""
+        try:
+            writer = self._writer()
+
+            async def expected(client: magnetar.Client) -> None:
+                await writer.expect_rows()
+
+            self._run(expected)
+        except MagnetarError as error:
+            _log.warning("Partition %d waits for its rows: %s", self._task.partition, error)
+
+    def _stop_timer(self) -> None:
+        self._timer.cancel()
+        if self._timer.ident is not None:
+            self._timer.join()
+
+    def _run(self, work: Callable[[magnetar.Client], Awaitable[T]]) -> T:
+        assert self._connected is not None, "only who is connected has something to do"
+        return self._connected.run(work)

@@ -1,27 +1,34 @@
 """Attempts and decisions of the sink at a real broker, without Spark."""
 
 import asyncio
+import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 import magnetar
+import pipeline
 from magnetar.errors import InvalidTransactionStatus, TransactionKeyFenced
+from pipeline.admin import AdminRest
 from pipeline.attempt_writer import AttemptWriter, Task
 from pipeline.key_groups import KeyGroups
 from pipeline.row_hash import row_hash
 from pipeline.row_sender import RowSender
+from pipeline.sink import Sink
 from pipeline.sink_driver import BatchOutcome, SinkDriver
-from pipeline.sink_options import TransactionKeyOption
+from pipeline.sink_options import SinkOptions, TransactionKeyOption
 from pipeline.sink_rows import RowColumns, Rows
 from pipeline.task_report import RowCount, TaskReport
 from tests.client.conftest import Topic
 from tests.pipeline import rows as seen_rows
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.rows import Pair
+from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.waiting import until
 
 LONG_S = 600.0
@@ -30,9 +37,13 @@ COLUMNS = RowColumns.of([("key", "string"), ("value", "binary")])
 Writer = AttemptWriter[magnetar.Attempt]
 
 
-def in_rows(pairs: list[Pair]) -> Rows:
+def batch_of(pairs: list[Pair]) -> pa.RecordBatch:
     keys, values = zip(*pairs, strict=True)
-    return COLUMNS.rows(pa.record_batch({"key": list(keys), "value": list(values)}))
+    return pa.record_batch({"key": list(keys), "value": list(values)})
+
+
+def in_rows(pairs: list[Pair]) -> Rows:
+    return COLUMNS.rows(batch_of(pairs))
 
 
 @asynccontextmanager
@@ -200,3 +211,42 @@ async def test_who_was_overtaken_can_neither_write_nor_commit_nor_abort(
             assert await SinkDriver(new, None).commit([report], 0) is BatchOutcome.COMMITTED
     found = await seen_rows.committed(client, made.name)
     assert [row.value for row in found] == [b"new"]
+
+
+async def test_a_task_whose_rows_are_late_keeps_the_group_of_the_others_open(
+    service: BrokerUnderTest, client: magnetar.Client, topic: MakeTopic
+) -> None:
+    """It has begun nothing when the others have finished, and they extend nothing any more."""
+    made = await topic(1)
+    key = await asyncio.to_thread(pipeline.open_key, service.url, made.local_name)
+    given = {"serviceUrl": service.url, "topic": made.name, "txnTimeoutMs": "1000"}
+    schema = StructType().add("key", StringType()).add("value", BinaryType())
+    sink = Sink(SinkOptions.of(given | dict(key.options), streaming=True), schema)
+    pairs, computed = seen_rows.pairs(2), threading.Event()
+
+    def late() -> Iterator[pa.RecordBatch]:
+        assert computed.wait(LONG_S), "the test has ended"
+        yield batch_of(pairs[1:])
+
+    early = await asyncio.to_thread(sink.write, Task("n", 0, "q", 0), [batch_of(pairs[:1])])
+    assert early.group is not None
+    path = f"/admin/v3/transactions/transaction/{early.group.most}/{early.group.least}"
+
+    async def header() -> tuple[str, int]:
+        told = await asyncio.to_thread(AdminRest(service.admin_url).get, path)
+        assert isinstance(told, dict)
+        return told["status"], told["deadlineMs"]
+
+    _, deadline_ms = await header()
+    writing = asyncio.ensure_future(asyncio.to_thread(sink.write, Task("n", 1, "q", 0), late()))
+    try:
+        await until(lambda: time.time() * 1000 > deadline_ms)
+        assert (await header())[0] == "OPEN"
+    finally:
+        computed.set()
+    reports = [early, await writing]
+    groups = KeyGroups(client, TransactionKeyOption(made.local_name, key.epoch))
+    assert await SinkDriver(groups, None).commit(reports, 0) is BatchOutcome.COMMITTED
+    await groups.close()
+    found = await seen_rows.committed(client, made.name)
+    assert sorted((row.key, row.value) for row in found) == sorted(pairs)

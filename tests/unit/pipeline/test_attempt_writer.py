@@ -129,6 +129,51 @@ async def test_who_has_no_rows_asks_for_nothing() -> None:
     assert (report.attempt, report.rows, report.done) == (None, 0, False)
 
 
+async def test_who_waits_for_rows_keeps_the_group_open() -> None:
+    """It may be the only one that is left."""
+    coordinator, segment = Coordinator(), Segment()
+    one = writer(coordinator, segment, timeout_s=0.01)
+    await one.expect_rows()
+    await coordinator.was_extended.wait()
+    await one.write(rows(2))
+    await one.expect_rows()
+    assert len(coordinator.begun) == 1
+    segment.counts = {"s": RowCount(2, 0)}
+    assert (await one.finish()).attempt == ATTEMPT
+    await one.close()
+
+
+async def test_who_waited_for_rows_that_never_came_reports_none() -> None:
+    coordinator, segment = Coordinator(), Segment(counts={})
+    one = writer(coordinator, segment)
+    await one.expect_rows()
+    report = await one.finish()
+    assert (report.attempt, report.rows, report.counts) == (ATTEMPT, 0, {})
+    await one.close()
+
+
+async def test_who_could_not_begin_says_why_whenever_it_is_asked() -> None:
+    class Refusing(Coordinator):
+        async def begin(self, task: Task, timeout_s: float) -> Try | None:
+            raise InvalidTransactionStatus("the key is busy.")
+
+    one = writer(Refusing(), Segment())
+    for asked in (one.expect_rows, lambda: one.write(rows(1)), one.finish):
+        with pytest.raises(InvalidTransactionStatus, match="busy"):
+            await asked()
+    await one.close()
+    assert one.state is WriterState.FAILED
+
+
+async def test_rows_that_come_while_it_begins_are_of_one_attempt() -> None:
+    coordinator, segment = Coordinator(), Segment(counts={"s": RowCount(2, 0)})
+    one = writer(coordinator, segment)
+    await asyncio.gather(one.expect_rows(), one.write(rows(2)), one.expect_rows())
+    assert len(coordinator.begun) == 1
+    await one.finish()
+    await one.close()
+
+
 async def test_rows_of_a_batch_that_is_done_are_dropped() -> None:
     segment = Segment()
     one = writer(Coordinator(done=True), segment)

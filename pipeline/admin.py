@@ -60,15 +60,14 @@ class AdminRest:
                 yield told
         raise AdminFailed(f"{self._url}{path} broke off in the middle; ask again.")
 
-    def exists(self, path: str) -> bool:
-        """Whether something is there.  Raises `AdminFailed` for anything but 404."""
+    def find(self, path: str) -> object | None:
+        """The JSON that is there; None for 404.  Raises `AdminFailed` for anything else."""
         try:
-            self.get(path)
+            return self.get(path)
         except AdminFailed as error:
             if isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 404:
-                return False
+                return None
             raise
-        return True
 
     def _open(self, method: str, path: str, body: object | None) -> http.client.HTTPResponse:
         url = self._url + path

@@ -30,3 +30,13 @@ class TxnId(NamedTuple):
     def attempt_index(self) -> int:
         """Which attempt of its group it is, from 1 on; 0: it is none."""
         return self.least >> ATTEMPT_SHIFT
+
+    def attempt_of(self, index: int) -> "TxnId":
+        """An attempt of this group, by its index."""
+        return TxnId(self.most, index << ATTEMPT_SHIFT | self.group.least)
+
+    @classmethod
+    def parse(cls, text: str) -> "TxnId":
+        """The id that is written so.  Raises `ValueError`."""
+        most, _, least = text.partition("_")
+        return cls(int(most), int(least))

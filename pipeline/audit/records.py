@@ -212,8 +212,9 @@ def _keys(headers: Iterable[Json], rest: AdminRest) -> Iterable[KeyState]:
     }
     for key, owner in sorted(names):
         path = f"{KEYS}?key={quote(key, safe='')}&owner={quote(owner, safe='')}"
-        if rest.exists(path):
-            yield key_of(cast("Json", rest.get(path)))
+        found = rest.find(path)
+        if found is not None:
+            yield key_of(cast("Json", found))
 
 
 def key_of(told: Json) -> KeyState:

@@ -12,8 +12,8 @@ Pure.  Rules:
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
+from magnetar.transactions.txn_id import TxnId
 from protocol.ids import Position
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
     "index_of",
 ]
 
-_NUMBER_BITS: Final = 44
-
 
 class State(enum.Enum):
     """What a header says; MISSING: there is none (any more)."""
@@ -42,13 +40,12 @@ class State(enum.Enum):
 
 def group_of(txn: str) -> str:
     """The transaction whose header decides about `txn`: its group if it is an attempt."""
-    most, _, least = txn.partition("_")
-    return f"{most}_{int(least) & ((1 << _NUMBER_BITS) - 1)}"
+    return str(TxnId.parse(txn).group)
 
 
 def index_of(txn: str) -> int:
     """Which attempt of its group it is; 0: none."""
-    return int(txn.partition("_")[2]) >> _NUMBER_BITS
+    return TxnId.parse(txn).attempt_index
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Pure.  Rules:
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from magnetar.transactions.txn_id import TxnId
 from pipeline.audit.seen import NO_ROWS, PLAIN, SeenTransaction, Tally
 from pipeline.audit.snapshot import (
     SegmentState,
@@ -118,8 +119,7 @@ def expected_of_groups(snapshot: Snapshot) -> dict[tuple[str, str], Tally]:
 
 def attempt_id(group: str, index: int) -> str:
     """The id of an attempt of a group."""
-    most, _, number = group.partition("_")
-    return f"{most}_{index << 44 | int(number)}"
+    return str(TxnId.parse(group).attempt_of(index))
 
 
 def check_counts(

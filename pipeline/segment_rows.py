@@ -10,10 +10,13 @@ Rules:
   because its producer never finished it or retention took it, and is left out, as consumers do.
   Where brokers know no times they are looked for from the beginning of the segment on.
 - Nothing is skipped unseen: when a range was read it is asked whether all of it is still retained,
-  and may be read.  If not, `DataLost`, so the task fails and is tried again.
+  and may be read.  If not, `DataLost`, so the task fails and is tried again.  With `skip_lost` the
+  rows go on behind what is gone, with a warning; what may not be read fails the task all the same,
+  for it would be there when the batch is run again.
 - An entry that cannot be taken apart fails the task, or is left out (`skip_damaged`).
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,9 +29,11 @@ from pipeline.cut import END
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
 from pipeline.tasks import SegmentRange
-from protocol.ids import Position
+from protocol.ids import EARLIEST, Position
 
 __all__ = ["RowLimits", "SegmentRows"]
+
+_log: Final = logging.getLogger(__name__)
 
 LOOK_BACK_MS: Final = 600_000
 """How much earlier the first piece may be, of clients that give each piece a time of its own."""
@@ -68,6 +73,8 @@ class SegmentRows:
         self._without_beginning: OrderedDict[str, None] = OrderedDict()
         self.damaged = 0
         """Entries, and messages in pieces, that were left out."""
+        self.gaps = 0
+        """Beginnings of the range, or all of it, that are not retained and were left out."""
 
     def __iter__(self) -> Iterator[MessageColumns]:
         columns, size = MessageColumns(), 0
@@ -83,8 +90,7 @@ class SegmentRows:
                     if len(columns):
                         yield columns
                     columns, size = MessageColumns(), 0
-        if not self._skip_lost:
-            self._check_whole(start, end)
+        self._check_whole(start, end)
         if len(columns):
             yield columns
 
@@ -177,10 +183,16 @@ class SegmentRows:
         topic = self._range.topic
         plan = self._reading.plan(topic, start, end=end, max_messages=1)
         needed = min(end, plan.raw_end) if self._range.end == END else end
-        if plan.lost or plan.horizon < needed:
-            why = "is not retained any more" if plan.lost else "may not be read just now"
+        # Stock brokers know no end of a segment of which retention has taken everything.
+        lost, hidden = bool(plan.lost), EARLIEST < plan.horizon < needed
+        lost = lost or plan.horizon == EARLIEST < needed
+        what = f"A part of segment {self._range.segment_id} from {self._range.start} on"
+        if lost and self._skip_lost and not hidden:
+            self.gaps += 1
+            _log.warning("%s is not retained any more, and is left out", what)
+        elif lost or hidden:
+            why = "is not retained any more" if lost else "may not be read just now"
             raise DataLost(
-                f"A part of segment {self._range.segment_id} from {self._range.start} on {why}; "
-                "the task is tried again. If it fails again, the data is gone: see the option "
-                "failOnDataLoss."
+                f"{what} {why}; the task is tried again. If it fails again, the data is gone: see "
+                "the option failOnDataLoss."
             )

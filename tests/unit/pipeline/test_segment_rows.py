@@ -1,6 +1,7 @@
 """Rows of ranges: inside of batches, in pieces, damaged, lost; cut anywhere, each row once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,7 +18,7 @@ from pipeline.errors import DataLost
 from pipeline.row_ids import row_ids
 from pipeline.segment_rows import RowLimits, SegmentRows
 from pipeline.tasks import SegmentRange
-from protocol.ids import Position
+from protocol.ids import EARLIEST, Position
 from tests.unit.pipeline.stored import LEDGER, StoredSegment, batch, pieces, single
 
 FEW = RowLimits(rows=4, bytes=1000)
@@ -164,6 +165,36 @@ def test_what_is_trimmed_or_hidden_meanwhile_is_no_success() -> None:
     with pytest.raises(DataLost, match="just now"):
         values(segment, BEGINNING, END)
     assert values(segment, BEGINNING, Place(LEDGER, 4)) == [b"0", b"1", b"2", b"3"]
+
+
+def test_what_may_not_be_read_is_not_left_out_with_what_is_gone() -> None:
+    segment = StoredSegment([single(i, b"%d" % i) for i in range(5)])
+    for trimmed in (0, 2):
+        segment.trimmed, segment.horizon = trimmed, 4
+        with pytest.raises(DataLost):
+            values(segment, Place(LEDGER, 1), Place(LEDGER, 5), skip_lost=True)
+        rows = SegmentRows(
+            segment,
+            SegmentRange(3, "s", Place(LEDGER, 1), Place(LEDGER, 4)),
+            skip_lost=True,
+        )
+        assert [len(columns) for columns in rows] == [3 if trimmed == 0 else 2]
+        assert rows.gaps == (trimmed > 1)
+
+
+class Emptied(StoredSegment):
+    """At a stock broker, which tells no end of a segment of which nothing is retained."""
+
+    def plan(self, segment_topic: str, start: Position | None, **bounds: object) -> RangePlan:
+        told = super().plan(segment_topic, start, **bounds)  # type: ignore[arg-type]
+        return replace(told, earliest=EARLIEST, horizon=EARLIEST, raw_end=EARLIEST, lost=False)
+
+
+def test_a_segment_of_which_nothing_is_left_is_gone_and_not_hidden() -> None:
+    segment = Emptied([])
+    assert values(segment, Place(LEDGER, 0), Place(LEDGER, 3), skip_lost=True) == []
+    with pytest.raises(DataLost, match="not retained"):
+        values(segment, Place(LEDGER, 0), Place(LEDGER, 3))
 
 
 def test_tombstones_and_ids() -> None:

@@ -50,6 +50,7 @@ class Decision:
 class AlreadyDone:
     """The batch was committed by an earlier try; what this one has open is to be aborted."""
 
+    nonce: str
     query: str | None
     batch: int
 
@@ -77,7 +78,7 @@ def judge(
         )
     known = next(iter(queries), None)
     if any(report.done for report in told):
-        return AlreadyDone(known, batch)
+        return AlreadyDone(nonce, known, batch)
     if known is None:
         raise CommitRefused(
             f"Nobody has said which query batch {batch} is of: nothing is committed. Give the "

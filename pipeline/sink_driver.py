@@ -12,6 +12,9 @@ Rules:
 - D4 Positions are read before anything is asked, so a batch is never committed without them.
 - D5 An abort aborts what is open of this epoch, whatever is known of it.  After a commit, and for
   who is fenced, it does nothing.
+- D6 Tasks that were told that their batch is done have dropped its rows.  Where positions are kept
+  the coordinator is asked all the same, for it alone can tell whether that was this batch, or
+  another one under its number, planned anew after the checkpoint had lost it: that is refused.
 
 Each step is a method of its own, so that a subclass can watch it, or do something before or after.
 """
@@ -76,14 +79,14 @@ class SinkDriver:
         """Decide the batch that has these reports, of each task one.
 
         Raises `CommitRefused` and `PositionsUnreadable` before anything is asked,
-        `TransactionKeyFenced`, `InvalidTransactionStatus` when its group was aborted, and
-        `OperationTimedOut` when nobody has said what became of it.
+        `TransactionKeyFenced`, `InvalidTransactionStatus` when its group was aborted, or the batch
+        was committed with other positions, and `OperationTimedOut` when nobody has said what became
+        of it.
         """
         verdict = judge(reports, batch, await self._query(reports))
-        if isinstance(verdict, AlreadyDone):
-            await self.abort()
-            return BatchOutcome.DONE_BEFORE
         positions = await self.read_positions(batch)
+        if isinstance(verdict, AlreadyDone):
+            return await self._done_before(verdict, positions)
         done = await self.decide(verdict, positions)
         return BatchOutcome.DONE_BEFORE if done else BatchOutcome.COMMITTED
 
@@ -103,6 +106,16 @@ class SinkDriver:
             return await self._groups.abort()
         except TransactionKeyFenced:
             return False  # Whoever opened the key since has aborted it.
+
+    async def _done_before(self, found: AlreadyDone, positions: str | None) -> BatchOutcome:
+        """D6."""
+        if positions is None or found.query is None:
+            await self.abort()
+        else:
+            again = Decision(found.nonce, None, (), found.query, found.batch)
+            done = await self.decide(again, positions)
+            assert done, "what was done once under a key is done as long as its epoch lasts"
+        return BatchOutcome.DONE_BEFORE
 
     async def _query(self, reports: Sequence[TaskReport | None]) -> str | None:
         """Of the checkpoint, where no task was told."""

@@ -110,6 +110,7 @@ class Coordinator:
         if decision.batch <= self.last_batch(decision.query):
             if mine is not None and mine.state == "OPEN":
                 mine.state = "ABORTED"
+            self._require_positions(decision, positions)
             return True
         if mine is not None and decision.group is None:
             raise InvalidTransactionStatus("the group has attempts")
@@ -127,6 +128,12 @@ class Coordinator:
     def abort(self, epoch: int) -> bool:
         self._require(epoch)
         return self.abort_open()
+
+    def _require_positions(self, decision: Decision, positions: str | None) -> None:
+        for each in self.groups:
+            is_it = (each.query, each.batch) == (decision.query, decision.batch)
+            if is_it and each.state == "COMMITTED" and each.positions != positions:
+                raise InvalidTransactionStatus("committed with other positions")
 
     def _require(self, epoch: int) -> None:
         if epoch != self.epoch:

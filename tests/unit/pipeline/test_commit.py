@@ -40,7 +40,7 @@ def test_a_batch_without_rows_is_recorded_without_group_and_winners() -> None:
 
 
 def test_what_was_done_before_is_done_whatever_the_others_say() -> None:
-    assert judge([report(0), empty(1, done=True)], 4) == AlreadyDone("q", 4)
+    assert judge([report(0), empty(1, done=True)], 4) == AlreadyDone("n", "q", 4)
 
 
 def test_the_checkpoint_names_the_query_where_no_task_was_told() -> None:

@@ -15,7 +15,7 @@ from pipeline.cut import Place, entered
 from pipeline.filters import NO_FILTERS, Pushed, push
 from pipeline.source import ReadTask, Source
 from pipeline.source_options import TASK_BYTES
-from pipeline.starting import Bound, BoundKind, end_cut, start_cut
+from pipeline.starting import Bound, BoundKind, end_cut, retained, start_cut
 from pipeline.tasks import SegmentRange, between, cut_large, refuse_gone
 
 __all__ = ["BatchReader", "FilteringBatchReader"]
@@ -37,9 +37,12 @@ class BatchReader(DataSourceReader):
         end = end_cut(options.end, reading, layout, start)
         if options.fail_on_data_loss:
             refuse_gone(start, end, layout)
+        ranges = between(start, end, layout)
+        if begin.kind is BoundKind.EARLIEST:
+            ranges = [retained(each, reading) for each in ranges]
         wanted = [
             narrowed
-            for each in between(start, end, layout)
+            for each in ranges
             if self._pushed.wants(layout.segments[each.segment_id])
             and (narrowed := self._narrowed(each)) is not None
         ]
@@ -66,7 +69,8 @@ class BatchReader(DataSourceReader):
             from_publish_time_ms=pushed.from_ms,
             before_publish_time_ms=before_ms,
         )
-        start = max(each.start, Place.at(plan.start))
+        # What is gone would be skipped unseen: reading it tells.
+        start = each.start if plan.lost else max(each.start, Place.at(plan.start))
         end = each.end if before_ms is None else min(each.end, Place.at(plan.end))
         return replace(each, start=start, end=end) if start < end else None
 

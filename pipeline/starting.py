@@ -4,7 +4,8 @@
 
 Rules:
 
-- `earliest` is the first entry that is retained: what is gone by then is not missed.
+- `earliest` is the first entry that is retained: what is gone by then is not missed.  Segments of
+  which nothing is left are not begun at; `retained` says it of those behind them.
 - A time means the first entry of each path that was published then or later, by its producer's
   clock; a number is milliseconds since 1970.  A moment without a time zone is refused.
 - `latest` is the horizon of now, of active segments.  As an end it is the horizon of everything.
@@ -16,13 +17,14 @@ import enum
 from dataclasses import dataclass, replace
 
 from magnetar.layout import Layout
-from pipeline.cut import END, Cut, Place, entered
+from pipeline.cut import BEGINNING, END, Cut, Place, entered
 from pipeline.cut_json import cut_of_text
 from pipeline.errors import InvalidOption
 from pipeline.range_planning import Budget, Ordering, Planner, is_over
 from pipeline.reading import Reading
+from pipeline.tasks import SegmentRange
 
-__all__ = ["Bound", "BoundKind", "bound_of", "end_cut", "start_cut"]
+__all__ = ["Bound", "BoundKind", "bound_of", "end_cut", "retained", "start_cut"]
 
 
 class BoundKind(enum.Enum):
@@ -69,18 +71,22 @@ def start_cut(bound: Bound, reading: Reading, layout: Layout, nowhere: Cut) -> C
     if bound.kind is BoundKind.CUT:
         return cut_of_text(bound.text, nowhere.topic, nowhere.name)
     if bound.kind is BoundKind.EARLIEST:
-        cut = entered(nowhere, layout)
-        for segment_id in cut.pos:
-            first = reading.plan(layout.segments[segment_id].topic, None, max_messages=1).start
-            cut = cut.moved(segment_id, Place.at(first))
-        return cut
+        return _first(None, reading, layout, nowhere)
     if bound.kind is BoundKind.LATEST:
         pos = {
             segment.segment_id: Place.at(reading.plan(segment.topic, None).horizon)
             for segment in layout.active
         }
         return replace(nowhere, pos=pos)
-    return _first_published(bound.time_ms, reading, layout, nowhere)
+    return _first(bound.time_ms, reading, layout, nowhere)
+
+
+def retained(each: SegmentRange, reading: Reading) -> SegmentRange:
+    """Of a range that begins with its segment, what is left of that."""
+    if each.start != BEGINNING:
+        return each
+    first = Place.at(reading.plan(each.topic, None, max_messages=1).start)
+    return replace(each, start=min(first, each.end))
 
 
 def end_cut(bound: Bound, reading: Reading, layout: Layout, start: Cut) -> Cut:
@@ -92,8 +98,8 @@ def end_cut(bound: Bound, reading: Reading, layout: Layout, start: Cut) -> Cut:
     return start_cut(bound, reading, layout, replace(start, pos={}, through=()))
 
 
-def _first_published(time_ms: int, reading: Reading, layout: Layout, nowhere: Cut) -> Cut:
-    """Along every path the first segment that is not over at the time."""
+def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) -> Cut:
+    """Along every path the first segment that is not over at the time, or that has anything."""
     cut, seen = entered(nowhere, layout), set[int]()
     while unseen := [i for i in cut.unfinished if i not in seen]:
         seen.update(unseen)

@@ -61,7 +61,7 @@ bench-transactions: $(VENV)/.installed  ## of that, only transactions
 bench-client: $(VENV)/.installed  ## clients beside each other on one broker: ours, the stock Java one, the one from PyPI
 	$(BIN)/python -m bench.client
 
-bench-pipeline: $(VENV)/.installed  ## source and sink on Spark beside what Spark and the client can do
+bench-pipeline: $(VENV)/.installed  ## source and sink on Spark beside what Spark and the client can do; catching up; audits
 	$(BIN)/python -m bench.pipeline
 
 bench-cluster: $(VENV)/.installed  ## brokers on three real bookies and ZooKeeper

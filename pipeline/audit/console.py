@@ -32,4 +32,4 @@ def show(report: Report, console: Console | None = None) -> None:
         out.print(f"{violation.rule.name}{where}: {violation.what}", markup=False, highlight=False)
     for why, times in report.findings.unchecked.items():
         out.print(f"Not checked ({times:,}): {why}", markup=False, highlight=False)
-    out.print(f"Took {report.took_s:.1f} s.", highlight=False)
+    out.print(f"Took {report.took_s:.1f} s, the scan {report.scan_s:.1f} s.", highlight=False)

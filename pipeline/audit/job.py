@@ -82,6 +82,9 @@ def audit(
     ranges = context.parallelize(parts, max(1, len(parts))).map(partial(_scanned, connection))
     ranges.persist(StorageLevel.MEMORY_AND_DISK)
     try:
+        scan_began_s = time.monotonic()
+        ranges.count()  # Everything else goes through what this has found.
+        scan_s = time.monotonic() - scan_began_s
         _check_transactions(ranges, snapshot, findings)
         facts = ranges.map(_without_transactions).collect()
         readable = _by_segment(ranges.map(_readable).collect())
@@ -104,7 +107,7 @@ def audit(
     if table is not None:
         views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
         check_views(views, findings)
-    return Report(snapshot, findings, seen, time.monotonic() - began_s)
+    return Report(snapshot, findings, seen, time.monotonic() - began_s, scan_s)
 
 
 Scanned = tuple[AuditedRange, SeenRange]

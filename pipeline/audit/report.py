@@ -31,6 +31,8 @@ class Report:
     seen: Mapping[int, SeenRange] = field(default_factory=dict)
     """By segment."""
     took_s: float = 0.0
+    scan_s: float = 0.0
+    """Of that, reading all entries and taking them apart."""
 
     @property
     def rows(self) -> int:

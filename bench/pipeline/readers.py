@@ -1,10 +1,10 @@
 """The same rows, read as other connectors' tasks do it, with our client beneath.
 
-Rules: a task has one segment and a consumer of it, and yields tuples.  `message` waits for each
-message by itself; `poll` takes as many as there are, up to `POLLED`.
+Rules: a task has one segment and reads it from its beginning without a cursor, as a reader does,
+and yields tuples.  `message` waits for each message by itself; `poll` takes as many as there are,
+up to `POLLED`.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,12 +39,9 @@ class Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         assert isinstance(partition, Share)
-        subscription = f"bench-{os.urandom(8).hex()}"
         with (
             magnetar.sync.connect(self._url) as client,
-            client.queue_consumer(
-                partition.topic, subscription, initial_position="earliest"
-            ) as consumer,
+            client.checkpoint_consumer(partition.topic) as consumer,
         ):
             taken = 0
             while taken < partition.messages:

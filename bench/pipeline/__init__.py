@@ -1,0 +1,1 @@
+"""Source, sink and jobs on Spark: `python -m bench.pipeline`."""

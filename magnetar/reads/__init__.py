@@ -9,6 +9,7 @@ from magnetar.reads.messages import (
     MessageColumns,
     Piece,
     message_ids,
+    metadata_of,
     take_apart,
     take_pieces,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "StoredEntry",
     "Visibility",
     "message_ids",
+    "metadata_of",
     "take_apart",
     "take_pieces",
 ]

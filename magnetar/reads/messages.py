@@ -36,7 +36,15 @@ from protocol.ids import from_wire
 from protocol.message import parse_metadata, payload_of, transaction_named_by
 from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
-__all__ = ["EntryRun", "MessageColumns", "Piece", "message_ids", "take_apart", "take_pieces"]
+__all__ = [
+    "EntryRun",
+    "MessageColumns",
+    "Piece",
+    "message_ids",
+    "metadata_of",
+    "take_apart",
+    "take_pieces",
+]
 
 _BROKER_HEAD: Final = 6
 """Magic and size before a BrokerEntryMetadata."""
@@ -117,6 +125,17 @@ class MessageColumns:
     def clear(self) -> None:
         """Forget everything, with new lists: those that were taken stay as they are."""
         MessageColumns.__init__(self)
+
+
+def metadata_of(entry: StoredEntry) -> MessageMetadata:
+    """What an entry says of itself, also if it is encrypted.
+
+    Raises `InvalidMessage` where the checksum is wrong, or it says nothing.
+    """
+    try:
+        return parse_metadata(_checked(entry.data))
+    except FrameError as error:
+        raise _damaged(entry, str(error)) from error
 
 
 def take_apart(

@@ -4,7 +4,8 @@ Pure.  Rules:
 
 - Entries come in order, each once, raw: also what readers do not get.
 - Markers of brokers are entries, but no rows.
-- An entry that cannot be taken apart is told, and counts as an entry.
+- An entry that cannot be taken apart is told, and counts as an entry.  One that is encrypted is
+  only counted: nothing is wrong with it.
 - A piece that was sent again is left out, and a message that was sent anew begins anew.
 - A message in pieces whose first ones lie before the range is no row of it: its transaction counts
   it as `incomplete`.
@@ -21,6 +22,7 @@ from magnetar.reads import (
     Piece,
     StoredEntry,
     Visibility,
+    metadata_of,
     take_apart,
     take_pieces,
 )
@@ -39,6 +41,7 @@ from pipeline.audit.seen import (
 from pipeline.row_hash import hash_sum, row_hash
 from protocol.ids import Position
 from protocol.message import transaction_named_by
+from protocol.pulsar_pb2 import MessageMetadata
 
 __all__ = ["Observer"]
 
@@ -53,7 +56,7 @@ class Observer:
         self._segment_id = segment_id
         self._start = start
         self._end = end
-        self._entries = self._rows = self._bytes = 0
+        self._entries = self._rows = self._bytes = self._encrypted = 0
         self._transactions: dict[str, SeenTransaction] = {}
         self._producers: dict[str, SeenProducer] = {}
         self._spans: dict[int, tuple[int, int]] = {}
@@ -82,6 +85,7 @@ class Observer:
             tuple(self._holes),
             tuple(self._damaged),
             sum(each.incomplete for each in self._transactions.values()),
+            self._encrypted,
         )
 
     def _take(self, entry: StoredEntry) -> None:
@@ -100,8 +104,7 @@ class Observer:
                 columns.clear()
                 return
         except InvalidMessage:
-            if len(self._damaged) < HOLES_KEPT:
-                self._damaged.append(entry.position)
+            self._count_unopened(entry)
             columns.clear()
             return
         row = 0
@@ -109,6 +112,17 @@ class Observer:
             self._count(run, columns, row, entry)
             row += run.messages
         columns.clear()
+
+    def _count_unopened(self, entry: StoredEntry) -> None:
+        try:
+            metadata = metadata_of(entry)
+        except InvalidMessage:
+            metadata = None
+        if metadata is not None and metadata.encryption_keys:
+            self._encrypted += 1
+            self._count_missed(metadata, entry, encrypted=metadata.num_messages_in_batch)
+        elif len(self._damaged) < HOLES_KEPT:
+            self._damaged.append(entry.position)
 
     def _follow(self, entry: StoredEntry) -> None:
         """Entries of a ledger are numbered without a gap."""
@@ -136,15 +150,26 @@ class Observer:
             return False
         del self._pieces[piece.uuid]
         if len(known) < piece.pieces:
-            self._count_incomplete(piece, entry)
+            self._count_missed(piece.metadata, entry, incomplete=1)
             return False
         take_pieces(known, columns)
         return True
 
-    def _count_incomplete(self, piece: Piece, entry: StoredEntry) -> None:
-        txn = transaction_named_by(piece.metadata)
+    def _count_missed(
+        self,
+        metadata: MessageMetadata,
+        entry: StoredEntry,
+        *,
+        incomplete: int = 0,
+        encrypted: int = 0,
+    ) -> None:
+        """Messages of a transaction of which there are no rows."""
+        txn = transaction_named_by(metadata)
         name, at = PLAIN if txn is None else str(TxnId(*txn)), entry.position
-        self._add(SeenTransaction(self._segment_id, name, at, at, incomplete=1))
+        missed = SeenTransaction(
+            self._segment_id, name, at, at, incomplete=incomplete, encrypted=encrypted
+        )
+        self._add(missed)
 
     def _count(self, run: EntryRun, columns: MessageColumns, row: int, entry: StoredEntry) -> None:
         end = row + run.messages

@@ -50,6 +50,12 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
                 Position(hole.ledger_id, hole.first),
             )
         )
+    if seen.encrypted:
+        findings.cannot_tell(
+            f"Encrypted entries of segment {seen.segment_id}: nobody without their keys can open "
+            "them, so their rows are held against nothing.",
+            seen.encrypted,
+        )
     for position in seen.damaged:
         findings.add(
             Violation(

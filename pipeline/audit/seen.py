@@ -7,6 +7,7 @@ Pure.  Rules:
 - Facts of adjacent ranges are put together in their order (`joined`), which gives those of both.
 - Rows are counted under the visibility that the broker told for their entry.  A message in pieces
   counts where its last piece lies.
+- What is encrypted is counted by its metadata, which is not: entries, and of transactions messages.
 - A producer's messages come in order of its sequence ids, unless it began anew, which shows by a
   later publish time (`Stamp.may_follow`).  Entries of several batches that were open at once may
   interleave, so what breaks this order is no violation yet: it is looked at key by key (`suspect`).
@@ -83,6 +84,8 @@ class SeenTransaction:
     open: Tally = NO_ROWS
     incomplete: int = 0
     """Messages in pieces that were not counted, as their first pieces lie in another range."""
+    encrypted: int = 0
+    """Messages in entries that were not counted, as nobody without the keys can open them."""
 
     @property
     def all(self) -> Tally:
@@ -92,7 +95,7 @@ class SeenTransaction:
     @property
     def whole(self) -> int:
         """How many rows there are, those included that were not counted."""
-        return self.all.messages + self.incomplete
+        return self.all.messages + self.incomplete + self.encrypted
 
     def plus(self, later: "SeenTransaction") -> "SeenTransaction":
         """With what came later, or earlier."""
@@ -104,6 +107,7 @@ class SeenTransaction:
             aborted=self.aborted.plus(later.aborted),
             open=self.open.plus(later.open),
             incomplete=self.incomplete + later.incomplete,
+            encrypted=self.encrypted + later.encrypted,
         )
 
 
@@ -142,6 +146,8 @@ class SeenRange:
     """Entries that cannot be taken apart."""
     incomplete: int = 0
     """Messages in pieces of which only the last ones lie in a range."""
+    encrypted: int = 0
+    """Entries that nobody without their keys can open."""
 
 
 def no_rows(segment_id: int, start: Position, end: Position) -> SeenRange:
@@ -172,6 +178,7 @@ def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
         *_ledgers(before, after),
         (*before.damaged, *after.damaged)[:HOLES_KEPT],
         before.incomplete + after.incomplete,
+        before.encrypted + after.encrypted,
     )
 
 

@@ -28,6 +28,9 @@ __all__ = ["Expected", "check_claims", "check_counts", "check_seen", "expected_o
 _IN_PIECES: Final = (
     "Rows of transactions whose messages in pieces lie across ranges: they were not put together."
 )
+_ENCRYPTED: Final = (
+    "Rows of transactions with encrypted entries: nobody without the keys can count them."
+)
 _TRIMMED: Final = "Rows of transactions in ledgers that retention has taken."
 
 Expected = Mapping[tuple[str, str], Tally]
@@ -132,7 +135,7 @@ def check_counts(
     topics = {each.topic: each for each in snapshot.segments.values()}
     counted = {txn for txn, _ in expected}
     unseen = {key for key in expected if key[1] in topics}
-    totals: dict[tuple[str, str], Tally] = {}
+    totals: dict[tuple[str, str], SeenTransaction] = {}
     for there in seen:
         topic = snapshot.segments[there.segment_id].topic
         told = expected.get((there.txn, topic))
@@ -154,14 +157,18 @@ def check_counts(
 
 
 def _add_total(
-    totals: dict[tuple[str, str], Tally], there: SeenTransaction, topic: str, snapshot: Snapshot
+    totals: dict[tuple[str, str], SeenTransaction],
+    there: SeenTransaction,
+    topic: str,
+    snapshot: Snapshot,
 ) -> None:
     """Of winners of groups of which only each segment's total was kept."""
     group = group_of(there.txn)
     header = snapshot.transactions.get(group)
     commit = None if header is None else header.commit
     if commit is not None and commit.totals is not None and index_of(there.txn) in commit.winners:
-        totals[group, topic] = totals.get((group, topic), NO_ROWS).plus(there.all)
+        known = totals.get((group, topic))
+        totals[group, topic] = there if known is None else known.plus(there)
 
 
 def _compare(
@@ -176,11 +183,9 @@ def _compare(
     all_rows = NO_ROWS if there is None else there.all
     if all_rows == told:
         return
-    if there is not None and all_rows.messages < told.messages <= there.whole:
-        findings.cannot_tell(_IN_PIECES)
-        return
-    if segment.trimmed and all_rows.messages < told.messages:
-        findings.cannot_tell(_TRIMMED)
+    unchecked = _why_fewer(told.messages, there, segment)
+    if unchecked is not None:
+        findings.cannot_tell(unchecked)
         return
     if all_rows.messages != told.messages:
         lacks = told.messages - all_rows.messages
@@ -195,8 +200,17 @@ def _compare(
     findings.add(Violation(rule, f"Transaction {txn}: {what}.", segment.segment_id, position, txn))
 
 
+def _why_fewer(messages: int, there: SeenTransaction | None, segment: SegmentState) -> str | None:
+    """Why fewer rows than so many need not be wrong; None: it is, or there are not fewer."""
+    if messages <= (0 if there is None else there.all.messages):
+        return None
+    if there is not None and messages <= there.whole:
+        return _ENCRYPTED if there.encrypted else _IN_PIECES
+    return _TRIMMED if segment.trimmed else None
+
+
 def _check_totals(
-    totals: Mapping[tuple[str, str], Tally], snapshot: Snapshot, findings: Findings
+    totals: Mapping[tuple[str, str], SeenTransaction], snapshot: Snapshot, findings: Findings
 ) -> None:
     topics = {each.topic: each for each in snapshot.segments.values()}
     for header in snapshot.transactions.values():
@@ -206,10 +220,12 @@ def _check_totals(
         for topic, (messages, hashes) in commit.totals.items():
             if topic not in topics:
                 continue
-            there = totals.get((header.txn, topic), NO_ROWS)
+            seen = totals.get((header.txn, topic))
+            there = NO_ROWS if seen is None else seen.all
             findings.held(Rule.V1)
-            if topics[topic].trimmed and there.messages < messages:
-                findings.cannot_tell(_TRIMMED)
+            unchecked = _why_fewer(messages, seen, topics[topic])
+            if there != Tally(messages, hashes) and unchecked is not None:
+                findings.cannot_tell(unchecked)
             elif there != Tally(messages, hashes):
                 findings.add(
                     Violation(

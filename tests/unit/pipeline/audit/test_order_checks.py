@@ -1,5 +1,8 @@
 """V3, V4: holes, doubles, and messages in the wrong order."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +16,19 @@ from pipeline.audit.order_checks import (
     suspects,
 )
 from pipeline.audit.seen import SeenProducer, Stamp, joined
+from pipeline.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
 from pipeline.audit.violations import Findings, Rule
 from protocol.ids import Position
-from tests.unit.pipeline.audit.topic_facts import T0_MS, entry, seen, segment, snapshot
+from tests.unit.pipeline.audit.topic_facts import (
+    T0_MS,
+    encrypted,
+    entry,
+    group,
+    seen,
+    segment,
+    snapshot,
+    tally,
+)
 
 ROWS = [("a", b"1"), ("b", b"2")]
 
@@ -50,6 +63,26 @@ def test_an_entry_that_is_damaged() -> None:
     bad = entry((10, 1), ROWS)
     told = missing([entry((10, 0), ROWS), bad._replace(data=bad.data[:-1] + b"\xff")])
     assert told == ["The entry 10:1 cannot be taken apart."]
+
+
+@pytest.mark.parametrize("by_attempt", [True, False])
+def test_an_entry_that_is_encrypted_is_not_checked_and_breaks_nothing(by_attempt: bool) -> None:
+    txn = attempt_id("1_7", 1)
+    known, locked = entry((10, 0), ROWS, txn=txn), encrypted(entry((10, 1), ROWS, txn=txn))
+    told = tally(ROWS).plus(tally(ROWS))
+    scanned, findings = seen(0, [known, locked]), Findings()
+    counts = {segment(0).topic: told}
+    committed = group(7, 0, {1: counts if by_attempt else {}})
+    if not by_attempt:
+        assert committed.commit is not None
+        committed = replace(committed, commit=replace(committed.commit, totals=counts))
+    records = snapshot(committed)
+    check_entries(scanned, records, findings)
+    check_counts(expected_of_groups(records), scanned.transactions.values(), records, findings)
+    assert findings.is_clean, findings.violations
+    assert sorted(findings.unchecked.values()) == [1, 1]
+    assert any("segment 0" in why for why in findings.unchecked)
+    assert (scanned.entries, scanned.rows, scanned.encrypted) == (2, 2, 1)
 
 
 @given(

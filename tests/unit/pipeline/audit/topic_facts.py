@@ -16,7 +16,7 @@ from pipeline.audit.snapshot import (
 )
 from pipeline.row_hash import hash_sum, row_hash
 from protocol.ids import Position
-from protocol.message import build_batch, build_entry
+from protocol.message import build_batch, build_entry, parse_metadata
 from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
 T0_MS = 1_700_000_000_000
@@ -48,6 +48,13 @@ def entry(
         most, _, least = txn.partition("_")
         about.txnid_most_bits, about.txnid_least_bits = int(most), int(least)
     return StoredEntry(*at, build_entry(about, build_batch(singles)), visibility)
+
+
+def encrypted(plain: StoredEntry) -> StoredEntry:
+    """As if its producer had encrypted it: its metadata is to be read, its rows are not."""
+    about = parse_metadata(plain.data)
+    about.encryption_keys.add(key="k", value=b"secret")
+    return plain._replace(data=build_entry(about, b"nobody knows"))
 
 
 def tally(rows: Iterable[tuple[str, bytes]]) -> Tally:

@@ -118,6 +118,11 @@ class SegmentState:
     offloaded_ledgers: int = 0
     trimmed: bool = False
     """Whether retention has taken its first entries."""
+    claimed: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Transactions that have a claim."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claimed", frozenset(claim.txn for claim in self.claims))
 
 
 @dataclass(frozen=True, slots=True)

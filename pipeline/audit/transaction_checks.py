@@ -60,7 +60,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
             seen,
             f"{seen.readable.messages} rows of it are readable, though it is open",
         )
-        if not any(claim.txn == seen.txn for claim in segment.claims):
+        if seen.txn not in segment.claimed:
             findings.held(Rule.V5)
             _found(findings, Rule.V5, seen, "it is open and has rows here, but no claim")
     if state is State.COMMITTED and snapshot.was_over(seen.txn):
@@ -93,7 +93,7 @@ def _check_missing(
 ) -> None:
     """Without a header: readable if nothing is said of it here, hidden if it is in the set."""
     findings.held(Rule.V5)
-    if any(claim.txn == seen.txn for claim in segment.claims):
+    if seen.txn in segment.claimed:
         _found(findings, Rule.V5, seen, "it has a claim here, but no header any more")
     if is_marked and seen.readable.messages and seen.last <= segment.aborted[seen.txn]:
         _found(

@@ -1,6 +1,6 @@
 """V1, V2, V5: rows against headers, claims and aborted sets."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -181,3 +181,27 @@ def test_only_totals_were_kept() -> None:
 
 def test_sums_do_not_depend_on_the_order() -> None:
     assert tally(ROWS) == tally(ROWS[::-1]) != Tally()
+
+
+class CountedClaims(tuple[Claim, ...]):
+    """Claims, and how often they were gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Claim]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_claims_are_gone_through_once_whatever_is_open(headers: bool) -> None:
+    open_now = range(1, 50)
+    claims = CountedClaims(Claim(f"1_{number}", 1, Position(10, 90)) for number in open_now)
+    there = [header(number, State.OPEN) for number in open_now]
+    records = snapshot(*(there if headers else ()), segments=[segment(0, claims=claims)])
+    findings = Findings()
+    for number in open_now:
+        stored = entry((10, number), ROWS, txn=f"1_{number}")
+        check_seen(seen(0, [stored]).transactions[f"1_{number}"], records, findings)
+    assert claims.times <= 1
+    assert findings.counts[Rule.V5] == (0 if headers else len(open_now))

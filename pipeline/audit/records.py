@@ -93,9 +93,7 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         cast("str", told["segment"]): told
         for told in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
     }
-    headers = [
-        header for state in _STATES for header in rest.lines(f"{TRANSACTIONS}/headers/{state}")
-    ]
+    transactions, keys = _headers(rest)
     segments = {
         segment_id: _segment(
             layout.segments[segment_id],
@@ -111,19 +109,27 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         int(time.time() * 1000),
         segments,
         ended,
-        _newest(map(transaction_of, headers)),
-        tuple(_keys(headers, rest)),
+        transactions,
+        tuple(_keys(keys, rest)),
     )
 
 
-def _newest(headers: Iterable[TransactionState]) -> dict[str, TransactionState]:
-    """One that ended while it was read is there twice: as it ended counts."""
+def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[str, str]]]:
+    """All of them, and key and owner of each group; what REST told is kept of none.
+
+    One that ended while it was read is there twice: as it ended counts.
+    """
     found: dict[str, TransactionState] = {}
-    for header in headers:
-        known = found.get(header.txn)
-        if known is None or known.state is State.OPEN:
-            found[header.txn] = header
-    return found
+    keys: set[tuple[str, str]] = set()
+    for state in _STATES:
+        for told in rest.lines(f"{TRANSACTIONS}/headers/{state}"):
+            header = transaction_of(told)
+            known = found.get(header.txn)
+            if known is None or known.state is State.OPEN:
+                found[header.txn] = header
+            if header.is_group and header.key is not None:
+                keys.add((header.key, cast("str | None", told.get("owner")) or ""))
+    return found, keys
 
 
 def transaction_of(told: Json) -> TransactionState:
@@ -203,13 +209,8 @@ def _ledgers(segment: Segment, rest: AdminRest) -> list[Json]:
     return cast("list[Json]", told["ledgers"])
 
 
-def _keys(headers: Iterable[Json], rest: AdminRest) -> Iterable[KeyState]:
+def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyState]:
     """Keys of groups whose headers are there: of others nothing could be held against them."""
-    names = {
-        (cast("str", told["transactionKey"]), cast("str | None", told.get("owner")) or "")
-        for told in headers
-        if told.get("group") is not None
-    }
     for key, owner in sorted(names):
         path = f"{KEYS}?key={quote(key, safe='')}&owner={quote(owner, safe='')}"
         found = rest.find(path)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 
@@ -61,3 +62,40 @@ def test_transactions_that_begin_meanwhile_have_no_claims_without_headers() -> N
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_segment_says_whether_retention_took_its_beginning(lost: bool) -> None:
     assert take_snapshot(TOPIC, OneSegment(lost), BusyRest()).segments[0].trimmed is lost
+
+
+class Told(dict[str, object]):
+    """A line of REST; who still has it can be seen."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class ManyGroups(BusyRest):
+    """Of a broker with many groups that have committed."""
+
+    most = 0
+    """Lines that were held at once."""
+
+    def lines(self, path: str) -> Iterator[dict[str, object]]:
+        held: WeakSet[Told] = WeakSet()
+        for number in range(50 if path.endswith("/committed") else 0):
+            commit = {"query": "q", "batch": number, "winners": {"1": {SEGMENT: [1, "2"]}}}
+            group = {"transactionKey": "k", "group": {"commit": commit}, "owner": "o"}
+            told = Told({"txnId": f"1_{number}", "status": "COMMITTED", **group})
+            held.add(told)
+            self.most = max(self.most, len(held))
+            yield told
+            del told
+
+    def find(self, path: str) -> object:
+        assert "key=k&owner=o" in path
+        return {"key": "k", "owner": "o", "epoch": 1}
+
+
+def test_headers_are_kept_once() -> None:
+    rest = ManyGroups()
+    records = take_snapshot(TOPIC, OneSegment(), rest)
+    assert len(records.transactions) == 50
+    assert [key.key for key in records.keys] == ["k"]
+    assert rest.most <= 2

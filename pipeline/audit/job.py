@@ -20,6 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
 from magnetar import Client
+from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
 from pipeline.admin import AdminRest
 from pipeline.audit.dag_picture import generations
@@ -31,7 +32,7 @@ from pipeline.audit.order_checks import (
     check_views,
     suspects,
 )
-from pipeline.audit.records import Plan, take_snapshot
+from pipeline.audit.records import Plan, take_snapshot, trimmed_since
 from pipeline.audit.report import Report
 from pipeline.audit.scan import AuditedRange, Place, SuspectRow, scan, suspect_rows
 from pipeline.audit.seen import NO_ROWS, SeenRange, SeenTransaction, Stamp, Tally, joined
@@ -75,7 +76,8 @@ def audit(
     """
     began_s = time.monotonic()
     client = connected(connection)
-    snapshot = take_snapshot(topic, _Planner(client), rest)
+    planner = _Planner(client)
+    snapshot = take_snapshot(topic, planner, rest)
     parts = _parts(snapshot, client)
     findings = Findings()
     context = spark.sparkContext
@@ -85,6 +87,7 @@ def audit(
         scan_began_s = time.monotonic()
         ranges.count()  # Everything else goes through what this has found.
         scan_s = time.monotonic() - scan_began_s
+        snapshot = trimmed_since(snapshot, planner)
         _check_transactions(ranges, snapshot, findings)
         facts = ranges.map(_without_transactions).collect()
         readable = _by_segment(ranges.map(_readable).collect())
@@ -103,10 +106,11 @@ def audit(
             partial(_counted, connection)
         )
         views = {"raw": readable, "readers": _by_segment(told.collect())}
-        check_views(views, findings)
+        snapshot = trimmed_since(snapshot, planner)
+        check_views(views, snapshot, findings)
     if table is not None:
         views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
-        check_views(views, findings)
+        check_views(views, snapshot, findings)
     return Report(snapshot, findings, seen, time.monotonic() - began_s, scan_s)
 
 
@@ -255,9 +259,12 @@ def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
 def _parts_of(segment: SegmentState, depth: int, client: Connected) -> Iterator[AuditedRange]:
     at = segment.earliest
     while at < segment.horizon:
-        plan = client.run(
-            Client.plan_range, segment.topic, at, end=segment.horizon, max_bytes=RANGE_BYTES
-        )
+        try:
+            plan = client.run(
+                Client.plan_range, segment.topic, at, end=segment.horizon, max_bytes=RANGE_BYTES
+            )
+        except TopicNotFound:
+            return  # Retention took it meanwhile.
         if plan.end <= at:
             break
         yield AuditedRange(segment.segment_id, segment.topic, at, plan.end, depth)

@@ -40,16 +40,20 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
     segment = snapshot.segments[seen.segment_id]
     findings.held(Rule.V3)
     for hole in missing_of(seen, segment.entries_of, segment.earliest):
-        many = hole.last - hole.first + 1
-        findings.add(
-            Violation(
-                Rule.V3,
-                f"{many} entries of ledger {hole.ledger_id} are missing, {hole.first} to "
-                f"{hole.last}.",
-                seen.segment_id,
-                Position(hole.ledger_id, hole.first),
+        taken = hole.before(segment.trimmed_to)
+        if taken:
+            findings.cannot_tell("Entries that retention took while the audit ran.", taken)
+        first, many = hole.first + taken, hole.last - hole.first + 1 - taken
+        if many:
+            findings.add(
+                Violation(
+                    Rule.V3,
+                    f"{many} entries of ledger {hole.ledger_id} are missing, {first} to "
+                    f"{hole.last}.",
+                    seen.segment_id,
+                    Position(hole.ledger_id, first),
+                )
             )
-        )
     if seen.encrypted:
         findings.cannot_tell(
             f"Encrypted entries of segment {seen.segment_id}: nobody without their keys can open "
@@ -136,14 +140,21 @@ def _at(position: Position) -> str:
     return f"{position.ledger_id}:{position.entry_id}"
 
 
-def check_views(views: Mapping[str, Mapping[int, tuple[int, int]]], findings: Findings) -> None:
+def check_views(
+    views: Mapping[str, Mapping[int, tuple[int, int]]], snapshot: Snapshot, findings: Findings
+) -> None:
     """V2, V3: every view has the same rows of each segment: messages and hash sum by segment.
 
-    The first one is what the others are held against.
+    The first one is what the others are held against, where retention took nothing meanwhile.
     """
     names = list(views)
     for name in names[1:]:
         for segment_id, told in views[name].items():
+            if snapshot.segments[segment_id].trimmed_to is not None:
+                findings.cannot_tell(
+                    "Views of segments of which retention took entries while the audit ran."
+                )
+                continue
             findings.held(Rule.V2)
             first = views[names[0]].get(segment_id, (0, 0))
             if first == told:

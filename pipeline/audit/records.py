@@ -6,6 +6,7 @@ not in the snapshot.
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol, cast
 from urllib.parse import quote
 
@@ -21,9 +22,9 @@ from pipeline.audit.snapshot import (
     State,
     TransactionState,
 )
-from protocol.ids import Position
+from protocol.ids import LATEST, Position
 
-__all__ = ["Plan", "Planner", "take_snapshot"]
+__all__ = ["Plan", "Planner", "take_snapshot", "trimmed_since"]
 
 TRANSACTIONS = "/admin/v3/transactions"
 KEYS = "/admin/v2/transactions/transaction-keys"
@@ -112,6 +113,21 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         transactions,
         tuple(_keys(keys, rest)),
     )
+
+
+def trimmed_since(snapshot: Snapshot, client: Planner) -> Snapshot:
+    """The same, with what retention took since.  Raises what the client does."""
+    segments = {}
+    for segment_id, segment in snapshot.segments.items():
+        try:
+            plan = client.plan_range(segment.topic)
+            earliest = plan.earliest if plan.lost else segment.earliest
+        except TopicNotFound:
+            earliest = LATEST
+        if earliest > segment.earliest:
+            segment = replace(segment, trimmed=True, trimmed_to=earliest)
+        segments[segment_id] = segment
+    return replace(snapshot, segments=segments)
 
 
 def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[str, str]]]:

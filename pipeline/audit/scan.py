@@ -7,7 +7,7 @@ not grow with the rows.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from magnetar.errors import InvalidMessage
+from magnetar.errors import InvalidMessage, TopicNotFound
 from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart
 from pipeline.audit.observer import Observer
 from pipeline.audit.seen import SeenRange, Stamp
@@ -93,6 +93,9 @@ def _rows(
 def _entries(
     connection: Connection, part: AuditedRange, raw: bool
 ) -> Iterator[Sequence[StoredEntry]]:
-    return connected(connection).iterate(
-        lambda client: client.read_range(part.topic, part.start, part.end, raw=raw)
-    )
+    try:
+        yield from connected(connection).iterate(
+            lambda client: client.read_range(part.topic, part.start, part.end, raw=raw)
+        )
+    except TopicNotFound:
+        pass  # Retention took the segment meanwhile, which shows when its place is asked for again.

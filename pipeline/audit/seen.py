@@ -70,6 +70,15 @@ class Hole(NamedTuple):
     first: int
     last: int
 
+    def before(self, position: Position | None) -> int:
+        """How many of them lie before it."""
+        if position is None or self.ledger_id > position.ledger_id:
+            return 0
+        many = self.last - self.first + 1
+        if self.ledger_id < position.ledger_id:
+            return many
+        return min(max(position.entry_id - self.first, 0), many)
+
 
 @dataclass(frozen=True, slots=True)
 class SeenTransaction:

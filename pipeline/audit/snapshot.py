@@ -6,6 +6,8 @@ Pure.  Rules:
   raw end; claims and aborted sets; headers (`transactions`); keys; then the scan.  So what had
   ended before the cut is in the scan as a whole, whatever ends afterwards, and whoever has a claim
   has a header: that is stored before it, and collected after it.
+- What retention takes while the scan runs may be in it or not: earliest positions are asked for
+  again behind it (`trimmed_to`), and nothing before them is judged.
 - An attempt is judged by the header of its group: its id tells which (`group_of`).
 """
 
@@ -118,6 +120,8 @@ class SegmentState:
     offloaded_ledgers: int = 0
     trimmed: bool = False
     """Whether retention has taken its first entries."""
+    trimmed_to: Position | None = None
+    """What lies before it was taken after the cut was made; None: nothing was."""
     claimed: frozenset[str] = field(init=False, repr=False, compare=False)
     """Transactions that have a claim."""
 

@@ -18,7 +18,7 @@ from pipeline.audit.order_checks import (
 from pipeline.audit.seen import SeenProducer, Stamp, joined
 from pipeline.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
 from pipeline.audit.violations import Findings, Rule
-from protocol.ids import Position
+from protocol.ids import LATEST, Position
 from tests.unit.pipeline.audit.topic_facts import (
     T0_MS,
     encrypted,
@@ -57,6 +57,31 @@ def test_a_gap_and_the_ends_of_ledgers() -> None:
 def test_what_retention_took_is_not_missing() -> None:
     entries = [entry((10, i), ROWS) for i in (3, 4)]
     assert not missing(entries, earliest=Position(10, 3), entries_of={10: 5})
+
+
+@pytest.mark.parametrize(
+    ("taken", "violations", "unchecked"),
+    [
+        (Position(10, -1), 1, 0),
+        (Position(10, 2), 1, 2),
+        (Position(10, 3), 0, 3),
+        (Position(11, 0), 0, 3),
+        (LATEST, 0, 3),
+        (None, 1, 0),
+    ],
+)
+def test_what_retention_takes_while_the_audit_runs_is_not_missing(
+    taken: Position | None, violations: int, unchecked: int
+) -> None:
+    observer = Observer(0, Position(10, 0), Position(10, 5))
+    observer.take([entry((10, i), ROWS) for i in (3, 4)])
+    findings = Findings()
+    records = snapshot(segments=[segment(0, entries_of={10: 5}, trimmed_to=taken)])
+    check_entries(observer.result(), records, findings)
+    assert findings.counts[Rule.V3] == violations
+    assert sum(findings.unchecked.values()) == unchecked
+    if unchecked == 2:
+        assert "1 entries of ledger 10 are missing, 2 to 2." in findings.violations[0].what
 
 
 def test_an_entry_that_is_damaged() -> None:
@@ -164,7 +189,13 @@ def test_rows_of_one_key() -> None:
 
 def test_views_have_the_same_rows() -> None:
     findings = Findings()
-    check_views({"raw": {0: (2, 7), 1: (1, 1)}, "table": {0: (2, 7), 1: (1, 1)}}, findings)
+    records = snapshot()
+    check_views({"raw": {0: (2, 7), 1: (1, 1)}, "table": {0: (2, 7), 1: (1, 1)}}, records, findings)
     assert findings.is_clean
-    check_views({"raw": {0: (2, 7)}, "more": {0: (3, 7)}, "other": {0: (2, 8)}}, findings)
+    different = {"raw": {0: (2, 7)}, "more": {0: (3, 7)}, "other": {0: (2, 8)}}
+    trimmed = snapshot(segments=[segment(0, trimmed_to=Position(10, 1))])
+    check_views(different, trimmed, findings)
+    assert findings.is_clean
+    assert sum(findings.unchecked.values()) == 2
+    check_views(different, records, findings)
     assert [each.rule for each in findings.violations] == [Rule.V2, Rule.V3]

@@ -7,15 +7,17 @@ from weakref import WeakSet
 
 import pytest
 
+from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout, Segment
 from pipeline.admin import AdminRest
-from pipeline.audit.records import take_snapshot
+from pipeline.audit.records import take_snapshot, trimmed_since
 from pipeline.audit.transaction_checks import check_claims
 from pipeline.audit.violations import Findings
-from protocol.ids import Position
+from protocol.ids import LATEST, Position
 
 TOPIC = "topic://public/default/t"
 SEGMENT = "segment://public/default/t/0000-ffff-0"
+FIRST = Position(1, 0)
 
 
 @dataclass
@@ -23,12 +25,16 @@ class OneSegment:
     """A topic of one segment, which is asked for by the audit."""
 
     lost: bool = False
+    earliest: Position = FIRST
+    pruned: bool = False
 
     def layout(self, topic: str) -> Layout:
         return Layout(0, [Segment(0, 0, 0xFFFF, True, (), (), SEGMENT)])
 
     def plan_range(self, segment_topic: str) -> SimpleNamespace:
-        at = Position(1, 0)
+        if self.pruned:
+            raise TopicNotFound(f"There is no {segment_topic}.")
+        at = self.earliest
         return SimpleNamespace(earliest=at, horizon=at, raw_end=at, sealed=False, lost=self.lost)
 
 
@@ -62,6 +68,17 @@ def test_transactions_that_begin_meanwhile_have_no_claims_without_headers() -> N
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_segment_says_whether_retention_took_its_beginning(lost: bool) -> None:
     assert take_snapshot(TOPIC, OneSegment(lost), BusyRest()).segments[0].trimmed is lost
+
+
+def test_what_is_trimmed_while_the_audit_runs_is_known_behind_it() -> None:
+    before = take_snapshot(TOPIC, OneSegment(), BusyRest())
+    assert trimmed_since(before, OneSegment()) == before
+    rolled = trimmed_since(before, OneSegment(earliest=Position(2, 0)))
+    assert rolled == before, "an empty ledger is no data"
+    later = trimmed_since(before, OneSegment(lost=True, earliest=Position(2, 0))).segments[0]
+    assert (later.trimmed, later.trimmed_to) == (True, Position(2, 0))
+    gone = trimmed_since(before, OneSegment(pruned=True)).segments[0]
+    assert (gone.trimmed, gone.trimmed_to) == (True, LATEST)
 
 
 class Told(dict[str, object]):

@@ -86,6 +86,7 @@ class Observer:
             tuple(self._damaged),
             sum(each.incomplete for each in self._transactions.values()),
             self._encrypted,
+            self._rows - sum(each.readable.messages for each in self._transactions.values()),
         )
 
     def _take(self, entry: StoredEntry) -> None:

@@ -63,11 +63,6 @@ def segment_rows(report: Report) -> Sequence[tuple[str, ...]]:
     rows = []
     for segment_id, segment in sorted(report.snapshot.segments.items()):
         seen = report.seen.get(segment_id)
-        hidden = (
-            0
-            if seen is None
-            else sum(t.all.messages - t.readable.messages for t in seen.transactions.values())
-        )
         rows.append(
             (
                 str(segment_id),
@@ -75,7 +70,7 @@ def segment_rows(report: Report) -> Sequence[tuple[str, ...]]:
                 "sealed" if segment.sealed else "active",
                 f"{0 if seen is None else seen.entries:,}",
                 f"{0 if seen is None else seen.rows:,}",
-                f"{hidden:,}",
+                f"{0 if seen is None else seen.hidden:,}",
                 f"{by_segment.get(segment_id, 0):,}",
             )
         )

@@ -157,6 +157,8 @@ class SeenRange:
     """Messages in pieces of which only the last ones lie in a range."""
     encrypted: int = 0
     """Entries that nobody without their keys can open."""
+    hidden: int = 0
+    """Rows that consumers do not get."""
 
 
 def no_rows(segment_id: int, start: Position, end: Position) -> SeenRange:
@@ -188,6 +190,7 @@ def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
         (*before.damaged, *after.damaged)[:HOLES_KEPT],
         before.incomplete + after.incomplete,
         before.encrypted + after.encrypted,
+        before.hidden + after.hidden,
     )
 
 

@@ -1,9 +1,12 @@
 """The page and its picture."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
+from magnetar.reads import Visibility
 from pipeline.audit.dag_picture import generations, picture
-from pipeline.audit.report import Report, page, rule_lines
+from pipeline.audit.report import Report, page, rule_lines, segment_rows
+from pipeline.audit.seen import joined
 from pipeline.audit.violations import KEPT_EACH, Findings, Rule, Violation
 from protocol.ids import Position
 from tests.unit.pipeline.audit.topic_facts import entry, seen, snapshot
@@ -44,3 +47,13 @@ def test_what_is_too_much_is_counted() -> None:
     assert len(findings.violations) == KEPT_EACH
     assert {name: bad for name, _, _, bad in rule_lines(findings)}["V4"] == KEPT_EACH + 5
     assert "5 more" in page(Report(snapshot(), findings, SEEN))
+
+
+def test_rows_that_are_not_readable_are_told_without_their_transactions() -> None:
+    stored = [
+        entry((10, 0), [("a", b"1")]),
+        entry((10, 1), [("a", b"2"), ("a", b"3")], txn="1_1", visibility=Visibility.ABORTED),
+    ]
+    parts = [replace(seen(0, [each]), transactions={}) for each in stored]
+    report = Report(snapshot(), Findings(), {0: joined(parts)})
+    assert segment_rows(report)[0][4:6] == ("3", "2")

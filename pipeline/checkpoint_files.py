@@ -3,11 +3,16 @@
 Rules: Spark calls a commit in a Python process of the driver's machine that has no door to the JVM,
 so Hadoop's file systems are out of reach.  A path, or a URI `file:`, is read from this machine;
 other URIs by the file systems of Arrow (`s3:`, with `s3a:` for it, `gs:`, `abfs:`, `hdfs:`), with
-the credentials that Arrow finds in the environment.  What cannot be read is an error: whoever asks
-is about to commit, and must not.
+the credentials that Arrow finds in the environment.  What cannot be read, or does not come in time,
+is an error: whoever asks is about to commit, and must not.
+
+Arrow's calls cannot be interrupted, so each has a thread of its own, which nothing waits for at the
+end of the process.
 """
 
 import asyncio
+from concurrent.futures import Future
+from threading import Thread
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -19,29 +24,35 @@ from pipeline.offset_log import positions_of, query_of
 
 __all__ = ["CheckpointFiles", "GivenPositions", "file_system"]
 
+READ_TIMEOUT_S: Final = 30.0
+"""For a file of a checkpoint, where nobody has said for how long a request may take."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _S3: Final = ("s3a", "s3n")
 
 
 class CheckpointFiles:
-    """The checkpoint at `location`, as it is in Spark's option `checkpointLocation`."""
+    """The checkpoint at `location`, as it is in Spark's option `checkpointLocation`.
 
-    def __init__(self, location: str) -> None:
+    A file of it has to come within `timeout_s`.
+    """
+
+    def __init__(self, location: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         self.location = location
+        self.timeout_s = timeout_s
 
     async def positions(self, batch: int) -> str:
         """How far the sources have been read by the end of that batch.
 
         Raises `PositionsUnreadable`.
         """
-        return positions_of(await asyncio.to_thread(self.text, f"offsets/{batch}"))
+        return positions_of(await self._in_time(f"offsets/{batch}"))
 
     async def query(self) -> str:
         """Whose checkpoint it is.  Raises `PositionsUnreadable`."""
-        return query_of(await asyncio.to_thread(self.text, "metadata"))
+        return query_of(await self._in_time("metadata"))
 
     def text(self, name: str) -> str:
-        """A file of the checkpoint.  Raises `PositionsUnreadable`."""
+        """A file of the checkpoint, whenever it comes.  Raises `PositionsUnreadable`."""
         try:
             files, root = file_system(self.location)
             with files.open_input_stream(f"{root.rstrip('/')}/{name}") as stream:
@@ -53,6 +64,32 @@ class CheckpointFiles:
                 "committed. Give checkpointLocation as a URI that this machine can read (file:, "
                 "s3:, gs:, abfs:, hdfs:), or go without trackPositions."
             ) from error
+
+    async def _in_time(self, name: str) -> str:
+        """As `text`."""
+        found: Future[str] = Future()
+        found.set_running_or_notify_cancel()
+
+        def read() -> None:
+            try:
+                found.set_result(self.text(name))
+            except PositionsUnreadable as error:
+                found.set_exception(error)
+            except BaseException as error:
+                found.set_exception(error)
+                raise  # which Python tells: nobody may wait any more
+
+        Thread(target=read, name=f"checkpoint {name}", daemon=True).start()
+        waiting = asyncio.wrap_future(found)
+        await asyncio.wait((waiting,), timeout=self.timeout_s)
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        raise PositionsUnreadable(
+            f"{name} of the checkpoint {self.location} did not come within {self.timeout_s:g} s: "
+            "nothing is committed. Look whether the place answers, and start the query again; "
+            "operationTimeoutMs says how long to wait."
+        )
 
 
 class GivenPositions:

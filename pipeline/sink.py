@@ -87,9 +87,16 @@ class Sink:
             return SinkDriver(groups, GivenPositions(options.positions), track_positions=True)
         return SinkDriver(
             groups,
-            None if options.checkpoint is None else CheckpointFiles(options.checkpoint),
+            self._checkpoint(),
             track_positions=options.track_positions,
         )
+
+    def _checkpoint(self) -> CheckpointFiles | None:
+        """Of the query, if it is known."""
+        location, connection = self.options.checkpoint, self.options.connection
+        if location is None:
+            return None
+        return CheckpointFiles(location, connection.operation_timeout_ms / 1000)
 
     # What Spark's calls amount to
 

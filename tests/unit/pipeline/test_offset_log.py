@@ -1,10 +1,13 @@
 """Spark's log of offsets and where it lies."""
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from pipeline import checkpoint_files
 from pipeline.checkpoint_files import CheckpointFiles
 from pipeline.errors import PositionsUnreadable
 from pipeline.offset_log import positions_of, query_of
@@ -75,3 +78,33 @@ async def test_a_checkpoint_on_this_machine_is_read(tmp_path: Path, shape: str) 
 async def test_a_checkpoint_out_of_reach_is_an_error(location: str) -> None:
     with pytest.raises(PositionsUnreadable, match=r"cannot be read \("):
         await CheckpointFiles(location).positions(0)
+
+
+class Hanging:
+    """A file system that has never heard of a timeout."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.blocks_the_end = False
+
+    def open_input_stream(self, path: str) -> object:
+        self.blocks_the_end = not threading.current_thread().daemon
+        assert self.goes_on.wait(60)
+        raise OSError("nobody waits any more")
+
+
+@pytest.mark.parametrize("call", ["positions", "query"])
+async def test_a_checkpoint_that_hangs_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    hanging = Hanging()
+    monkeypatch.setattr(checkpoint_files, "file_system", lambda location: (hanging, "c"))
+    files = CheckpointFiles("s3://bucket/c", 0.05)
+    asked = files.positions(1) if call == "positions" else files.query()
+    try:
+        with pytest.raises(PositionsUnreadable, match=r"did not come within 0\.05 s"):
+            async with asyncio.timeout(10):
+                await asked
+    finally:
+        hanging.goes_on.set()
+    assert not hanging.blocks_the_end

@@ -26,10 +26,10 @@ class RowSender:
         self,
         producer: magnetar.Producer[bytes],
         transaction: Work | None,
-        layout_of: Callable[[str], Awaitable[Layout]],
+        ask_layout: Callable[[], Awaitable[Layout]],
     ) -> None:
-        """The producer is closed with the sender; `layout_of` asks for that of a topic."""
-        self._layout_of = layout_of
+        """The producer is closed with the sender; `ask_layout` asks for that of its topic."""
+        self._ask_layout = ask_layout
         self._producer = producer
         self._transaction = transaction
         self._sent: deque[tuple[magnetar.Receipts, Sequence[int]]] = deque()
@@ -57,7 +57,7 @@ class RowSender:
             await self._count()
         if not self._messages:
             return {}
-        layout = await self._layout_of(self._producer.topic)
+        layout = await self._ask_layout()
         return {
             _topic_of(layout, segment): RowCount(messages, self._hashes[segment] % 2**64)
             for segment, messages in self._messages.items()

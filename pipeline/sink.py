@@ -78,7 +78,8 @@ class Sink:
         producer = await client.producer(
             options.topic, compression=options.compression, chunking=options.chunking
         )
-        return RowSender(producer, attempt, client.layout)
+        # By the name that was given: brokers tell that of a regular topic as if it were scalable.
+        return RowSender(producer, attempt, partial(client.layout, options.topic))
 
     def driver(self, groups: KeyGroups) -> SinkDriver:
         """What decides about one batch."""

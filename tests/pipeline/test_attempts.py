@@ -3,9 +3,11 @@
 import asyncio
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -68,7 +70,8 @@ def writer(
     kind: type[Writer] = AttemptWriter,
 ) -> Writer:
     async def opened(attempt: magnetar.Attempt | None) -> RowSender:
-        return RowSender(await client.producer(topic.name), attempt, client.layout)
+        producer = await client.producer(topic.name)
+        return RowSender(producer, attempt, partial(client.layout, topic.name))
 
     return kind(task, groups, opened, timeout_s=timeout_s)
 
@@ -249,4 +252,28 @@ async def test_a_task_whose_rows_are_late_keeps_the_group_of_the_others_open(
     assert await SinkDriver(groups, None).commit(reports, 0) is BatchOutcome.COMMITTED
     await groups.close()
     found = await seen_rows.committed(client, made.name)
+    assert sorted((row.key, row.value) for row in found) == sorted(pairs)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_rows_may_go_to_a_regular_topic(
+    service: BrokerUnderTest, client: magnetar.Client, partitions: int
+) -> None:
+    name = f"persistent://public/default/regular-sink-{uuid.uuid4().hex[:8]}"
+    path = f"/admin/v2/{name.replace('://', '/')}"
+    rest = AdminRest(service.admin_url)
+    if partitions:
+        await asyncio.to_thread(rest.call, "PUT", f"{path}/partitions", partitions)
+    else:
+        await asyncio.to_thread(rest.call, "PUT", path)
+    key = await asyncio.to_thread(pipeline.open_key, service.url, name)
+    given = {"serviceUrl": service.url, "topic": name, **key.options}
+    schema = StructType().add("key", StringType()).add("value", BinaryType())
+    sink = Sink(SinkOptions.of(given, streaming=False), schema)
+    pairs = seen_rows.pairs(20)
+    report = await asyncio.to_thread(sink.write, Task("n", 0, "q", 0), [batch_of(pairs)])
+    groups = KeyGroups(client, TransactionKeyOption(name, key.epoch))
+    assert await SinkDriver(groups, None).commit([report], 0) is BatchOutcome.COMMITTED
+    await groups.close()
+    found = await seen_rows.committed(client, name)
     assert sorted((row.key, row.value) for row in found) == sorted(pairs)

@@ -65,11 +65,10 @@ class Producer:
 
 
 def sender(producer: Producer, *segments: int) -> RowSender:
-    async def layout_of(topic: str) -> Layout:
-        assert topic == TOPIC
+    async def ask_layout() -> Layout:
         return layout(*segments)
 
-    return RowSender(producer, None, layout_of)  # type: ignore[arg-type]
+    return RowSender(producer, None, ask_layout)  # type: ignore[arg-type]
 
 
 async def test_rows_are_counted_where_their_receipts_say() -> None:

@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 
 from magnetar.settings import ClientOptions
 from pipeline.errors import InvalidOption
+from protocol.names import parse_topic_name
+from protocol.server_error import MagnetarError
 
 __all__ = ["CONNECTION_OPTIONS", "Connection", "Options"]
 
@@ -62,6 +64,15 @@ class Options:
         if value is None:
             raise InvalidOption(f"The option {name} is missing; give it, for example {example}.")
         return value
+
+    def topic(self) -> str:
+        """The whole name; one without a domain is a scalable topic, of sources and sinks alike."""
+        text = self.required("topic", "topic://public/default/orders")
+        whole = text if "/" in text else f"public/default/{text}"
+        try:
+            return str(parse_topic_name(text if "://" in text else f"topic://{whole}"))
+        except MagnetarError as error:
+            raise InvalidOption(f"The option topic is {text!r}: {error}") from error
 
     def number(self, name: str, *, at_least: int = 1) -> int | None:
         """A whole number."""

@@ -88,7 +88,7 @@ class SinkOptions:
         delivery = options.choice("delivery", Delivery, Delivery.EXACTLY_ONCE)
         found = cls(
             connection=Connection.of(options),
-            topic=options.required("topic", "topic://public/default/orders"),
+            topic=options.topic(),
             delivery=delivery,
             key=_key(options) if delivery is Delivery.EXACTLY_ONCE else None,
             timeout_s=(options.number("txnTimeoutMs") or DEFAULT_TIMEOUT_MS) / 1000,

@@ -14,8 +14,6 @@ from pipeline.options import Connection, Options
 from pipeline.range_planning import Budget, Ordering
 from pipeline.sink_options import SINK_OPTIONS
 from pipeline.starting import Bound, BoundKind, bound_of
-from protocol.names import parse_topic_name
-from protocol.server_error import MagnetarError
 
 __all__ = ["SOURCE_OPTIONS", "Decoding", "SourceOptions"]
 
@@ -104,7 +102,7 @@ class SourceOptions:
             )
         return cls(
             connection=Connection.of(options),
-            topic=_topic(options.required("topic", "topic://public/default/orders")),
+            topic=options.topic(),
             name=options.text("name") or "",
             start=None if start is None else bound_of("start", start),
             end=bound_of("end", options.text("end") or "latest"),
@@ -162,15 +160,3 @@ class SourceOptions:
                 "A batch is read at once: leave the options alignBy, maxRowsPerTrigger, "
                 "maxBytesPerTrigger and maxRowsPerSecond out."
             )
-
-
-def _topic(text: str) -> str:
-    """The whole name; one without a domain is a scalable topic."""
-    try:
-        return str(parse_topic_name(text if "://" in text else f"topic://{_whole(text)}"))
-    except MagnetarError as error:
-        raise InvalidOption(f"The option topic is {text!r}: {error}") from error
-
-
-def _whole(text: str) -> str:
-    return text if "/" in text else f"public/default/{text}"

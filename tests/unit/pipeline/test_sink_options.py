@@ -4,7 +4,9 @@ import pytest
 
 from magnetar import CompressionType
 from pipeline.errors import InvalidOption
+from pipeline.options import Options
 from pipeline.sink_options import Delivery, SinkOptions, TransactionKeyOption
+from pipeline.source_options import SourceOptions
 
 URL = {"serviceurl": "pulsar://127.0.0.1:6650", "topic": "topic://public/default/t"}
 KEY = {"txnkey": "a-key", "txnepoch": "3"}
@@ -18,6 +20,20 @@ def test_exactly_once_is_the_default_and_has_a_key() -> None:
     assert (found.topic, found.timeout_s) == (URL["topic"], 1.5)
     assert (found.track_positions, found.checkpoint) == (True, "/c")
     assert found.connection.service_url == URL["serviceurl"]
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ("orders", "topic://public/default/orders"),
+        ("a/b/c", "topic://a/b/c"),
+        ("persistent://a/b/c", "persistent://a/b/c"),
+    ],
+)
+def test_a_short_name_is_the_topic_that_a_source_would_read(given: str, whole: str) -> None:
+    named = {"serviceUrl": URL["serviceurl"], "topic": given}
+    assert SinkOptions.of(named | KEY, streaming=True).topic == whole
+    assert SourceOptions.of(Options(named)).topic == whole
 
 
 def test_how_rows_are_packed() -> None:

@@ -1,4 +1,4 @@
-"""`python -m pipeline`: the jobs alone, as spark-submit runs them."""
+"""`python -m pipeline`: the jobs alone; spark-submit takes deploy/spark/jobs.py."""
 
 from pipeline.cli import app
 

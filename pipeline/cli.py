@@ -4,7 +4,9 @@ Rules:
 
 - Nothing of Spark is imported until a job runs.  Without it a sentence says what to install.
 - A job runs in the Spark that `--master` names; under `spark-submit` in that one
-  (`python -m pipeline audit ...` takes the same options).
+  (`deploy/spark/jobs.py audit ...` takes the same options, and so does `python -m pipeline`).
+- What the command line alone can show to be wrong is told before Spark is started.
+- Whatever Spark says, the last line is a sentence.
 - Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations; 3: a
   replay has not reached its end, and goes on when it is run again.
 """
@@ -71,24 +73,24 @@ def audit(
     where: Where,
 ) -> None:
     """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
-    with ending_well(), _spark(master, f"audit of {topic}") as spark:
-        from pipeline.audit.console import show
-        from pipeline.audit.job import audit as run
-        from pipeline.audit.report import page
+    name = topic_named(topic)
+    with ending_well():
         from pipeline.offload.place import place_of
 
-        found = run(
-            spark,
-            _connection(where),
-            _rest(admin_url, where),
-            topic_named(topic),
-            readers_view=readers,
-            table=None if table is None else place_of(table),
-        )
-        show(found)
+        connection, rest = _connection(where), _rest(admin_url, where)
+        place = None if table is None else place_of(table)
         if report is not None:
-            report.write_text(page(found), "utf-8")
-            typer.echo(f"The report is in {report}.")
+            report.open("a").close()  # An audit may take hours: its page has a place to go.
+        with _spark(master, f"audit of {topic}") as spark:
+            from pipeline.audit.console import show
+            from pipeline.audit.job import audit as run
+            from pipeline.audit.report import page
+
+            found = run(spark, connection, rest, name, readers_view=readers, table=place)
+            show(found)
+            if report is not None:
+                report.write_text(page(found), "utf-8")
+                typer.echo(f"The report is in {report}.")
     if not found.findings.is_clean:
         raise typer.Exit(VIOLATIONS_FOUND)
 
@@ -126,25 +128,21 @@ def replay(
     where: Where,
 ) -> None:
     """Write a range of a topic into another one, exactly once; the same command goes on."""
-    with ending_well(), _spark(master, f"replay of {source}") as spark:
-        from pipeline.progress import Progress
-        from pipeline.replay.job import Speed
-        from pipeline.replay.job import replay as run
+    names = topic_named(source), topic_named(target)
+    with ending_well():
         from pipeline.replay.request import Replay
 
-        asked = Replay(
-            topic_named(source),
-            topic_named(target),
-            start,
-            end,
-            row_filter,
-            tuple(select or ()),
-            decode,
-        )
-        speed = Speed(rows_per_batch, rows_per_second)
-        with Progress("Replay") as progress:
-            outcome = run(spark, _connection(where), asked, checkpoint, speed, progress)
-        typer.echo(outcome.sentence())
+        connection = _connection(where)
+        asked = Replay(*names, start, end, row_filter, tuple(select or ()), decode)
+        with _spark(master, f"replay of {source}") as spark:
+            from pipeline.progress import Progress
+            from pipeline.replay.job import Speed
+            from pipeline.replay.job import replay as run
+
+            speed = Speed(rows_per_batch, rows_per_second)
+            with Progress("Replay") as progress:
+                outcome = run(spark, connection, asked, checkpoint, speed, progress)
+            typer.echo(outcome.sentence())
     if not outcome.finished:
         raise typer.Exit(NOT_FINISHED)
 
@@ -174,21 +172,25 @@ def compact(
     where: Where,
 ) -> None:
     """Make a new topic of the last row of each key; run again, it finds what is made."""
-    with ending_well(), _spark(master, f"compaction of {topic}") as spark:
-        from pipeline.compact.job import compact as run
+    names = topic_named(topic), topic_named(target)
+    with ending_well():
         from pipeline.compact.request import Compaction, generation_topic, milliseconds
-        from pipeline.progress import Progress
 
+        connection = _connection(where)
         asked = Compaction(
-            topic_named(topic),
-            generation_topic(topic_named(target), generation),
+            names[0],
+            generation_topic(names[1], generation),
             end,
             None if tombstones is None else milliseconds(tombstones),
             keyless,
         )
-        with Progress("Compaction") as progress:
-            made = run(spark, _connection(where), asked, progress)
-        typer.echo(made.sentence())
+        with _spark(master, f"compaction of {topic}") as spark:
+            from pipeline.compact.job import compact as run
+            from pipeline.progress import Progress
+
+            with Progress("Compaction") as progress:
+                made = run(spark, connection, asked, progress)
+            typer.echo(made.sentence())
 
 
 @app.command()
@@ -209,20 +211,24 @@ def offload(
     where: Where,
 ) -> None:
     """Copy sealed segments to an object store, and write their rows as a table of Parquet."""
-    with ending_well(), _spark(master, f"offload of {topic}") as spark:
-        from pipeline.offload.job import offload as run
+    name = topic_named(topic)
+    with ending_well():
         from pipeline.offload.place import place_of
 
-        done = run(
-            spark,
-            _connection(where),
-            _rest(admin_url, where),
-            topic_named(topic),
-            place_of(to),
-            copies_url=copies,
-            drop=drop,
-            progress=typer.echo,
-        )
+        connection, rest, place = _connection(where), _rest(admin_url, where), place_of(to)
+        with _spark(master, f"offload of {topic}") as spark:
+            from pipeline.offload.job import offload as run
+
+            done = run(
+                spark,
+                connection,
+                rest,
+                name,
+                place,
+                copies_url=copies,
+                drop=drop,
+                progress=typer.echo,
+            )
     rows = sum(each.rows for each in done.now.values())
     typer.echo(
         f"Offloaded {len(done.now)} segments with {rows:,} rows; {len(done.before)} were before."
@@ -272,10 +278,12 @@ def _spark(master: str | None, name: str) -> "Iterator[SparkSession]":
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow"):
             raise
         typer.echo(
-            f"magnetar: {error.name} is not installed; pip install 'magnetar[spark]', and have "
-            "Java 17 or newer.",
+            f"magnetar: {error.name} is not installed; install the project with its extra "
+            "(pip install '.[spark]' where its pyproject.toml is), and have Java 17 or newer.",
             err=True,
         )
         raise typer.Exit(1) from None
-    with session(master, name) as spark:
+    from pipeline.spark_failure import saying_why
+
+    with saying_why(), session(master, name) as spark:
         yield spark

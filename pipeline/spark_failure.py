@@ -1,18 +1,24 @@
 """From Spark's account of a failure to the sentence that is in it.
 
-Pure.  Spark puts the traces of several processes around an error of ours.  Ours are told by their
+Spark puts the traces of several processes around an error of ours.  Ours are told by their
 module; the last one that is named is the cause nearest to the work.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from pipeline.errors import PipelineError
 
-__all__ = ["JobFailed", "query_failed", "sentence_in"]
+__all__ = ["JobFailed", "query_failed", "saying_why", "sentence_in"]
 
 _OURS: Final = re.compile(r"^\s*(?:pipeline|magnetar|protocol)(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 LONGEST: Final = 1000
+_NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 
 
 class JobFailed(PipelineError):
@@ -31,3 +37,19 @@ def query_failed(error: Exception) -> JobFailed:
         f"The job has failed: {sentence_in(str(error))} What was committed stays; run the same "
         "command again to go on."
     )
+
+
+@contextmanager
+def saying_why() -> Iterator[None]:
+    """What Spark raises in the block becomes a `JobFailed` with a sentence."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        if isinstance(error, PySparkException) and error.getCondition() == _NO_JAVA:
+            raise JobFailed(
+                "Spark has not started, and has said why above. It needs Java 17 or newer, as java "
+                "on the path or in JAVA_HOME; --master is like local[4] or spark://host:7077."
+            ) from error
+        raise JobFailed(
+            f"The job has failed: {sentence_in(str(error))} Run the same command again."
+        ) from error

@@ -18,6 +18,9 @@ __all__ = ["session"]
 _ERRORS: Final = "SQLQueryContextLogger"
 """Where PySpark writes every error that it raises; commands tell it in a sentence."""
 
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Has whom spark-submit has started, also where the cluster runs the driver."""
+
 
 @contextmanager
 def session(master: str | None, name: str) -> Iterator[SparkSession]:
@@ -32,7 +35,7 @@ def session(master: str | None, name: str) -> Iterator[SparkSession]:
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     if master is not None:
         builder = builder.master(master)
-    elif "SPARK_ENV_LOADED" not in os.environ:
+    elif _SUBMITTED not in os.environ:
         builder = builder.master("local[*,4]")  # A task has four tries, as on a cluster.
     spark = builder.getOrCreate()
     try:

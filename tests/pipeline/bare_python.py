@@ -17,15 +17,17 @@ from typing import Final
 from tests.support.broker_process import ROOT
 
 REQUIREMENTS: Final = ROOT / "deploy" / "spark" / "requirements.txt"
+JOB_REQUIREMENTS: Final = REQUIREMENTS.with_name("requirements-jobs.txt")
+"""What the jobs need besides."""
 NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 BUILD_TIMEOUT_S: Final = 120
 PACKAGED: Final = ("config", "protocol", "storage", "txn", "broker", "magnetar", "pipeline")
 
 
-def required() -> dict[str, str]:
-    """The bounds of each library that an executor needs."""
-    lines = REQUIREMENTS.read_text("utf-8").splitlines()
-    return {_name(line): line for line in lines if line and not line.startswith("#")}
+def required(file: Path = REQUIREMENTS) -> dict[str, str]:
+    """The bounds of each library that an executor needs, or what else a file names."""
+    lines = file.read_text("utf-8").splitlines()
+    return {_name(line): line for line in lines if line and not line.startswith(("#", "-r "))}
 
 
 def _name(requirement: str) -> str:
@@ -47,8 +49,8 @@ def _closure(names: list[str]) -> set[str]:
     return found
 
 
-def make_bare_python(directory: Path) -> Path:
-    """The environment; its interpreter."""
+def make_bare_python(directory: Path, *, jobs: bool = False) -> Path:
+    """The environment, also with what `jobs` need; its interpreter."""
     venv.create(directory, symlinks=True)
     python = directory / "bin" / "python"
     site = Path(
@@ -56,7 +58,8 @@ def make_bare_python(directory: Path) -> Path:
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
         ).strip()
     )
-    for name in _closure([*required(), "pyspark"]):
+    besides = required(JOB_REQUIREMENTS) if jobs else {}
+    for name in _closure([*required(), *besides, "pyspark"]):
         distribution = metadata.distribution(name)
         tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}
         for top in tops - {"__pycache__"}:

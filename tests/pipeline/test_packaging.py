@@ -14,6 +14,7 @@ import pytest
 import magnetar
 from tests.pipeline import rows
 from tests.pipeline.bare_python import (
+    JOB_REQUIREMENTS,
     build_wheel,
     environment,
     make_bare_python,
@@ -44,6 +45,7 @@ def test_the_bounds_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     known = {*project["dependencies"], *project["optional-dependencies"]["spark"]}
     assert set(required().values()) <= known
+    assert set(required(JOB_REQUIREMENTS).values()) <= known
 
 
 def test_a_task_imports_nothing_else(tmp_path: Path) -> None:

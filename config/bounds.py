@@ -394,6 +394,9 @@ TXN_EXTENSION_SLACK = 4
 """A group's deadline is set later than asked for by one part in this many."""
 TXN_KEY_QUERIES = 8
 """Earlier queries of a transaction key whose last batch is remembered."""
+TXN_COMMITS_REMEMBERED = 64
+"""Last groups of transaction keys of which a coordinator remembers what they committed, without
+their winners, so that tasks of a batch that comes again do not each read a header that has them."""
 TXN_KEY_NONCES = 16
 """Earlier groups of a transaction key whose nonces are remembered, so that they begin no other."""
 

@@ -4,7 +4,8 @@ Rules (K: `docs/transactions.md`):
 
 - Whatever a request decides, it decides on the stored record, and changes that on the version read:
   nothing of a key is in memory but who holds it, so restarts and moves of the coordinator, and two
-  leaders at once, change nothing (K6).
+  leaders at once, change nothing (K6).  What a last group has committed is remembered, without its
+  winners: no write changes it any more, and the key that names that group is read all the same.
 - OPEN of a key that is not there puts a record without epoch first, then reads the floor: what was
   deleted before that put is heard of, and what is deleted after it goes by its version (K7).
 - Keys are counted in rounds, so their bound is one that is reached late.
@@ -14,13 +15,18 @@ Rules (K: `docs/transactions.md`):
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import structlog
 
-from config.bounds import TXN_KEY_DELETIONS, TXN_KEYS_OF_COORDINATOR
+from config.bounds import (
+    TXN_COMMITS_REMEMBERED,
+    TXN_KEY_DELETIONS,
+    TXN_KEYS_OF_COORDINATOR,
+)
 from protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataError, VersionConflict
 from txn.errors import (
@@ -34,7 +40,7 @@ from txn.key_groups import folded, group_ended
 from txn.key_holders import KeyHolder, KeyHolders
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.parts import TransactionParts
-from txn.records import KeyEpoch, TxnState
+from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
 from txn.transaction_key import (
     NO_EPOCH,
@@ -90,7 +96,8 @@ class KeyedTransactions(Protocol):
 class KeyNow:
     """A key as a request finds it, with what the header of its last transaction tells.
 
-    `record` is folded (G5); `header` is None if that is collected, or there is none.
+    `record` is folded (G5).  `header` is None if that is collected, or there is
+    none, and may be if it was committed.
     """
 
     stored: StoredKey
@@ -132,6 +139,8 @@ class TransactionKeys:
         self._transactions = transactions
         self._store = TransactionKeyStore(parts.store.metadata, transactions.coordinator_id)
         self._clock = parts.clock
+        self._commits: OrderedDict[TxnId, Header] = OrderedDict()
+        """Of last groups that have committed, without winners."""
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def close(self) -> None:
@@ -196,8 +205,12 @@ class TransactionKeys:
             last = record.last
             if last is None or last.ended is not None or not last.is_group:
                 return KeyNow(stored, record, await self.last_state(record), None)
+            commit = self._commits.get(last.txn)
+            if commit is not None:
+                return KeyNow(stored, folded(record, last.txn, commit), commit.state, None)
             header = await self._transactions.header(last.txn)
             if header is not None:
+                self._remember(header)
                 record = folded(record, last.txn, header.header)
                 return KeyNow(stored, record, header.header.state, header)
             # It was collected, so the record tells by now, unless nobody may know (K8).
@@ -455,6 +468,16 @@ class TransactionKeys:
             return False
         named = None if stored is None else stored.record.transaction
         return named is not None and named.txn == txn
+
+    def _remember(self, stored: StoredHeader) -> None:
+        """What it has committed, if it has."""
+        group = stored.header.group
+        if stored.header.state is not TxnState.COMMITTED or group is None or group.commit is None:
+            return
+        commit = replace(group.commit, winners={}, totals=None)
+        self._commits[stored.txn] = replace(stored.header, group=replace(group, commit=commit))
+        if len(self._commits) > TXN_COMMITS_REMEMBERED:
+            self._commits.popitem(last=False)
 
     def _require_room(self) -> None:
         count = 0 if self.tally is None else self.tally.count

@@ -12,6 +12,7 @@ from txn.key_store import TransactionKeyStore
 from txn.parts import TransactionParts
 from txn.transaction_groups import BegunAttempt, CommittedGroup, TransactionGroups
 from txn.transaction_key import KeyRecord
+from txn.transaction_keys import TransactionKeys
 from txn.txn_id import TxnId
 
 BATCH = Batch("q", 0)
@@ -21,6 +22,10 @@ HEADERS, KEY_PATH = "/txn/id/", key_records.key_path(NAME)
 def groups_of(led: Coordinators) -> TransactionGroups:
     groups, _ = led.groups_of(led.coordinator_of(KEY), None, KEY)
     return groups
+
+
+def keys_of(led: Coordinators) -> TransactionKeys:
+    return groups_of(led)._keys
 
 
 async def attempt(

@@ -7,6 +7,7 @@ import pytest
 
 from config.bounds import (
     TXN_ATTEMPT_BLOCK,
+    TXN_COMMITS_REMEMBERED,
     TXN_KEY_NONCES,
     TXN_TIMEOUT_MAX_MS,
 )
@@ -23,6 +24,7 @@ from tests.unit.txn.grouped import (
     commit,
     groups_of,
     key_record,
+    keys_of,
     writes,
 )
 from tests.unit.txn.keyed import ABORT, COMMIT, KEY, NAME, begin, open_key, state_of
@@ -259,6 +261,30 @@ async def test_the_header_of_the_last_batch_is_not_read_for_every_task_of_the_ne
         world.metadata.calls = []
         await asyncio.gather(*(begin_attempt(led, nonce="next") for _ in range(20)))
         assert world.metadata.calls.count(("get", records.header_key(last))) == 1
+
+
+@in_virtual_time
+async def test_the_header_of_a_batch_that_comes_again_is_not_read_for_every_task_of_it() -> None:
+    """They do not begin a group that the others could find."""
+    world = World()
+    async with world.coordinators() as (led, parts):
+        await open_key(led)
+        for number in range(TXN_COMMITS_REMEMBERED + 2):
+            batch, nonce = Batch("q", number), f"n{number}"
+            last = await begin_attempt(led, nonce=nonce)
+            await commit(led, [last], batch, nonce=nonce)
+            world.metadata.calls = []
+            for replay in range(5):
+                assert await attempt(led, nonce=f"again{replay}", batch=batch) is None
+            assert world.metadata.calls.count(("get", records.header_key(last))) == 1
+        assert len(keys_of(led)._commits) == TXN_COMMITS_REMEMBERED
+        again = await commit(led, [], batch, nonce="again")
+        assert again == CommittedGroup(True, last.group)
+        assert (await open_key(led, 0)).epoch == 1
+        with pytest.raises(TransactionKeyFenced):
+            await attempt(led, nonce="late", batch=batch)
+        await a_round(parts).collect()
+        assert await attempt(led, 1, nonce="again", batch=batch) is None
 
 
 @in_virtual_time

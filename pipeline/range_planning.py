@@ -13,7 +13,7 @@ Pure, but for what `Reading` tells.  Rules:
 - P5 `window_ms`: nothing is read that was published later than that after the first unread entry of
   the slowest segment.  The slowest one always moves.
 - P6 What has nothing to be read keeps its place to the letter, so that a step without progress
-  gives back the very cut that it began with.
+  gives back the very cut that it began with.  What is skipped because it is gone is progress.
 """
 
 import enum
@@ -188,6 +188,9 @@ class Planner:
                 if plan is None:
                     continue
                 step.plans[segment_id] = plan
+                if plan.lost:  # skipped, and so that nobody hears of it with every plan
+                    first = max(plan.start, plan.earliest)
+                    step.cut = step.cut.moved(segment_id, Place.at(first))
                 if is_over(plan, layout.segments[segment_id], plan.start):
                     step.cut = step.cut.moved(segment_id, END)
             if not any(step.cut.pos[i] == END for i in unknown):

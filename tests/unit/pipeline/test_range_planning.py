@@ -339,6 +339,23 @@ def test_a_trimmed_beginning_fails_or_is_skipped() -> None:
     assert found.pos[0] == Place(11, 3)
 
 
+def test_what_is_skipped_is_told_once_though_nothing_is_left() -> None:
+    """A query asks ten times in a second whether there is something new."""
+    topic = FakeTopic()
+    query = Query(topic)
+    topic.send([1])
+    query.step()
+    topic.send([2])
+    topic.segments[0].trimmed = 2
+    planner = Planner(topic, Ordering.KEY, fail_on_data_loss=False)
+    found = planner.next_cut(query.cut, topic.layout(), UNBOUNDED)
+    assert found.pos[0] == Place(11, 2)
+    assert planner.next_cut(found, topic.layout(), UNBOUNDED) is found
+    assert planner.gaps == 1
+    with pytest.raises(DataLost):
+        Planner(topic, Ordering.KEY).next_cut(query.cut, topic.layout(), UNBOUNDED)
+
+
 @pytest.mark.parametrize("ordering", [Ordering.NONE, Ordering.KEY])
 def test_what_a_batch_crossed_is_missed_when_it_is_gone(ordering: Ordering) -> None:
     topic, _ = generations(2)

@@ -3,8 +3,8 @@
 Rules:
 
 - `BASE_SCHEMA` has every column of the source, in order; whoever declares fewer, or in another
-  order, gets those.  Types are Spark's own translation of the declared schema, so that they are
-  equal.
+  order, gets those, and of a struct the fields that are declared.  Types are Spark's own
+  translation of the declared schema, so that they are equal.
 - `key` is the text of the partition key as it was sent: where the producer gave bytes, base64.
 - A value of None says that for its key there is nothing any more (a tombstone).
 - Times are milliseconds since 1970 of the sender's clock; one that Spark has no time for is null.
@@ -21,6 +21,7 @@ from pyarrow import compute
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
+    DataType,
     LongType,
     MapType,
     StringType,
@@ -87,11 +88,24 @@ def check_schema(declared: StructType, known: StructType) -> None:
                 f"The source has no column {each.name}; it has {', '.join(known.names)}. Leave the "
                 "schema out to have all of them."
             )
-        if each.dataType != types[each.name]:
+        if not _is_of(each.dataType, types[each.name]):
             raise InvalidOption(
                 f"The column {each.name} is of type {types[each.name].simpleString()}, not "
                 f"{each.dataType.simpleString()}; declare it so, and cast it afterwards."
             )
+
+
+def _is_of(declared: DataType, known: DataType) -> bool:
+    """Whether it is that type, or a struct of some of its fields."""
+    if not isinstance(declared, StructType) or not isinstance(known, StructType):
+        return declared == known
+    fields = {field.name: field for field in known}
+    return all(
+        each.name in fields
+        and each.nullable >= fields[each.name].nullable
+        and _is_of(each.dataType, fields[each.name].dataType)
+        for each in declared
+    )
 
 
 def record_batch(

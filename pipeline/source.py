@@ -84,7 +84,7 @@ class Source:
     def rows(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         """The rows of a task, in order.  Raises `DataLost`, `InvalidMessage`, what reading does."""
         schema = arrow_schema(self._declared)
-        values = self._decoder(schema)
+        values = self.decoder(schema)
         for each in task.ranges:
             rows = SegmentRows(
                 self.reading,
@@ -95,30 +95,29 @@ class Source:
             for columns in rows:
                 yield record_batch(columns, each.segment_id, schema, values)
 
-    def _decoder(self, schema: pa.Schema) -> ValueDecoder | None:
-        """What makes `data`, if that is asked for."""
+    def decoder(self, schema: pa.Schema) -> ValueDecoder | None:
+        """What makes the columns that come of values, if one of them is in the schema."""
         definition = self._definition
-        if definition is None or DATA not in schema.names:
+        if definition is None or not {DATA, CORRUPT} & set(schema.names):
             return None
+        whole = arrow_schema(schema_with(self.options, definition))
+        kind = (schema if DATA in schema.names else whole).field(DATA).type
+        if definition.decoding is not Decoding.AVRO:
+            return ValueDecoder(definition, kind, fail=not self.options.corrupt_column)
         client = connected(self.options.connection)
 
         async def made(core: magnetar.Client) -> Schema[dict[str, object]]:
             writers = SchemaReader(core.context, self.options.topic)
             return definition.avro().of_topic(PlainWriters(writers))
 
-        avro = client.run(made) if definition.decoding is Decoding.AVRO else None
+        avro = client.run(made)
 
         def learn(version: bytes) -> None:
             async def learned(_: magnetar.Client) -> None:
-                if avro is not None:
-                    await avro.learn(version)
+                await avro.learn(version)
 
             client.run(learned)
 
         return ValueDecoder(
-            definition,
-            schema.field(DATA).type,
-            avro=avro,
-            learn=learn,
-            fail=not self.options.corrupt_column,
+            definition, kind, avro=avro, learn=learn, fail=not self.options.corrupt_column
         )

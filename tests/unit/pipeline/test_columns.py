@@ -87,6 +87,19 @@ def test_columns_that_are_not_there_are_refused(field: StructField, why: str) ->
         check_schema(StructType([field]), BASE_SCHEMA)
 
 
+ORDER = StructType([StructField("a", IntegerType()), StructField("b", StringType())])
+
+
+def test_of_a_struct_some_fields_may_be_declared() -> None:
+    """So a query goes on when the topic's schema gets another field."""
+    known = StructType([StructField("data", ORDER)])
+    for chosen in (ORDER, StructType([ORDER["b"]]), StructType([ORDER["b"], ORDER["a"]])):
+        check_schema(StructType([StructField("data", chosen)]), known)
+    for wrong in (StructField("a", StringType()), StructField("c", IntegerType())):
+        with pytest.raises(InvalidOption, match="of type struct<a:int,b:string>, not struct"):
+            check_schema(StructType([StructField("data", StructType([wrong]))]), known)
+
+
 @pytest.mark.parametrize("time_ms", [2**53, 2**62, 2**64 - 1])
 def test_times_that_nobody_has_are_null(time_ms: int) -> None:
     entry = single(1, b"a", publish_time=time_ms, event_time=time_ms)

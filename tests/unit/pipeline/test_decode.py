@@ -9,16 +9,18 @@ import json
 import fastavro
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from magnetar.errors import InvalidMessage
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.messages import MessageColumns, take_apart
 from pipeline.avro_types import form_of
-from pipeline.columns import CORRUPT, DATA, arrow_schema
+from pipeline.columns import CORRUPT, DATA, arrow_schema, record_batch
 from pipeline.decode import Definition, PlainWriters, ValueDecoder, definition_of
 from pipeline.errors import InvalidOption
-from pipeline.source_options import Decoding
+from pipeline.options import Options
+from pipeline.source import Source, definition_for
+from pipeline.source_options import Decoding, SourceOptions
 from protocol import pulsar_pb2 as pb
 from tests.unit.pipeline.stored import single
 
@@ -265,6 +267,35 @@ def test_what_arrow_refuses_is_corrupt_alone() -> None:
     found = reading(columns_of(avro(wide, {"d": one}), avro(wide, {"d": two})))
     assert data_of(found) == [{"d": one}, None]
     assert isinstance(found[DATA], pa.StructArray)
+
+
+WIDE = V1 | {"fields": [{"name": "b", "type": "string"}, *V1["fields"]]}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("names", [("data",), ("data", "_corrupt"), ("_corrupt",), ("value",)])
+def test_columns_that_are_declared_are_made_alone(names: tuple[str, ...]) -> None:
+    given = {
+        "serviceUrl": "pulsar://nowhere:1",
+        "topic": "t",
+        "decode": "json",
+        "decodeSchema": json.dumps(WIDE),
+        "onCorrupt": "column",
+    }
+    options = SourceOptions.of(Options(given))
+    types = {
+        "data": StructType().add("a", IntegerType()),
+        "_corrupt": StringType(),
+        "value": BinaryType(),
+    }
+    declared = StructType([StructField(name, types[name]) for name in names])
+    source = Source(options, definition_for(options), declared)
+    schema = arrow_schema(declared)
+    values = source.decoder(schema)
+    rows = record_batch(columns_of(b'{"a":1,"b":"x"}', b"{"), 0, schema, values).to_pylist()
+    if "data" in names:
+        assert [row["data"] for row in rows] == [{"a": 1}, None]
+    if "_corrupt" in names:
+        assert [row["_corrupt"] is None for row in rows] == [True, False]
 
 
 def test_the_topic_must_have_such_a_schema() -> None:

@@ -68,6 +68,10 @@ def audit(
     table: Annotated[
         str | None, typer.Option("--table", help="Compare the table that an offload wrote there")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="Keep here what was right for good; it is not read again"),
+    ] = None,
     master: Master = None,
     *,
     where: Where,
@@ -75,10 +79,12 @@ def audit(
     """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
     name = topic_named(topic)
     with ending_well():
+        from pipeline.audit.audited import load, store
         from pipeline.offload.place import place_of
 
         connection, rest = _connection(where), _rest(admin_url, where)
         place = None if table is None else place_of(table)
+        kept = None if state is None else load(state)
         if report is not None:
             report.open("a").close()  # An audit may take hours: its page has a place to go.
         with _spark(master, f"audit of {topic}") as spark:
@@ -86,8 +92,10 @@ def audit(
             from pipeline.audit.job import audit as run
             from pipeline.audit.report import page
 
-            found = run(spark, connection, rest, name, readers_view=readers, table=place)
+            found = run(spark, connection, rest, name, readers_view=readers, table=place, kept=kept)
             show(found)
+            if state is not None and found.audited is not None:
+                store(state, found.audited)
             if report is not None:
                 report.write_text(page(found), "utf-8")
                 typer.echo(f"The report is in {report}.")

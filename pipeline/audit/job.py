@@ -9,7 +9,7 @@ Rules:
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -23,6 +23,7 @@ from magnetar import Client
 from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
 from pipeline.admin import AdminRest
+from pipeline.audit.audited import Audited, audited_now, still_audited
 from pipeline.audit.dag_picture import generations
 from pipeline.audit.group_checks import check_batches, check_positions
 from pipeline.audit.order_checks import (
@@ -35,7 +36,15 @@ from pipeline.audit.order_checks import (
 from pipeline.audit.records import Plan, take_snapshot, trimmed_since
 from pipeline.audit.report import Report
 from pipeline.audit.scan import AuditedRange, Place, SuspectRow, scan, suspect_rows
-from pipeline.audit.seen import NO_ROWS, SeenRange, SeenTransaction, Stamp, Tally, joined
+from pipeline.audit.seen import (
+    NO_ROWS,
+    SeenProducer,
+    SeenRange,
+    SeenTransaction,
+    Stamp,
+    Tally,
+    joined,
+)
 from pipeline.audit.snapshot import SegmentState, Snapshot
 from pipeline.audit.table_view import table_view
 from pipeline.audit.transaction_checks import (
@@ -68,17 +77,21 @@ def audit(
     *,
     readers_view: bool = False,
     table: TablePlace | None = None,
+    kept: Audited | None = None,
 ) -> Report:
     """Audit one topic; `readers_view`: also read it as consumers do, and compare.
 
-    `table`: where an offload wrote; that is compared, too.  Raises `AdminFailed`,
-    `InvalidManifest`, `PlaceFailed`, and what the client does.
+    `table`: where an offload wrote; that is compared, too.  `kept`: of an earlier audit, what need
+    not be read again.  Raises `AdminFailed`, `InvalidManifest`, `InvalidState`, `PlaceFailed`, and
+    what the client does.
     """
     began_s = time.monotonic()
     client = connected(connection)
     planner = _Planner(client)
     snapshot = take_snapshot(topic, planner, rest)
-    parts = _parts(snapshot, client)
+    before = {} if kept is None else still_audited(kept, snapshot)
+    every = _parts(snapshot, client)
+    parts = [part for part in every if part.segment_id not in before]
     findings = Findings()
     context = spark.sparkContext
     ranges = context.parallelize(parts, max(1, len(parts))).map(partial(_scanned, connection))
@@ -88,15 +101,21 @@ def audit(
         ranges.count()  # Everything else goes through what this has found.
         scan_s = time.monotonic() - scan_began_s
         snapshot = trimmed_since(snapshot, planner)
-        _check_transactions(ranges, snapshot, findings)
+        _check_transactions(ranges, snapshot, before, findings)
         facts = ranges.map(_without_transactions).collect()
         readable = _by_segment(ranges.map(_readable).collect())
+        readable |= {
+            segment_id: (each.readable.messages, each.readable.hash_sum)
+            for segment_id, each in before.items()
+        }
     finally:
         ranges.unpersist()
     seen = _segments([each for _, each in facts])
     for each in seen.values():
         check_entries(each, snapshot, findings)
-    _check_order(spark, connection, parts, seen, snapshot, findings)
+    producers = [one for each in seen.values() for one in each.producers.values()]
+    producers += [one for number, each in before.items() for one in each.producers(number)]
+    _check_order(spark, connection, every, producers, snapshot, findings)
     check_claims(snapshot, findings)
     check_batches(snapshot, findings)
     check_positions(snapshot, findings)
@@ -111,7 +130,9 @@ def audit(
     if table is not None:
         views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
         check_views(views, snapshot, findings)
-    return Report(snapshot, findings, seen, time.monotonic() - began_s, scan_s)
+    took_s = time.monotonic() - began_s
+    now = audited_now(snapshot, before, seen, readable) if findings.is_clean else None
+    return Report(snapshot, findings, seen, took_s, scan_s, before, now)
 
 
 Scanned = tuple[AuditedRange, SeenRange]
@@ -163,7 +184,9 @@ def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
     }
 
 
-def _check_transactions(ranges: "RDD[Scanned]", snapshot: Snapshot, findings: Findings) -> None:
+def _check_transactions(
+    ranges: "RDD[Scanned]", snapshot: Snapshot, before: Collection[int], findings: Findings
+) -> None:
     """Of each transaction and segment what all ranges saw, one partition at a time."""
     together = ranges.flatMap(_transactions_of).reduceByKey(SeenTransaction.plus)
 
@@ -172,19 +195,18 @@ def _check_transactions(ranges: "RDD[Scanned]", snapshot: Snapshot, findings: Fi
             check_seen(seen, snapshot, findings)
             yield seen
 
-    check_counts(expected_of_groups(snapshot), one_by_one(), snapshot, findings)
+    check_counts(expected_of_groups(snapshot), one_by_one(), snapshot, findings, before)
 
 
 def _check_order(
     spark: SparkSession,
     connection: Connection,
     parts: Sequence[AuditedRange],
-    seen: Mapping[int, SeenRange],
+    producers: Iterable[SeenProducer],
     snapshot: Snapshot,
     findings: Findings,
 ) -> None:
     """Key by key, where a producer's messages as a whole are not in order."""
-    producers = [one for each in seen.values() for one in each.producers.values()]
     found = suspects(producers, snapshot, findings)
     if not found:
         return

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from pipeline.audit.audited import Audited, AuditedSegment
 from pipeline.audit.dag_picture import picture
 from pipeline.audit.seen import SeenRange
 from pipeline.audit.snapshot import Snapshot
@@ -33,6 +34,10 @@ class Report:
     took_s: float = 0.0
     scan_s: float = 0.0
     """Of that, reading all entries and taking them apart."""
+    before: Mapping[int, AuditedSegment] = field(default_factory=dict)
+    """Segments that an earlier audit found right, and this one did not read again."""
+    audited: Audited | None = None
+    """What later audits need not read; None: there were violations."""
 
     @property
     def rows(self) -> int:
@@ -43,10 +48,14 @@ class Report:
         """In one sentence."""
         found = sum(self.findings.counts.values())
         verdict = "no violation" if not found else f"{found:,} violations"
-        return (
+        told = (
             f"{verdict}: {self.snapshot.topic}, {len(self.seen)} segments, {self.rows:,} rows, "
             f"{len(self.snapshot.transactions):,} transactions"
         )
+        before = sum(each.readable.messages for each in self.before.values())
+        if self.before:
+            told += f"; audited before: {len(self.before)} segments, {before:,} rows"
+        return told
 
 
 def rule_lines(findings: Findings) -> Sequence[tuple[str, str, int, int]]:
@@ -55,7 +64,10 @@ def rule_lines(findings: Findings) -> Sequence[tuple[str, str, int, int]]:
 
 
 def segment_rows(report: Report) -> Sequence[tuple[str, ...]]:
-    """Of each segment: id, range, state, entries, rows, hidden rows, violations."""
+    """Of each segment: id, range, state, entries, rows, hidden rows, violations.
+
+    Of one that was audited before only the rows are known that readers get.
+    """
     by_segment: dict[int, int] = {}
     for violation in report.findings.violations:
         if violation.segment_id is not None:
@@ -63,14 +75,17 @@ def segment_rows(report: Report) -> Sequence[tuple[str, ...]]:
     rows = []
     for segment_id, segment in sorted(report.snapshot.segments.items()):
         seen = report.seen.get(segment_id)
+        before = report.before.get(segment_id)
+        state = "sealed" if segment.sealed else "active"
+        shown = 0 if seen is None else seen.rows
         rows.append(
             (
                 str(segment_id),
                 f"{segment.hash_start:04x}-{segment.hash_end:04x}",
-                "sealed" if segment.sealed else "active",
-                f"{0 if seen is None else seen.entries:,}",
-                f"{0 if seen is None else seen.rows:,}",
-                f"{0 if seen is None else seen.hidden:,}",
+                state if before is None else f"{state}, audited before",
+                "" if before is not None else f"{0 if seen is None else seen.entries:,}",
+                f"{shown if before is None else before.readable.messages:,}",
+                "" if before is not None else f"{0 if seen is None else seen.hidden:,}",
                 f"{by_segment.get(segment_id, 0):,}",
             )
         )

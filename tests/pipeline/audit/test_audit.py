@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 import magnetar
 import magnetar.sync
 from pipeline.admin import AdminRest
+from pipeline.audit.audited import decode, encode
 from pipeline.audit.job import audit
 from pipeline.audit.report import Report, page
 from pipeline.audit.violations import Rule
@@ -136,6 +137,25 @@ async def _break(broker: BrokerProcess, made: Mapping[str, AuditedTopic]) -> Non
 def run(spark: SparkSession, topic: AuditedTopic) -> Report:
     connection, rest = Connection(topic.url), AdminRest(topic.admin_url)
     return audit(spark, connection, rest, topic.topic, readers_view=True)
+
+
+def test_what_was_right_for_good_is_not_read_again(
+    spark: SparkSession, audited: Mapping[str, AuditedTopic]
+) -> None:
+    topic = audited[CLEAN]
+    connection, rest = Connection(topic.url), AdminRest(topic.admin_url)
+    first = audit(spark, connection, rest, topic.topic)
+    assert first.audited is not None
+    sealed = {each.segment_id for each in first.snapshot.segments.values() if each.sealed}
+    assert set(first.audited.segments) == sealed
+    again = audit(
+        spark, connection, rest, topic.topic, readers_view=True, kept=decode(encode(first.audited))
+    )
+    assert again.findings.is_clean, again.findings.violations
+    assert set(again.before) == sealed
+    assert again.rows == first.rows - sum(first.seen[each].rows for each in sealed)
+    assert again.audited == first.audited
+    assert "audited before" in page(again)
 
 
 def broken(report: Report) -> set[Rule]:

@@ -9,7 +9,7 @@ Rules:
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -23,7 +23,7 @@ from magnetar import Client
 from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
 from pipeline.admin import AdminRest
-from pipeline.audit.audited import Audited, audited_now, still_audited
+from pipeline.audit.audited import Audited, AuditedSegment, audited_now, still_audited
 from pipeline.audit.dag_picture import generations
 from pipeline.audit.group_checks import check_batches, check_positions
 from pipeline.audit.order_checks import (
@@ -103,11 +103,7 @@ def audit(
         snapshot = trimmed_since(snapshot, planner)
         _check_transactions(ranges, snapshot, before, findings)
         facts = ranges.map(_without_transactions).collect()
-        readable = _by_segment(ranges.map(_readable).collect())
-        readable |= {
-            segment_id: (each.readable.messages, each.readable.hash_sum)
-            for segment_id, each in before.items()
-        }
+        readable = _readable_before(before) | _by_segment(ranges.map(_readable).collect())
     finally:
         ranges.unpersist()
     seen = _segments([each for _, each in facts])
@@ -120,11 +116,7 @@ def audit(
     check_batches(snapshot, findings)
     check_positions(snapshot, findings)
     if readers_view:
-        for_readers = [part for part in parts if part.readable]
-        told = context.parallelize(for_readers, max(1, len(for_readers))).map(
-            partial(_counted, connection)
-        )
-        views = {"raw": readable, "readers": _by_segment(told.collect())}
+        views = {"raw": readable, "readers": _readers_view(spark, connection, parts)}
         snapshot = trimmed_since(snapshot, planner)
         check_views(views, snapshot, findings)
     if table is not None:
@@ -161,6 +153,21 @@ def _readable(scanned: Scanned) -> Counted:
         for each in seen.transactions.values():
             total = total.plus(each.readable)
     return part.segment_id, total
+
+
+def _readable_before(before: Mapping[int, AuditedSegment]) -> dict[int, tuple[int, int]]:
+    return {
+        segment_id: (each.readable.messages, each.readable.hash_sum)
+        for segment_id, each in before.items()
+    }
+
+
+def _readers_view(
+    spark: SparkSession, connection: Connection, parts: Sequence[AuditedRange]
+) -> dict[int, tuple[int, int]]:
+    readable = [part for part in parts if part.readable]
+    ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
+    return _by_segment(ranges.map(partial(_counted, connection)).collect())
 
 
 def _counted(connection: Connection, part: AuditedRange) -> Counted:

@@ -330,6 +330,11 @@ TXN_ENDED_KEPT = 1_000
 without a read: 0.1 MB and 0.2 MB, which thousands of them may have."""
 TXN_PAGE = 1000
 """Records that one page of an index scan brings."""
+TXN_HEADERS_PAGE = 64
+"""Headers that the first page of a scan brings; one may have TXN_GROUP_HEADER_BYTES."""
+TXN_HEADERS_PAGE_BYTES = 16 * 1024 * 1024
+"""A page of so many bytes of headers is followed by one of no more headers, smaller ones by larger
+ones, up to TXN_PAGE: headers that are together in a scan are about as large as each other."""
 TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
 TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS

@@ -17,7 +17,7 @@ from functools import partial
 
 import structlog
 
-from config.bounds import TXN_PAGE
+from config.bounds import TXN_HEADERS_PAGE, TXN_HEADERS_PAGE_BYTES, TXN_PAGE
 from protocol.ids import Position
 from protocol.names import encode_name
 from storage.metadata.keys import exact_range, number, prefix_range
@@ -137,8 +137,11 @@ class TransactionStore:
     async def _header_pages(
         self, index: str, lo: str, hi: str
     ) -> AsyncIterator[list[StoredHeader]]:
-        """Pages begin with the last secondary key of the page before: several may have it."""
-        limit, seen = TXN_PAGE, set[str]()
+        """Pages begin with the last secondary key of the page before: several may have it.
+
+        How many headers a page has goes with their size in the page before.
+        """
+        limit, seen = TXN_HEADERS_PAGE, set[str]()
         while True:
             hits = await self._index(index, lo, hi, limit=limit)
             fresh = [hit.record for hit in hits if hit.record.key not in seen]
@@ -147,7 +150,7 @@ class TransactionStore:
             if len(hits) < limit:
                 return
             last = hits[-1].index_key
-            limit = TXN_PAGE if last > lo else limit * 2
+            limit = _next_limit(hits) if last > lo else limit * 2
             lo, seen = last, {hit.record.key for hit in hits if hit.index_key == last}
 
     # Claims and acknowledgement records
@@ -378,6 +381,13 @@ class TransactionStore:
         hits = await self.metadata.scan_index(index, lo, hi, fresh=fresh, limit=limit)
         self.counters.index_query.observe(self._elapsed_s() - began_s)
         return hits
+
+
+def _next_limit(page: Sequence[IndexHit]) -> int:
+    """How many headers the page after it may have."""
+    size = sum(len(hit.record.value) for hit in page)
+    fitting = max(1, len(page) * TXN_HEADERS_PAGE_BYTES // max(size, 1))
+    return min(fitting, 2 * len(page), TXN_PAGE)
 
 
 def stored_header(record: Record) -> StoredHeader:

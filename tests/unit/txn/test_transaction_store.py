@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from config.bounds import TXN_HEADERS_PAGE, TXN_PAGE
 from protocol.ids import Position
 from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import ABSENT, VersionConflict
 from txn import records
 from txn.counters import TransactionCounters
+from txn.group import Group
 from txn.header import ended
 from txn.records import AckedPosition, AckRecord, Claim, Header, OwnerRecord, TxnState
 from txn.store import TransactionStore
@@ -114,3 +116,28 @@ async def test_t2_an_end_is_written_on_the_version_read(store: TransactionStore)
     stored = await store.read_header(T1)
     assert stored is not None
     assert stored.header.state is TxnState.COMMITTED
+
+
+async def begun(store: TransactionStore, first: int, count: int, nonce: str) -> None:
+    """Groups that are due one after the other."""
+    for number in range(first, first + count):
+        header = Header(TxnState.OPEN, 60_000 + number, 1000, group=Group(nonce, 1))
+        await store.create_header(TxnId(0, number), header)
+
+
+async def test_pages_of_headers_are_as_long_as_headers_are_small(
+    store: TransactionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txn.store.TXN_HEADERS_PAGE_BYTES", 32 * 1024)
+    await begun(store, 0, TXN_HEADERS_PAGE // 2, "small")
+    await begun(store, TXN_HEADERS_PAGE, 100, "large" * 800)
+    pages = [len(page) async for page in store.open_headers()]
+    assert sum(pages) == TXN_HEADERS_PAGE // 2 + 100
+    assert pages[0] == TXN_HEADERS_PAGE
+    assert pages[1] <= TXN_HEADERS_PAGE // 4
+    assert max(pages[2:]) <= 8
+    monkeypatch.undo()
+    await begun(store, 1000, 2000, "small")
+    pages = [len(page) async for page in store.open_headers()]
+    assert sum(pages) == TXN_HEADERS_PAGE // 2 + 2100
+    assert max(pages) == TXN_PAGE - 1, "the last one of the page before comes again"

@@ -7,7 +7,8 @@ Pure but for `load` and `store`.  Rules:
 - It is known again by its name and its end: a topic that was made anew has other ledgers.
 - With it is kept what later audits hold other things against: the rows that readers get, and the
   last message of each producer.  A segment with more than PRODUCERS_KEPT of them is not kept, nor
-  is one with messages in pieces that lay across ranges.
+  is one that could not be checked as a whole: with messages in pieces that lay across ranges, with
+  encrypted entries, or of which retention took something meanwhile.
 - What records say of its transactions is still looked at each time; its entries are not.
 """
 
@@ -108,11 +109,13 @@ def audited_now(
 
 
 def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
-    if not segment.sealed or segment.horizon < segment.raw_end:
+    if not segment.sealed or segment.horizon < segment.raw_end or segment.trimmed_to is not None:
         return False
     if scanned is None:
         return True
-    return not scanned.incomplete and len(scanned.producers) <= PRODUCERS_KEPT
+    return (
+        not (scanned.incomplete or scanned.encrypted) and len(scanned.producers) <= PRODUCERS_KEPT
+    )
 
 
 def encode(audited: Audited) -> str:

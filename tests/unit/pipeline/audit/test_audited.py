@@ -24,6 +24,7 @@ from pipeline.audit.violations import Findings
 from protocol.ids import Position
 from tests.unit.pipeline.audit.topic_facts import (
     T0_MS,
+    encrypted,
     entry,
     group,
     seen,
@@ -131,3 +132,12 @@ def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
         store(tmp_path / "none" / "state.json", kept())
     with pytest.raises(InvalidState, match="cannot be read"):
         load(tmp_path)
+
+
+def test_what_could_not_be_checked_as_a_whole_is_not_kept() -> None:
+    whole = {0: seen(0, [OF_PARENT])}
+    locked = {0: seen(0, [OF_PARENT, encrypted(entry((10, 1), ROWS))])}
+    trimmed = snapshot(segments=[segment(0, trimmed_to=Position(10, 1))])
+    rows = {0: tuple(tally(ROWS))}
+    for records, scanned in ((snapshot(), locked), (trimmed, whole)):
+        assert not audited_now(records, {}, scanned, rows).segments  # type: ignore[arg-type]

@@ -174,15 +174,6 @@ def _counted(connection: Connection, part: AuditedRange) -> Counted:
     return _readable((part, scan(connection, part, raw=False)))
 
 
-def _readers_view(
-    spark: SparkSession, connection: Connection, parts: Sequence[AuditedRange]
-) -> dict[int, tuple[int, int]]:
-    """What consumers get of these."""
-    readable = [part for part in parts if part.readable]
-    ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
-    return _by_segment(ranges.map(partial(_counted, connection)).collect())
-
-
 def _by_segment(counted: Iterable[Counted]) -> dict[int, tuple[int, int]]:
     found: dict[int, Tally] = {}
     for segment_id, tally in counted:

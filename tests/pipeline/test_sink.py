@@ -57,8 +57,16 @@ class Bench:
 
     def forget_commit(self, batch: int) -> None:
         """As if the driver had died before it noted that."""
+        self._forget("commits", batch)
+
+    def forget_batch(self, batch: int) -> None:
+        """As if the checkpoint had been put back to before that."""
+        self._forget("commits", batch)
+        self._forget("offsets", batch)
+
+    def _forget(self, directory: str, batch: int) -> None:
         for name in (f"{batch}", f".{batch}.crc"):
-            (self.checkpoint() / "commits" / name).unlink()
+            (self.checkpoint() / directory / name).unlink()
 
     def start(
         self, frame: DataFrame, key: pipeline.OpenedKey | None, **options: object
@@ -282,3 +290,27 @@ async def test_a_query_whose_checkpoint_is_lost_goes_on_where_its_key_says(
         read(last.positions), await made.key(), trackPositions="true", checkpoint="other"
     )
     assert await made.seen() == sorted((key, 2 * value) for key, value in given)
+
+
+async def test_another_batch_under_the_number_of_one_that_is_done_is_refused(
+    bench: MakeBench, topic: MakeTopic
+) -> None:
+    """Its tasks are told that it is done, and drop its rows."""
+    made = await bench()
+    source = await topic(1)
+    pipeline.register(made.spark)
+    frame = (
+        made.spark.readStream.format("pulsar5")
+        .options(serviceUrl=made.service.url, topic=source.name)
+        .load()
+        .select("key", "value")
+    )
+    given = rows.pairs(60)
+    await rows.publish(made.client, source.name, given[:20])
+    query = await made.run(frame, await made.key(), trackPositions="true")
+    last = query.recentProgress[-1]["batchId"]
+    made.forget_batch(last)
+    await rows.publish(made.client, source.name, given[20:])
+    with pytest.raises(StreamingQueryException, match="with other positions"):
+        await made.run(frame, await made.key(), trackPositions="true")
+    assert await made.seen() == sorted(given[:20])

@@ -228,7 +228,7 @@ class Planner:
             and self._may_follow(i, step, layout)
         ]
         if self._window_ms is not None and step.before_ms is None:
-            times = [step.plans[i].first_publish_time_ms for i in chosen]
+            times = [self._first_time(i, step, layout, limits) for i in chosen]
             known = [time for time in times if time is not None]
             step.before_ms = min(known) + self._window_ms if known else None
         before = len(step.moved)
@@ -241,6 +241,14 @@ class Planner:
             ended = is_over(plan, layout.segments[segment_id], plan.end)
             step.cut = step.cut.moved(segment_id, END if ended else Place.at(plan.end))
         return len(step.moved) > before
+
+    def _first_time(
+        self, segment_id: int, step: _Step, layout: Layout, limits: Limits | None
+    ) -> int | None:
+        """When its first unread entry was published: what a range tells is the lowest of all."""
+        limit = END if limits is None else limits[segment_id]
+        topic, place = layout.segments[segment_id].topic, step.cut.pos[segment_id]
+        return self._plan(topic, place, limit, max_bytes=1).first_publish_time_ms
 
     def _may_follow(self, segment_id: int, step: _Step, layout: Layout) -> bool:
         """P3: elders that are read in this step may have rows of the same keys."""

@@ -39,6 +39,7 @@ class RangePlan:
     messages: int | None
     bytes: int | None
     first_publish_time_ms: int | None
+    """The lowest, of whichever entry; and the next one the highest."""
     last_publish_time_ms: int | None
     earliest: Position
     """The first entry that is retained."""

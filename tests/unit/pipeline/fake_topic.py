@@ -192,16 +192,15 @@ class FakeTopic:
                 break
             messages, stop = more, stop + 1
         backlog = sum(len(entry.rows) for entry in segment.entries[first:horizon])
+        times = [entry.publish_time_ms for entry in segment.entries[first:stop]]
         return RangePlan(
             start=segment.at(first),
             end=segment.at(max(stop, first)),
             entries=stop - min(first, stop),
             messages=messages,
             bytes=messages * 10,
-            first_publish_time_ms=segment.entries[first].publish_time_ms if stop > first else None,
-            last_publish_time_ms=segment.entries[stop - 1].publish_time_ms
-            if stop > first
-            else None,
+            first_publish_time_ms=min(times, default=None),
+            last_publish_time_ms=max(times, default=None),
             earliest=segment.at(segment.trimmed),
             horizon=segment.at(horizon),
             raw_end=segment.at(len(segment.entries)),

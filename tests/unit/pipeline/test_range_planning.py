@@ -265,6 +265,20 @@ def test_a_window_keeps_segments_together() -> None:
     assert [row.key for row in query.rows] == [0] * 10 + [65_535] * 10
 
 
+@pytest.mark.parametrize("early_ms", [1, 500])
+def test_a_window_is_not_held_by_an_early_time_further_on(early_ms: int) -> None:
+    """Clocks of producers differ, by more than the window, too."""
+    topic = FakeTopic(2)
+    for _ in range(10):
+        topic.send([0, 65_535])
+    topic.segments[0].entries[7].publish_time_ms = early_ms
+    topic.segments[1].entries[5].publish_time_ms = early_ms
+    query = Query(topic, window_ms=30)
+    query.drain()
+    assert len(query.rows) == 20
+    assert len(query.batches) > 2, "the window holds nothing"
+
+
 def lose(topic: FakeTopic, query: Query) -> Planner:
     """Retention takes what the query has yet to read; a planner that goes on with the rest."""
     query.step()

@@ -162,6 +162,14 @@ def _readable_before(before: Mapping[int, AuditedSegment]) -> dict[int, tuple[in
     }
 
 
+def _readers_view(
+    spark: SparkSession, connection: Connection, parts: Sequence[AuditedRange]
+) -> dict[int, tuple[int, int]]:
+    readable = [part for part in parts if part.readable]
+    ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
+    return _by_segment(ranges.map(partial(_counted, connection)).collect())
+
+
 def _counted(connection: Connection, part: AuditedRange) -> Counted:
     return _readable((part, scan(connection, part, raw=False)))
 

@@ -9,6 +9,7 @@ Pure.  Rules:
 - A piece that was sent again is left out, and a message that was sent anew begins anew.
 - A message in pieces whose first ones lie before the range is no row of it: its transaction counts
   it as `incomplete`.
+- Some clients number batches, not the messages in them: such a batch is in order.
 """
 
 from collections.abc import Iterable
@@ -200,7 +201,8 @@ class Observer:
     def _order(self, run: EntryRun, sequence_ids: list[int], position: Position) -> None:
         first = Stamp(run.publish_time_ms, sequence_ids[0])
         last = Stamp(run.publish_time_ms, sequence_ids[-1])
-        rises = all(map(lt, sequence_ids, sequence_ids[1:]))
+        has_one = sequence_ids.count(sequence_ids[0]) == run.messages
+        rises = has_one or all(map(lt, sequence_ids, sequence_ids[1:]))
         known = self._producers.get(run.producer)
         if known is None:
             self._producers[run.producer] = SeenProducer(

@@ -6,7 +6,8 @@ Pure.  Rules:
   record says.
 - Whoever looks at a producer's messages as a whole sees suspects only (`suspects`): its order
   counts key by key.  Of these, all rows of one key are looked at in the order of the topic
-  (`check_key`); a message that is there twice has the same stamp and the same content.
+  (`check_key`); a message that is there twice has the same stamp and the same content, in another
+  entry: some clients number batches, not the messages in them.
 - From a parent to its child only the publish times are compared: each segment has sequence ids of
   its own.
 """
@@ -98,7 +99,7 @@ def check_key(producer: str, key: str | None, rows: Sequence[KeyedRow], findings
     for row in rows:
         findings.held(Rule.V4)
         twice = known.get((row.stamp, row.content))
-        if twice is not None:
+        if twice is not None and twice.position != row.position:
             findings.add(_twice(producer, key, twice, row))
             continue
         if len(known) < _REMEMBERED:
@@ -111,6 +112,8 @@ def check_key(producer: str, key: str | None, rows: Sequence[KeyedRow], findings
 
 def _may_follow(row: KeyedRow, before: KeyedRow) -> bool:
     if row.segment_id == before.segment_id:
+        if row.position == before.position and row.stamp == before.stamp:
+            return True
         return row.stamp.may_follow(before.stamp)
     return row.stamp.publish_time_ms >= before.stamp.publish_time_ms
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.reads import StoredEntry
+from magnetar.reads import StoredEntry, Visibility
 from pipeline.audit.observer import Observer
 from pipeline.audit.order_checks import (
     KeyedRow,
@@ -19,6 +19,8 @@ from pipeline.audit.seen import SeenProducer, Stamp, joined
 from pipeline.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
 from pipeline.audit.violations import Findings, Rule
 from protocol.ids import LATEST, Position
+from protocol.message import build_batch, build_entry
+from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.unit.pipeline.audit.topic_facts import (
     T0_MS,
     encrypted,
@@ -199,3 +201,28 @@ def test_views_have_the_same_rows() -> None:
     assert sum(findings.unchecked.values()) == 2
     check_views(different, records, findings)
     assert [each.rule for each in findings.violations] == [Rule.V2, Rule.V3]
+
+
+def unnumbered(at: tuple[int, int], first: int, rows: int = 3) -> StoredEntry:
+    """A batch of equal rows as clients send it that number batches only."""
+    singles = [(SingleMessageMetadata(payload_size=0, partition_key="a"), b"1")] * rows
+    about = MessageMetadata(
+        producer_name="p", sequence_id=first, publish_time=T0_MS, num_messages_in_batch=rows
+    )
+    return StoredEntry(*at, build_entry(about, build_batch(singles)), Visibility.READABLE)
+
+
+def test_batches_whose_messages_have_no_numbers_are_in_order() -> None:
+    rising = seen(0, [unnumbered((10, at), 3 * at) for at in range(3)])
+    assert suspects(rising.producers.values(), snapshot(), Findings()) == {}
+    back = seen(0, [unnumbered((10, at), 9 - at) for at in range(3)])
+    assert suspects(back.producers.values(), snapshot(), Findings()) == {"p": frozenset({0})}
+
+
+def test_equal_rows_of_a_batch_whose_messages_have_no_numbers_are_not_doubles() -> None:
+    findings = Findings()
+    rows = [KeyedRow(0, Position(10, 0), Stamp(T0_MS, 4), 77)] * 3
+    check_key("p", "a", rows, findings)
+    assert findings.is_clean
+    check_key("p", "a", [*rows, rows[0]._replace(position=Position(10, 1))], findings)
+    assert [each.rule for each in findings.violations] == [Rule.V3]

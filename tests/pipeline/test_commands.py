@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,18 @@ from typing import Final
 
 import pytest
 
+import magnetar
+from magnetar.cli.common import INTERRUPTED
+from tests.pipeline import rows, spark_session
 from tests.pipeline.bare_python import build_wheel, environment, make_bare_python, spark_home
 from tests.pipeline.conftest import MakeTopic
 from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
+from tests.support.child_process import dying_with_its_parent
 from tests.support.tools import missing_java, require
 
 PATIENCE_S: Final = 200
+ROWS: Final = 3000
 
 
 def told(*arguments: str, path: str) -> tuple[int, list[str]]:
@@ -68,6 +74,35 @@ def test_what_the_command_line_shows_to_be_wrong_is_told_before_spark_starts(
     assert status == 1
     assert len(lines) == 1
     assert expected in lines[0]
+
+
+@pytest.mark.usefixtures("_spark_is_ready")
+async def test_ctrl_c_ends_a_job_without_a_trace(
+    service: BrokerUnderTest, client: magnetar.Client, topic: MakeTopic
+) -> None:
+    """While it waits for what it has asked of Spark."""
+    source, target = await topic(1), await topic(1)
+    await rows.publish(client, source.name, rows.pairs(ROWS, keys=ROWS))
+    command = [
+        *(sys.executable, "-m", "broker.cli.main", "pipeline", "compact", source.name, target.name),
+        *("--url", service.url),
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *dying_with_its_parent(command),
+        env=os.environ | spark_session.environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        async for line in process.stdout:
+            if b"Compaction" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == INTERRUPTED, err.decode()
+    assert "Traceback" not in err.decode(), err.decode()
+    assert not await rows.committed(client, target.name)
 
 
 async def test_jobs_run_under_spark_submit(

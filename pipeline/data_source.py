@@ -83,7 +83,8 @@ class Pulsar5(DataSource):
         """Of `df.writeStream`.  Raises `InvalidOption` and `InvalidRows`."""
         if overwrite:
             raise InvalidOption(
-                "A topic is not overwritten; write with output mode append or update."
+                "A topic is not overwritten; write with output mode append, and totals that "
+                "change by foreachBatch."
             )
         return StreamWriter(self.options, schema)
 

@@ -76,7 +76,10 @@ class Sink:
         """What sends rows in an attempt, or in none."""
         options = self.options
         producer = await client.producer(
-            options.topic, compression=options.compression, chunking=options.chunking
+            options.topic,
+            compression=options.compression,
+            chunking=options.chunking,
+            send_timeout_s=options.connection.operation_timeout_ms / 1000,
         )
         # By the name that was given: brokers tell that of a regular topic as if it were scalable.
         return RowSender(producer, attempt, partial(client.layout, options.topic))

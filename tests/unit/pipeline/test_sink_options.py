@@ -1,10 +1,15 @@
 """What a sink is told, and what it says to who forgot something."""
 
-import pytest
+from typing import cast
 
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+import magnetar
 from magnetar import CompressionType
 from pipeline.errors import InvalidOption
 from pipeline.options import Options
+from pipeline.sink import Sink
 from pipeline.sink_options import Delivery, SinkOptions, TransactionKeyOption
 from pipeline.source_options import SourceOptions
 
@@ -34,6 +39,25 @@ def test_a_short_name_is_the_topic_that_a_source_would_read(given: str, whole: s
     named = {"serviceUrl": URL["serviceurl"], "topic": given}
     assert SinkOptions.of(named | KEY, streaming=True).topic == whole
     assert SourceOptions.of(Options(named)).topic == whole
+
+
+class Producers:
+    """A client, as far as a sink opens producers of it."""
+
+    async def producer(self, topic: str, **settings: object) -> object:
+        self.settings = settings
+        return object()
+
+    async def layout(self, topic: str) -> object:
+        return object()
+
+
+async def test_rows_are_sent_for_as_long_as_anything_is_asked() -> None:
+    client, given = Producers(), URL | KEY | {"operationTimeoutMs": "120000"}
+    schema = StructType([StructField("value", StringType())])
+    sink = Sink(SinkOptions.of(given, streaming=True), schema)
+    await sink.open_sender(cast("magnetar.Client", client), None)
+    assert client.settings["send_timeout_s"] == 120
 
 
 def test_how_rows_are_packed() -> None:

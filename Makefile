@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-client test-pipeline pipeline-kill test-cluster cluster-faults offload-kills check proto
+.PHONY: run test test-client test-pipeline pipeline-kill pipeline-compact test-cluster cluster-faults offload-kills check proto
 .PHONY: bench bench-transactions bench-client bench-pipeline bench-cluster simulate simulate-mutants fuzz
 .PHONY: stock-peer client-peer image-test clean
 .DEFAULT_GOAL := test
@@ -34,7 +34,10 @@ test-pipeline: $(VENV)/.installed  ## source, sink and jobs on Spark (needs Java
 	$(BIN)/python -m pytest tests/pipeline
 
 pipeline-kill: $(VENV)/.installed  ## every way that a driver, a task or a broker may die (some minutes)
-	$(BIN)/python -m pytest tests/pipeline/kill tests/pipeline/test_harness.py -m ""
+	$(BIN)/python -m pytest tests/pipeline/kill tests/pipeline/test_harness.py -m "not cluster"
+
+pipeline-compact: $(VENV)/.installed  ## a compaction of KEYS=1000000 keys, held against a dict
+	$(BIN)/python -m pytest tests/pipeline/test_jobs.py -k a_dict_keeps --compact-keys=$(or $(KEYS),1000000)
 
 test-cluster: $(VENV)/.installed  ## on real ZooKeeper, bookies and Oxia (needs Java 17, Maven and Go)
 	$(BIN)/python -m pytest -m cluster

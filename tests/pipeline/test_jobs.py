@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,12 +26,11 @@ from pipeline.replay.job import Outcome, Speed, replay
 from pipeline.replay.request import Replay
 from pipeline.stream_reader import StreamReader
 from tests.client.conftest import Topic
+from tests.conftest import Report
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeTopic
 from tests.stock.broker_under_test import BrokerUnderTest
 
-KEYS = int(os.environ.get("MAGNETAR_COMPACTED_KEYS", "100000"))
-"""Of the compaction that is held against a dict."""
 AT_ONCE = 50
 
 
@@ -196,16 +194,22 @@ async def put(client: magnetar.Client, topic: str, rows_of: Sequence[tuple[int, 
 
 
 async def test_a_compaction_keeps_what_a_dict_keeps(
-    spark: SparkSession, service: BrokerUnderTest, client: magnetar.Client, topic: MakeTopic
+    spark: SparkSession,
+    service: BrokerUnderTest,
+    client: magnetar.Client,
+    topic: MakeTopic,
+    compacted_keys: int,
+    report: Report,
 ) -> None:
     """Many keys in three generations of segments; run again, nothing is written again."""
     source, target = await topic(), await topic(2)
-    expected = await put(client, source.name, [(key, key + 1) for key in range(KEYS)])
+    keys = compacted_keys
+    expected = await put(client, source.name, [(key, key + 1) for key in range(keys)])
     await source.split((await source.active())[0])
-    expected |= await put(client, source.name, [(key, key + 2) for key in range(0, KEYS, 3)])
+    expected |= await put(client, source.name, [(key, key + 2) for key in range(0, keys, 3)])
     first, second = (await source.active_by_range())[:2]
     await source.merge(first, second)
-    expected |= await put(client, source.name, [(key, key + 3) for key in range(0, KEYS, 5)])
+    expected |= await put(client, source.name, [(key, key + 3) for key in range(0, keys, 5)])
     async with client.producer(source.name) as producer:
         for number in range(5):
             await producer.send(b"no key %d" % number)
@@ -215,7 +219,9 @@ async def test_a_compaction_keeps_what_a_dict_keeps(
         with Progress("Compaction", Console(file=io.StringIO())) as progress:
             return compact(spark, connection, asked, progress)
 
+    began_s = time.monotonic()
     made = run(Compaction(source.name, target.name))
+    report(f"a compaction of {made.read:,} rows: {time.monotonic() - began_s:.1f} s")
     found = await stored(client, target.name)
     assert len(found) == len(expected) + 5
     assert {key: value for key, value in found if key is not None} == expected
@@ -223,7 +229,7 @@ async def test_a_compaction_keeps_what_a_dict_keeps(
         b"no key %d" % number for number in range(5)
     ]
     assert not made.made_before
-    assert made.read == KEYS + len(range(0, KEYS, 3)) + len(range(0, KEYS, 5)) + 5
+    assert made.read == keys + len(range(0, keys, 3)) + len(range(0, keys, 5)) + 5
     assert made.combined <= made.read
 
     await put(client, source.name, [(0, 1)])

@@ -1,21 +1,28 @@
 """What must hold of the copies of a topic, whatever was killed on the way.
 
 Rules: readers of the sink see the copy of each row at most once, those of a key in the order of the
-source and without a gap, and nothing else; when the query has come to its end, they see all, and
-the audit of the topic finds nothing (V1 to V7).
+source and without a gap, and nothing else; when the query has come to its end, they see all.  The
+audit of the topic finds nothing (V1 to V7), and has counted the rows that readers see.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 import magnetar
 from pipeline.admin import AdminRest
 from pipeline.audit.job import audit as run_audit
+from pipeline.audit.report import Report
+from pipeline.audit.snapshot import Commit
 from pipeline.audit.violations import Rule
 from pipeline.options import Connection
 from tests.pipeline import rows
 from tests.pipeline.rows import Pair
+
+ON_THE_WAY: Final = (Rule.V1, Rule.V2, Rule.V3, Rule.V4)
+AT_ITS_END: Final = (*ON_THE_WAY, Rule.V6, Rule.V7)
+"""V5 is held against what is left of transactions: there is nothing of the kind where all ended."""
 
 
 def copy_of(value: bytes) -> bytes:
@@ -53,10 +60,42 @@ async def audit(
     return sum(map(len, found.values()))
 
 
-def audit_topic(spark: SparkSession, url: str, admin_url: str, topic: str) -> None:
-    """The audit of a topic that a query has written.  Raises `AssertionError` for a violation."""
+def audit_topic(
+    spark: SparkSession, url: str, admin_url: str, topic: str, *, seen: int, whole: bool
+) -> Report:
+    """The audit of a topic that a query writes, of which readers see so many rows.
+
+    It must have held something against each rule, unless the query is not at its end: then there
+    may be one batch only.  Raises `AssertionError` for a violation.
+    """
     report = run_audit(spark, Connection(url), AdminRest(admin_url), topic, readers_view=True)
     findings = report.findings
     assert findings.is_clean, findings.violations
-    for rule in (Rule.V1, Rule.V2, Rule.V3, Rule.V4, Rule.V6, Rule.V7):
+    assert not findings.unchecked, findings.unchecked
+    for rule in AT_ITS_END if whole else ON_THE_WAY:
         assert findings.checked[rule], f"{rule} was held against nothing"
+    assert report.rows >= seen
+    assert counted_by_winners(report) == seen, "readers see what the winners have counted"
+    return report
+
+
+def commits_to(report: Report) -> list[Commit]:
+    """Of the groups that committed rows of the topic."""
+    topics = {segment.topic for segment in report.snapshot.segments.values()}
+    commits = [each.commit for each in report.snapshot.transactions.values()]
+    return [
+        commit
+        for commit in commits
+        if commit is not None
+        and any(topic in topics for counts in commit.winners.values() for topic in counts)
+    ]
+
+
+def counted_by_winners(report: Report) -> int:
+    """Rows that are to be seen, as those who wrote them told the coordinator."""
+    return sum(
+        messages
+        for commit in commits_to(report)
+        for counts in commit.winners.values()
+        for messages, _ in counts.values()
+    )

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import magnetar
+from pipeline.audit.report import Report
 from tests.client.conftest import Topic
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeDriver, create_topic
@@ -24,6 +25,7 @@ IN_A_BATCH = 80
 AT_ONCE = 20
 ENTRIES_OF_A_LEDGER = 3
 TXN_TIMEOUT_MS = 60_000
+OPERATION_TIMEOUT_MS = 30_000
 
 
 @dataclass
@@ -56,16 +58,29 @@ class Copying:
             "rows": IN_A_BATCH,
             "timeout_ms": TXN_TIMEOUT_MS,
             "fail_on_data_loss": "true",
+            "operation_timeout_ms": OPERATION_TIMEOUT_MS,
         }
         return self.make_driver(name, COPY, **(told | given))
 
     async def audit(self, *, whole: bool, at_rest: bool = True) -> int:
         """How many copies readers see; see `auditing`."""
-        sink, service = self.sink.name, self.service
+        sink = self.sink.name
         seen = await audit(self.client, self.published, sink, whole=whole, at_rest=at_rest)
-        if whole:
-            audit_topic(self.spark, service.url, service.admin_url, sink)
+        await self.report(seen, whole=whole)
         return seen
+
+    async def report(self, seen: int, *, whole: bool = True) -> Report:
+        """What the audit tells of the sink, of which readers see so many rows."""
+        service = self.service
+        return await asyncio.to_thread(
+            audit_topic,
+            self.spark,
+            service.url,
+            service.admin_url,
+            self.sink.name,
+            seen=seen,
+            whole=whole,
+        )
 
     async def last_batch(self) -> int | None:
         """The last batch that was committed under the key, which is opened for it."""
@@ -78,7 +93,7 @@ async def copying(
     service: BrokerUnderTest, client: magnetar.Client, driver: MakeDriver, spark: SparkSession
 ) -> Copying:
     """Of two segments into two, with rows to copy; on the broker of all tests."""
-    return await _copying(service, client, driver, spark)
+    return await new_copying(service, client, driver, spark)
 
 
 @pytest.fixture
@@ -97,20 +112,23 @@ async def copying_alone(
 ) -> AsyncIterator[Copying]:
     """As `copying`, on `own_broker`."""
     async with magnetar.connect(own_broker.url) as client:
-        yield await _copying(own_broker, client, driver, spark)
+        yield await new_copying(own_broker, client, driver, spark)
 
 
-async def _copying(
+async def new_copying(
     service: BrokerUnderTest,
     client: magnetar.Client,
     driver: MakeDriver,
     spark: SparkSession,
+    *,
+    into: int = 2,
 ) -> Copying:
+    """Of two segments into so many, with rows to copy."""
     made = Copying(
         service,
         client,
         await create_topic(service, "source", 2),
-        await create_topic(service, "sink", 2),
+        await create_topic(service, "sink", into),
         driver,
         spark,
     )

@@ -21,18 +21,22 @@ class HookedPulsar5(Hooked, Pulsar5):
 def start(spark: SparkSession, given: Given) -> StreamingQuery:
     spark.dataSource.register(HookedPulsar5)
     key = pipeline.open_key(given["url"], given["key"])
+    connection = {
+        "serviceUrl": given["url"],
+        "operationTimeoutMs": given["operation_timeout_ms"],
+    }
     start = key.source_options if given["start"] == "last" else {"start": given["start"]}
     rows = (
         spark.readStream.format("pulsar5")
-        .options(serviceUrl=given["url"], topic=given["source"], **start)
+        .options(**connection, topic=given["source"], **start)
         .options(maxRowsPerTrigger=given["rows"], failOnDataLoss=given["fail_on_data_loss"])
         .load()
     )
     copies = rows.selectExpr("key", "concat('copy of ', decode(value, 'utf-8')) AS value")
     return (
         copies.writeStream.format("pulsar5")
-        .options(**key.options)
-        .options(serviceUrl=given["url"], topic=given["sink"], trackPositions="true")
+        .options(**connection, **key.options)
+        .options(topic=given["sink"], trackPositions="true")
         .options(txnTimeoutMs=given["timeout_ms"], checkpointLocation=given["checkpoint"])
         .trigger(availableNow=True)
         .start()

@@ -72,4 +72,5 @@ async def test_a_driver_that_was_believed_dead_changes_nothing(
     zombie.hooks.release(asleep)
     zombie.resume()
     assert await zombie.finished() == FAILED
+    assert "TransactionKeyFenced" in zombie.logs()
     assert await copying.audit(whole=True) == ROWS

@@ -14,7 +14,7 @@ from tests.pipeline import rows
 from tests.pipeline.driver import FAILED
 from tests.pipeline.hooked import HALF
 from tests.pipeline.hooks import Action, Point
-from tests.pipeline.kill.auditing import copies_of
+from tests.pipeline.kill.auditing import commits_to, copies_of
 from tests.pipeline.kill.conftest import ROWS, Copying
 from tests.stock.broker_under_test import MagnetarProcess
 from tests.support.child_process import once_it_is
@@ -23,9 +23,16 @@ pytestmark = pytest.mark.kill
 PATIENCE_S = 60
 
 
-@pytest.mark.parametrize("point", [Point.OFFSET_CHOSEN, Point.PARTITIONS])
+def noted(checkpoint: Path, log: str) -> list[int]:
+    """The batches in the checkpoint's log `offsets` or `commits`."""
+    return sorted(int(each.name) for each in (checkpoint / log).iterdir() if each.name.isdigit())
+
+
+@pytest.mark.parametrize(
+    ("point", "planned"), [(Point.OFFSET_CHOSEN, [0]), (Point.PARTITIONS, [0, 1])]
+)
 async def test_killed_before_and_after_the_batch_is_in_the_checkpoint(
-    copying: Copying, point: Point
+    copying: Copying, tmp_path: Path, point: Point, planned: list[int]
 ) -> None:
     """K1, K2."""
     first = copying.driver("first")
@@ -33,6 +40,8 @@ async def test_killed_before_and_after_the_batch_is_in_the_checkpoint(
     first.spawn()
     await first.until(held)
     first.kill()
+    assert noted(tmp_path / "checkpoint", "offsets") == planned
+    assert noted(tmp_path / "checkpoint", "commits") == [0]
     assert 0 < await copying.audit(whole=False) < ROWS
     await copying.driver("second").run_to_end()
     assert await copying.audit(whole=True) == ROWS
@@ -86,7 +95,7 @@ async def test_a_loser_goes_on_when_the_batch_is_decided(copying: Copying) -> No
         return first.hooks.outcome(lingering) != HALF
 
     await once_it_is(ended, "the end of the one that lingers", PATIENCE_S)
-    assert "written" not in str(first.hooks.outcome(lingering))
+    assert "InvalidTransactionStatus" in str(first.hooks.outcome(lingering))
     assert await copying.audit(whole=False) == seen
     first.hooks.release(decided)
     assert await first.finished() == 0
@@ -96,10 +105,7 @@ async def test_a_loser_goes_on_when_the_batch_is_decided(copying: Copying) -> No
 async def test_the_last_batch_comes_again(copying: Copying, tmp_path: Path) -> None:
     """K7, the cheap way: Spark forgets that the last batch was done."""
     await copying.driver("first").run_to_end()
-    commits = tmp_path / "checkpoint" / "commits"
-    last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
-    for name in (f"{last}", f".{last}.crc"):
-        (commits / name).unlink()
+    last = forget_the_last_commit(tmp_path / "checkpoint")
     second = copying.driver("second")
     again = second.hooks.at(Point.COMMIT_RETURNED, batch=last)
     await second.run_to_end()
@@ -108,10 +114,22 @@ async def test_the_last_batch_comes_again(copying: Copying, tmp_path: Path) -> N
     assert await copying.last_batch() == last
 
 
-async def test_a_straggler_outlasts_its_group(copying: Copying) -> None:
-    """K9: nobody extends the group, so it is aborted at its deadline, and stays so."""
+def forget_the_last_commit(checkpoint: Path) -> int:
+    """As if the driver had died before Spark noted that the last batch was done; which it is."""
+    last = noted(checkpoint, "commits")[-1]
+    for name in (f"{last}", f".{last}.crc"):
+        (checkpoint / "commits" / name).unlink()
+    return last
+
+
+@pytest.mark.parametrize("point", [Point.WRITE_UNDER_WAY, Point.COMMIT_BEGINS])
+async def test_a_straggler_outlasts_its_group(copying: Copying, point: Point) -> None:
+    """K9: nobody extends the group, so it is aborted at its deadline, and stays so.
+
+    Whoever commits it then is refused; that is not taken for what was done before.
+    """
     first = copying.driver("first", timeout_ms=15_000)
-    held = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
+    held = first.hooks.at(point, Action.WAIT, batch=1)
     first.spawn()
     straggler = (await first.until(held)).pid
     os.kill(straggler, signal.SIGSTOP)
@@ -125,6 +143,7 @@ async def test_a_straggler_outlasts_its_group(copying: Copying) -> None:
     os.kill(straggler, signal.SIGCONT)
     first.hooks.release(held)
     assert await first.finished() == FAILED
+    assert "InvalidTransactionStatus" in first.logs()
     assert 0 < await copying.audit(whole=False) < ROWS
     await copying.driver("second").run_to_end()
     assert await copying.audit(whole=True) == ROWS
@@ -148,7 +167,7 @@ async def test_the_broker_is_killed(
 
 
 async def test_topics_are_split_and_merged_meanwhile(copying: Copying) -> None:
-    """K11: the source between plan and read, the sink in the middle of writes."""
+    """K11: the source between plan and read, first split, then merged; the sink in a write."""
     first = copying.driver("first")
     planned = first.hooks.at(Point.PARTITIONS, Action.WAIT, skip=1)
     writing = first.hooks.at(Point.WRITE_UNDER_WAY, Action.WAIT, batch=1, partition=0)
@@ -159,32 +178,75 @@ async def test_topics_are_split_and_merged_meanwhile(copying: Copying) -> None:
     await copying.publish(100)
     first.hooks.release(planned)
     await first.until(writing)
+    before = await copying.sink.active()
     await copying.sink.merge(*await copying.sink.active_by_range())
     (merged,) = await copying.sink.active()
     await copying.sink.split(merged)
     first.hooks.release(writing)
     assert await first.finished() == 0
-    await copying.audit(whole=False)
+    seen = await copying.audit(whole=False)
+    after = await copying.sink.active()
+    assert await of_one_attempt(copying, seen, before) & await of_one_attempt(copying, seen, after)
+
+    second = copying.driver("second")
+    planned = second.hooks.at(Point.PARTITIONS, Action.WAIT)
+    second.spawn()
+    await second.until(planned)
     await copying.source.merge(*(await copying.source.active_by_range())[:2])
     assert right in await copying.source.active()
     await copying.publish(100)
-    await copying.driver("second").run_to_end()
+    second.hooks.release(planned)
+    assert await second.finished() == 0
+    await copying.audit(whole=False)
+    await copying.driver("third").run_to_end()
     assert await copying.audit(whole=True) == ROWS + 200
 
 
+async def of_one_attempt(copying: Copying, seen: int, segments: list[int]) -> set[int]:
+    """The winners of batch 1 that have rows in one of these segments of the sink."""
+    report = await copying.report(seen, whole=False)
+    topics = {report.snapshot.segments[each].topic for each in segments}
+    (commit,) = [each for each in commits_to(report) if each.batch == 1]
+    return {index for index, counts in commit.winners.items() if topics & set(counts)}
+
+
 async def test_a_new_checkpoint_under_the_same_key(copying: Copying, tmp_path: Path) -> None:
-    """K12, K13: the checkpoint is lost, and the positions under the key are where to go on."""
+    """K12: its batches begin at 0 and are not taken for done; the old query's last one is."""
     await copying.driver("first").run_to_end()
-    batches = await copying.last_batch()
-    assert batches is not None
-    assert batches > 0
-    shutil.rmtree(tmp_path / "checkpoint")
+    last = await copying.last_batch()
+    assert last
     await copying.publish(100)
-    second = copying.driver("second", start="last")
+    second = copying.driver("second", start="last", checkpoint=str(tmp_path / "new"))
     anew = second.hooks.at(Point.COMMIT_RETURNED, batch=0)
     await second.run_to_end()
     assert second.hooks.reached(anew)
     assert await copying.audit(whole=True) == ROWS + 100
+
+    assert forget_the_last_commit(tmp_path / "checkpoint") == last
+    old = copying.driver("old")
+    again = old.hooks.at(Point.COMMIT_RETURNED, batch=last)
+    beyond = old.hooks.at(Point.OFFSET_CHOSEN, Action.WAIT)
+    old.spawn()
+    await old.until(beyond)
+    assert old.hooks.reached(again)
+    old.kill()
+    assert await copying.audit(whole=True) == ROWS + 100
+
+
+async def test_the_checkpoint_is_lost(copying: Copying, tmp_path: Path) -> None:
+    """K13, in the worst moment: the positions under the key tell where to go on."""
+    first = copying.driver("first")
+    decided = first.hooks.at(Point.COMMIT_RETURNED, Action.WAIT, batch=1)
+    first.spawn()
+    await first.until(decided)
+    first.kill()
+    assert 0 < await copying.audit(whole=False) < ROWS
+    shutil.rmtree(tmp_path / "checkpoint")
+    second = copying.driver("second", start="last")
+    anew = second.hooks.at(Point.COMMIT_RETURNED, batch=0)
+    await second.run_to_end()
+    assert second.hooks.reached(anew)
+    assert await copying.audit(whole=True) == ROWS
 
 
 async def test_what_was_to_be_read_is_not_retained_any_more(copying_alone: Copying) -> None:
@@ -212,7 +274,9 @@ async def test_what_was_to_be_read_is_not_retained_any_more(copying_alone: Copyi
         left = iter(expected[key])
         assert all(value in left for value in values), f"of {key}: {values}"
         assert values[-5:] == expected[key][-5:], "what was published last"
-    assert seen + 100 <= sum(map(len, found.values())) < len(copying.published)
+    total = sum(map(len, found.values()))
+    assert seen + 100 <= total < len(copying.published)
+    await copying.report(total)
 
 
 async def acknowledge_everything(copying: Copying) -> None:

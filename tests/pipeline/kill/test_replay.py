@@ -7,16 +7,18 @@ projection make of the range, each row once and those of a key in order.
 import asyncio
 import os
 import random
-from collections.abc import Sequence
 
 import pytest
+from pyspark.sql import SparkSession
 
 import magnetar
 from tests.client.conftest import Topic
+from tests.conftest import Report
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeDriver, MakeTopic
 from tests.pipeline.driver_process import DriverProcess
 from tests.pipeline.hooks import Action, Point
+from tests.pipeline.kill.auditing import audit_topic
 from tests.pipeline.rows import Pair
 from tests.stock.broker_under_test import BrokerUnderTest
 
@@ -26,7 +28,8 @@ AT_ONCE = 20
 IN_A_BATCH = 100
 KILLS = 6
 LATEST_KILL_S = 12.0
-ROUNDS_MAX = 20
+SLOW = 8
+"""Rows in a second: of all runs fewer than there are."""
 WHERE = "cast(decode(value, 'utf-8') AS int) % 4 > 0"
 SELECT = "concat('again-', decode(value, 'utf-8')) AS value"
 
@@ -56,8 +59,9 @@ class Replaying:
         await rows.publish(client, self.source.name, given, at_once=AT_ONCE)
         self.sent += given
 
-    def driver(self, name: str) -> DriverProcess:
+    def driver(self, name: str, **given: object) -> DriverProcess:
         """Not started yet; all have one checkpoint."""
+        told = {"rows": IN_A_BATCH} | given
         return self._make(
             name,
             REPLAY,
@@ -66,20 +70,24 @@ class Replaying:
             sink=self.target.name,
             where=WHERE,
             select=SELECT,
-            rows=IN_A_BATCH,
+            **told,
         )
 
-    async def check(self, client: magnetar.Client) -> None:
-        """What readers see is what the replay makes of the range."""
-        expected = [(key, b"again-" + value) for key, value in self.sent if int(value) % 4]
-        check_rows(await rows.committed(client, self.target.name), expected)
+    async def check(self, client: magnetar.Client, spark: SparkSession) -> None:
+        """What readers see is what the replay makes of the range; the audit finds nothing."""
+        expected: dict[str, list[bytes]] = {}
+        for key, value in self.sent:
+            if int(value) % 4:
+                expected.setdefault(key, []).append(b"again-" + value)
+        found = rows.of_key(await rows.committed(client, self.target.name))
+        assert found == expected
+        seen, name = sum(map(len, found.values())), self.target.name
+        service = self.service
+        audit_topic(spark, service.url, service.admin_url, name, seen=seen, whole=True)
 
-
-def check_rows(found: Sequence[rows.Row], expected: Sequence[Pair]) -> None:
-    by_key: dict[str, list[bytes]] = {}
-    for key, value in expected:
-        by_key.setdefault(key, []).append(value)
-    assert rows.of_key(found) == by_key
+    async def seen(self, client: magnetar.Client) -> int:
+        """How many rows of the target readers see."""
+        return len(await rows.committed(client, self.target.name, at_rest=False))
 
 
 @pytest.fixture
@@ -93,7 +101,7 @@ async def replaying(
 
 @pytest.mark.kill
 async def test_a_replay_killed_before_and_after_a_decision_goes_on(
-    replaying: Replaying, client: magnetar.Client
+    replaying: Replaying, client: magnetar.Client, spark: SparkSession
 ) -> None:
     """The third run finishes.  Rows that came later are not read."""
     for name, point, batch in (
@@ -109,23 +117,31 @@ async def test_a_replay_killed_before_and_after_a_decision_goes_on(
     last = replaying.driver("last")
     await last.run_to_end()
     assert "The replay is finished" in last.log()
-    await replaying.check(client)
+    await replaying.check(client, spark)
 
 
 @pytest.mark.kill
 @pytest.mark.timeout(900, func_only=True)
 async def test_a_replay_killed_at_any_moment_is_exact(
-    replaying: Replaying, client: magnetar.Client
+    replaying: Replaying, client: magnetar.Client, spark: SparkSession, report: Report
 ) -> None:
+    """All but the last are so slow that they do not come to the end together."""
     seed = int(os.environ.get("MAGNETAR_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
     chance = random.Random(seed)
     print(f"MAGNETAR_KILL_SEED={seed}")
-    for number in range(ROUNDS_MAX):
-        run = replaying.driver(f"run-{number}")
-        if number >= KILLS:
-            await run.run_to_end()
-            break
+    killed_at: list[str] = []
+    for number in range(KILLS):
+        run = replaying.driver(f"run-{number}", rows=AT_ONCE, rows_per_second=SLOW)
         await run.start()
+        if number % 2:  # Else none need come as far as a batch, on a busy machine.
+            await run.until(run.hooks.at(Point.COMMIT_RETURNED))
         await asyncio.sleep(chance.uniform(0, LATEST_KILL_S))
+        assert run.running, "it is killed when it has ended"
         run.kill()
-    await replaying.check(client)
+        reached = run.hooks.reached()
+        killed_at.append(reached[-1].point.value if reached else "before the first batch")
+    report(f"a replay, killed {KILLS} times, at last after: {', '.join(killed_at)}")
+    before = await replaying.seen(client)
+    await replaying.driver("last").run_to_end()
+    await replaying.check(client, spark)
+    assert 0 < before < await replaying.seen(client)

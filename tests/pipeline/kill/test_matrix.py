@@ -95,7 +95,7 @@ async def test_a_loser_goes_on_when_the_batch_is_decided(copying: Copying) -> No
         return first.hooks.outcome(lingering) != HALF
 
     await once_it_is(ended, "the end of the one that lingers", PATIENCE_S)
-    assert "InvalidTransactionStatus" in str(first.hooks.outcome(lingering))
+    assert "has ended and takes no writes" in str(first.hooks.outcome(lingering))
     assert await copying.audit(whole=False) == seen
     first.hooks.release(decided)
     assert await first.finished() == 0

@@ -2,16 +2,20 @@
 
 Pure.  Rules: an option that nobody knows is refused with the nearest known name, for a limit that
 is misspelt would be no limit; those of a source and a sink may be given to both.  What cannot be
-raises `InvalidOption`.  Durations and sizes have their units in their names.
+raises `InvalidOption`.  Durations and sizes have their units in their names.  A token is text, the
+same for as long as a query runs, or a file of each machine (`file:///PATH`), which is read whenever
+a token is needed.
 """
 
 import difflib
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from magnetar.settings import ClientOptions
+from magnetar.settings import ClientOptions, Token
 from pipeline.errors import InvalidOption
 from protocol.names import parse_topic_name
 from protocol.server_error import MagnetarError
@@ -33,6 +37,7 @@ CONNECTION_OPTIONS: Final = (
 )
 """Of everything that connects."""
 
+_FILE: Final = "file:"
 _FLAGS: Final = {"true": True, "false": False}
 
 
@@ -117,6 +122,7 @@ class Connection:
     service_url: str
     operation_timeout_ms: int = 30_000
     token: str | None = field(default=None, repr=False)
+    """The token, or `file:///PATH`."""
     tls_trust_file: str | None = None
     tls_certificate_file: str | None = None
     tls_key_file: str | None = None
@@ -130,7 +136,7 @@ class Connection:
         return cls(
             service_url=options.required("serviceUrl", "pulsar://127.0.0.1:6650"),
             operation_timeout_ms=options.number("operationTimeoutMs") or 30_000,
-            token=options.text("token"),
+            token=_checked_token(options.text("token")),
             tls_trust_file=options.text("tlsTrustFile"),
             tls_certificate_file=options.text("tlsCertificateFile"),
             tls_key_file=options.text("tlsKeyFile"),
@@ -158,7 +164,7 @@ class Connection:
         """As `magnetar.connect` takes them."""
         return ClientOptions(
             operation_timeout_s=self.operation_timeout_ms / 1000,
-            token=self.token,
+            token=_token_of(self.token),
             tls_trust_file=self.tls_trust_file,
             tls_certificate_file=self.tls_certificate_file,
             tls_key_file=self.tls_key_file,
@@ -167,3 +173,22 @@ class Connection:
             listener_name=self.listener_name,
             description="magnetar pipeline",
         )
+
+
+def _checked_token(text: str | None) -> str | None:
+    if text is not None and text.startswith(_FILE):
+        where = urlsplit(text)
+        if where.netloc or not where.path.startswith("/") or where.path == "/":
+            raise InvalidOption(
+                f"The option token is {text!r}; give a file as file:///PATH, which is on every "
+                "machine of the query, or the token itself."
+            )
+    return text
+
+
+def _token_of(text: str | None) -> Token | None:
+    """As the client takes it."""
+    if text is None or not text.startswith(_FILE):
+        return text
+    file = Path(unquote(urlsplit(text).path))
+    return lambda: file.read_text("utf-8").strip()

@@ -1,7 +1,9 @@
 """Options of the source, bounds of reading, and filters: what they choose, what they refuse."""
 
 import datetime
+import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import (
@@ -16,6 +18,8 @@ from pyspark.sql.datasource import (
 )
 
 from magnetar.layout import Segment
+from magnetar.settings import ClientSettings
+from magnetar.wire.authentication import authentication_of
 from pipeline.cut import BEGINNING, Cut, Place
 from pipeline.cut_json import text_of
 from pipeline.errors import InvalidOption
@@ -218,3 +222,22 @@ def test_a_token_is_in_no_text_of_the_options() -> None:
     found = Connection("pulsar://host:6650", token="let-me-in")
     assert found.token == "let-me-in"
     assert "let-me-in" not in repr(found)
+
+
+async def test_a_token_of_a_file_is_read_whenever_it_is_needed(tmp_path: Path) -> None:
+    file = tmp_path / "a token"
+    given = {"serviceUrl": "pulsar://host:6650", "token": file.as_uri()}
+    found = pickle.loads(pickle.dumps(Connection.of(Options(given))))
+    assert found.options()["token"] == file.as_uri()
+    settings = ClientSettings(**found.client_options())
+    authentication = authentication_of(settings)
+    for token in ("first", "second"):
+        file.write_text(f"{token}\n")
+        assert await authentication.data() == token.encode()
+
+
+@pytest.mark.parametrize("token", ["file:", "file:///", "file://host/path", "file:token"])
+def test_a_token_is_no_file_of_another_machine(token: str) -> None:
+    given = {"serviceUrl": "pulsar://host:6650", "token": token}
+    with pytest.raises(InvalidOption, match="file:///PATH"):
+        Connection.of(Options(given))

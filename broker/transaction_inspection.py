@@ -103,7 +103,7 @@ class TransactionInspection:
             "loaded": False,
             "open": len(floors),
             "more": len(claims) >= limit,
-            "transactions": await self._pins(held, [{"floor": _place(floors[t])} for t in held]),
+            "transactions": await self._pins(held, [{"floor": floors[t].text} for t in held]),
         }
 
     async def _loaded(self, topic: "Topic") -> Json:
@@ -111,8 +111,8 @@ class TransactionInspection:
         details: list[Json] = [
             {
                 "state": pin.state.value,
-                "firstPosition": None if pin.first is None else _place(pin.first),
-                "readableUpTo": None if pin.pin is None else _place(pin.pin),
+                "firstPosition": None if pin.first is None else pin.first.text,
+                "readableUpTo": None if pin.pin is None else pin.pin.text,
                 "entries": pin.entries,
                 "ofEarlierOwner": pin.loaded,
             }
@@ -123,8 +123,8 @@ class TransactionInspection:
             "segment": str(topic.name),
             "loaded": True,
             "state": topic.state.value,
-            "lastConfirmed": _place(last),
-            "horizon": _place(horizon),
+            "lastConfirmed": last.text,
+            "horizon": horizon.text,
             "heldBack": horizon < last,
             "open": topic.buffer.unfinished,
             "more": False,
@@ -192,7 +192,7 @@ def _claim(claim: Claim) -> Json:
         **_attempt(claim.txn),
         "segment": claim.segment,
         "epoch": claim.epoch,
-        "floor": _place(claim.floor),
+        "floor": claim.floor.text,
     }
 
 
@@ -203,9 +203,5 @@ def _ack(record: AckRecord) -> Json:
         "subscription": record.subscription,
         "epoch": record.epoch,
         "cumulative": record.cumulative,
-        "positions": [_place(each.position) for each in record.acks],
+        "positions": [each.position.text for each in record.acks],
     }
-
-
-def _place(position: Position) -> str:
-    return f"{position.ledger_id}:{position.entry_id}"

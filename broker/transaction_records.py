@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from broker.scalable.records import segment_of
 from broker.topic import TopicNotFound
-from protocol.ids import Position
 from protocol.names import TopicDomain, TopicName
 from txn.group import Counts, Group, GroupCommit
 from txn.records import Header, TxnState
@@ -68,10 +67,10 @@ class TransactionRecords:
             "segment": segment,
             "ownerEpoch": None if owner is None else owner.owner.epoch,
             "claims": [
-                {"txnId": str(each.txn), "epoch": each.epoch, "floor": _place(each.floor)}
+                {"txnId": str(each.txn), "epoch": each.epoch, "floor": each.floor.text}
                 for each in claims
             ],
-            "aborted": {str(txn): _place(up_to) for txn, up_to in aborted.items()},
+            "aborted": {str(txn): up_to.text for txn, up_to in aborted.items()},
         }
 
 
@@ -123,7 +122,3 @@ def _commit(commit: GroupCommit) -> Json:
 def _counts(counts: Counts) -> Mapping[str, object]:
     """Hash sums are text: not every reader of JSON has whole numbers of 64 bits."""
     return {name: [each.messages, str(each.hash_sum)] for name, each in sorted(counts.items())}
-
-
-def _place(position: Position) -> str:
-    return f"{position.ledger_id}:{position.entry_id}"

@@ -100,7 +100,7 @@ class TransactionalAcks:
         for position, _, _ in acks:
             if position > end or position.entry_id < 0:
                 raise TransactionConflict(
-                    f"There is no message {position.ledger_id}:{position.entry_id} to be "
+                    f"There is no message {position.text} to be "
                     "acknowledged: abort the transaction."
                 )
         named = [

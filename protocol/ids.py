@@ -26,6 +26,11 @@ class Position(NamedTuple):
     ledger_id: int
     entry_id: int
 
+    @property
+    def text(self) -> str:
+        """`ledger:entry`, as people and REST are told it."""
+        return f"{self.ledger_id}:{self.entry_id}"
+
 
 EARLIEST = Position(-1, -1)
 LATEST = Position(LONG_MAX, LONG_MAX)

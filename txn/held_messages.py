@@ -159,6 +159,4 @@ class HeldMessages:
 
 
 def _conflict(position: Position, why: str) -> TransactionConflict:
-    return TransactionConflict(
-        f"Message {position.ledger_id}:{position.entry_id} {why}: abort the transaction."
-    )
+    return TransactionConflict(f"Message {position.text} {why}: abort the transaction.")

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from broker.producer import Producer
     from broker.subscription import Subscription
     from broker.topic import Topic
-    from protocol.ids import Position
 
 
 def topic_stats(topic: "Topic") -> dict[str, object]:
@@ -28,10 +27,6 @@ def topic_stats(topic: "Topic") -> dict[str, object]:
 
 def _since(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def _place(position: "Position") -> str:
-    return f"{position.ledger_id}:{position.entry_id}"
 
 
 def _publisher(producer: "Producer") -> dict[str, object]:
@@ -83,7 +78,7 @@ def internal_stats(topic: "Topic") -> dict[str, object]:
     return {
         "numberOfEntries": ledger.entry_count,
         "totalSize": ledger.total_size_bytes,
-        "lastConfirmedEntry": _place(ledger.last_confirmed),
+        "lastConfirmedEntry": ledger.last_confirmed.text,
         "state": ledger.state.name.title(),
         "ledgers": [
             {
@@ -97,7 +92,7 @@ def internal_stats(topic: "Topic") -> dict[str, object]:
         ],
         "cursors": {
             name: {
-                "markDeletePosition": _place(cursor.mark_delete),
+                "markDeletePosition": cursor.mark_delete.text,
                 "messagesConsumedCounter": ledger.entry_count - cursor.backlog,
                 "properties": dict(cursor.properties),
             }

@@ -65,7 +65,7 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
         findings.add(
             Violation(
                 Rule.V3,
-                f"The entry {position.ledger_id}:{position.entry_id} cannot be taken apart.",
+                f"The entry {position.text} cannot be taken apart.",
                 seen.segment_id,
                 position,
             )
@@ -122,7 +122,7 @@ def _twice(producer: str, key: str | None, first: KeyedRow, again: KeyedRow) -> 
     return Violation(
         Rule.V3,
         f"Message {again.stamp.sequence_id} of producer {producer!r} with key {key!r} is there "
-        f"twice: in segment {first.segment_id} at {_at(first.position)}, and here.",
+        f"twice: in segment {first.segment_id} at {first.position.text}, and here.",
         again.segment_id,
         again.position,
     )
@@ -133,14 +133,10 @@ def _out_of_order(producer: str, key: str | None, before: KeyedRow, row: KeyedRo
         Rule.V4,
         f"Message {row.stamp.sequence_id} of producer {producer!r} with key {key!r} comes after "
         f"{before.stamp.sequence_id}, which it sent later: that is in segment "
-        f"{before.segment_id} at {_at(before.position)}.",
+        f"{before.segment_id} at {before.position.text}.",
         row.segment_id,
         row.position,
     )
-
-
-def _at(position: Position) -> str:
-    return f"{position.ledger_id}:{position.entry_id}"
 
 
 def check_views(

@@ -7,7 +7,7 @@ Rules:
 - Every answer names the coordinator, errors included, as those of `transactions` do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from broker.handlers.transactions import answered, enabled
@@ -34,11 +34,31 @@ if TYPE_CHECKING:
     from broker.handlers import Handler
 
 _Request = CommandBeginAttempt | CommandCommitGroup | CommandAbortGroup | CommandExtendGroup
+_Response = (
+    CommandBeginAttemptResponse
+    | CommandCommitGroupResponse
+    | CommandAbortGroupResponse
+    | CommandExtendGroupResponse
+)
 
 
-def _groups(connection: "Connection", request: _Request) -> tuple[TransactionGroups, KeyName]:
+async def _answer(
+    connection: "Connection",
+    request: _Request,
+    answer: BaseCommand,
+    response: _Response,
+    work: Callable[[TransactionGroups, KeyName], Awaitable[None]],
+) -> None:
+    """Send `answer`, in which `work` fills `response`; what it raises is told there."""
     coordinators = enabled(connection).coordinators
-    return coordinators.groups_of(CoordinatorId(request.tc_id), connection.principal, request.key)
+    response.request_id, response.txnid_most_bits = request.request_id, request.tc_id
+
+    async def done() -> None:
+        coordinator = CoordinatorId(request.tc_id)
+        await work(*coordinators.groups_of(coordinator, connection.principal, request.key))
+
+    await answered(response, done())
+    connection.send(answer)
 
 
 def _counts(winner: GroupWinner) -> Counts:
@@ -53,13 +73,10 @@ def _counts(winner: GroupWinner) -> Counts:
 async def begin(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """BEGIN_ATTEMPT; its timeout is in milliseconds."""
     request = command.begin_attempt
-    enabled(connection)
-    response = CommandBeginAttemptResponse(
-        request_id=request.request_id, txnid_most_bits=request.tc_id
-    )
+    answer = BaseCommand(type=BaseCommand.BEGIN_ATTEMPT_RESPONSE)
+    response = answer.begin_attempt_response
 
-    async def work() -> None:
-        groups, name = _groups(connection, request)
+    async def work(groups: TransactionGroups, name: KeyName) -> None:
         batch = Batch(request.query, request.batch) if request.HasField("batch") else None
         begun = await groups.begin_attempt(
             name, request.epoch, request.nonce, request.timeout_ms, batch
@@ -71,22 +88,16 @@ async def begin(connection: "Connection", command: BaseCommand, entry: bytes | N
         response.group_least_bits = begun.attempt.group.least
         response.deadline_ms = begun.deadline_ms
 
-    await answered(response, work())
-    connection.send(
-        BaseCommand(type=BaseCommand.BEGIN_ATTEMPT_RESPONSE, begin_attempt_response=response)
-    )
+    await _answer(connection, request, answer, response, work)
 
 
 async def commit(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """COMMIT_GROUP: of its attempts, only the winners."""
     request = command.commit_group
-    enabled(connection)
-    response = CommandCommitGroupResponse(
-        request_id=request.request_id, txnid_most_bits=request.tc_id
-    )
+    answer = BaseCommand(type=BaseCommand.COMMIT_GROUP_RESPONSE)
+    response = answer.commit_group_response
 
-    async def work() -> None:
-        groups, name = _groups(connection, request)
+    async def work(groups: TransactionGroups, name: KeyName) -> None:
         has_group, most = request.HasField("group_least_bits"), request.tc_id
         winners = [
             (TxnId(most, each.attempt_least_bits), _counts(each)) for each in request.winners
@@ -107,47 +118,32 @@ async def commit(connection: "Connection", command: BaseCommand, entry: bytes | 
         if committed.group is not None:
             response.group_least_bits = committed.group.least
 
-    await answered(response, work())
-    connection.send(
-        BaseCommand(type=BaseCommand.COMMIT_GROUP_RESPONSE, commit_group_response=response)
-    )
+    await _answer(connection, request, answer, response, work)
 
 
 async def abort(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """ABORT_GROUP: what is open of the key under that epoch."""
     request = command.abort_group
-    enabled(connection)
-    response = CommandAbortGroupResponse(
-        request_id=request.request_id, txnid_most_bits=request.tc_id
-    )
+    answer = BaseCommand(type=BaseCommand.ABORT_GROUP_RESPONSE)
+    response = answer.abort_group_response
 
-    async def work() -> None:
-        groups, name = _groups(connection, request)
+    async def work(groups: TransactionGroups, name: KeyName) -> None:
         response.aborted = await groups.abort(name, request.epoch)
 
-    await answered(response, work())
-    connection.send(
-        BaseCommand(type=BaseCommand.ABORT_GROUP_RESPONSE, abort_group_response=response)
-    )
+    await _answer(connection, request, answer, response, work)
 
 
 async def extend(connection: "Connection", command: BaseCommand, entry: bytes | None) -> None:
     """EXTEND_GROUP: its attempts are still at work."""
     request = command.extend_group
-    enabled(connection)
-    response = CommandExtendGroupResponse(
-        request_id=request.request_id, txnid_most_bits=request.tc_id
-    )
+    answer = BaseCommand(type=BaseCommand.EXTEND_GROUP_RESPONSE)
+    response = answer.extend_group_response
 
-    async def work() -> None:
-        groups, name = _groups(connection, request)
+    async def work(groups: TransactionGroups, name: KeyName) -> None:
         group = TxnId(request.tc_id, request.group_least_bits)
         response.deadline_ms = await groups.extend(name, request.epoch, group, request.timeout_ms)
 
-    await answered(response, work())
-    connection.send(
-        BaseCommand(type=BaseCommand.EXTEND_GROUP_RESPONSE, extend_group_response=response)
-    )
+    await _answer(connection, request, answer, response, work)
 
 
 HANDLERS: "Mapping[int, Handler]" = {

@@ -1,12 +1,14 @@
 """What tests put into topics and find in them, by our own client.
 
-Rules: what is found is what a checkpoint consumer gets that begins at the beginning, each parent
-before its children.  It must be what `read_range` finds by another way, message for message, and
-the end of what is stored: where a transaction is open it is waited for.
+Rules: what is found is what a checkpoint consumer gets that begins at the beginning.  It must be
+what `read_range` finds by another way, message for message, and the end of what is stored: where a
+transaction is open it is waited for.  The consumer reads all segments side by side, so what it gets
+is put in the order of the topic: segments by their numbers, which puts parents before children.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import magnetar
@@ -72,7 +74,12 @@ async def committed(client: magnetar.Client, topic: str, *, at_rest: bool = True
                 assert place in missing, f"a consumer gets {message}, which is not to be read"
                 missing.discard(place)
                 found.append(_row(message))
-    return found
+    return in_order(found)
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Each parent before its children, whose numbers are higher; of a segment as they are."""
+    return sorted(rows, key=attrgetter("segment_id"))
 
 
 async def _rest(client: magnetar.Client, segment: Segment) -> None:

@@ -21,6 +21,8 @@ from tests.support.child_process import ChildFailed
 TOY: Final = "tests.pipeline.toy_driver"
 TOTAL: Final = 100
 ROWS: Final = 40
+SIDE_BY_SIDE: Final = ((3, 1), (1, 0), (4, 1), (2, 0))
+"""Rows by number, and their segments, the first of which was split."""
 
 
 def test_the_session_of_the_tests_runs_a_query(spark: SparkSession, tmp_path: Path) -> None:
@@ -28,6 +30,11 @@ def test_the_session_of_the_tests_runs_a_query(spark: SparkSession, tmp_path: Pa
     query = start(spark, given)
     assert query.awaitTermination(60)
     assert sorted(toy.committed(tmp_path / "s")) == [*range(20)]
+
+
+def test_what_readers_find_is_in_the_order_of_the_topic() -> None:
+    found = [rows.Row("k", b"%d" % number, (), segment) for number, segment in SIDE_BY_SIDE]
+    assert rows.of_key(rows.in_order(found)) == {"k": [b"1", b"2", b"3", b"4"]}
 
 
 @pytest.mark.kill

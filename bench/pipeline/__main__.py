@@ -58,7 +58,6 @@ def measure_shapes(ground: Ground, given: argparse.Namespace) -> Results:
             title = f"{given.rows:,} rows of {size} B, {segments} segments"
             say(title)
             rows = Rows(ground, given.rows, size, segments)
-            rows.fill()
             figures = measured(rows, given.shape or [*SHAPES], given.runs)
             print_shapes(title, figures)
             results[title] = figures

@@ -1,6 +1,6 @@
 """The same rows, by each way that they can go: Spark alone, the client alone, source, sink, both.
 
-Rules: each shape runs once to warm up, then all shapes in turn, `runs` times, so that load which
+Rules: each shape runs with fewer rows to warm up, then all shapes in turn, `runs` times, so that load which
 comes and goes meets each of them; the median counts, and the load before each run is kept.  Rates
 are rows a second, begun when the query is, so with Spark's own start of a job.  Streams write
 epochs that last about `EPOCH_S`, and their first one is not counted.  A reader that waits for each
@@ -30,6 +30,8 @@ RECEIVED: Final = 1000
 EPOCH_S: Final = 5.0
 PART: Final = 5
 """One row in so many is read message by message."""
+WARM_PART: Final = 20
+"""One row in so many warms up."""
 RATIOS: Final = (
     ("source", "client, ranges", "goal 0.5"),
     ("source", "reader: poll", ""),
@@ -228,11 +230,20 @@ Figures = dict[str, dict[str, list[float]]]
 def measured(of: Rows, shapes: Sequence[str], runs: int) -> Figures:
     """Rows a second of each run, and the load before it."""
     found: Figures = {shape: {"rows_per_s": [], "load_before": []} for shape in shapes}
-    for run in range(runs + 1):
+    of.plain_rows_per_s = _warmed_up(of, shapes)
+    of.fill()
+    for _ in range(runs):
         for shape in shapes:
-            load = os.getloadavg()[0]
-            rate = SHAPES[shape](of)
-            if run:
-                found[shape]["rows_per_s"].append(rate)
-                found[shape]["load_before"].append(load)
+            found[shape]["load_before"].append(os.getloadavg()[0])
+            found[shape]["rows_per_s"].append(SHAPES[shape](of))
     return found
+
+
+def _warmed_up(of: Rows, shapes: Sequence[str]) -> float:
+    """After a run of each with fewer rows; how fast the sink was."""
+    warm = Rows(of.ground, max(of.segments, of.rows // WARM_PART), of.size, of.segments)
+    warm.fill()
+    _sink_plain(warm)
+    for shape in shapes:
+        SHAPES[shape](warm)
+    return warm.plain_rows_per_s

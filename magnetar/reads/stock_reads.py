@@ -7,6 +7,9 @@ Rules:
   way it holds as much as it may.
 - The end of a segment is what GET_LAST_MESSAGE_ID says: the last message that may be read.  So the
   horizon is where the segment ends, and what is hidden is not known.
+- If that message is one that the broker gives to no reader (a marker, or an aborted one, right
+  before an open transaction), it does not come, and nothing says so: the read waits for the
+  operation timeout and fails with `OperationTimedOut`, until something readable is behind it.
 - Nothing is counted, budgets bound nothing, and times choose nothing: `NotSupported`.
 - Brokers leave out by themselves what is aborted, and markers.  `raw` changes nothing.
 """

@@ -2,9 +2,9 @@
 
 Rules: each shape runs with fewer rows to warm up, then all shapes in turn, `runs` times, so that
 load which comes and goes meets each of them; the median counts, and the load before each run is
-kept.  Rates are rows a second, begun when the query is, so with Spark's own start of a job.  Streams
-write epochs that last about `EPOCH_S`, and their first one is not counted.  A reader that waits for
-each message by itself has a part of the rows, for it takes as long as all the others.
+kept.  Rates are rows a second, begun when the query is, so with Spark's own start of a job.
+Streams write epochs that last about `EPOCH_S`, and their first one is not counted.  A reader that
+waits for each message by itself has a part of the rows, for it takes as long as all the others.
 """
 
 import asyncio

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ("tests.parts.fixtures", "tests.stock.fixtures")
 
@@ -14,6 +15,13 @@ REPORTED = pytest.StashKey[list[str]]()
 
 
 def pytest_configure() -> None:
+    _hear_ctrl_c()
+    # Properties hold or do not; how long an example takes depends on what else the machine does.
+    settings.register_profile("magnetar", deadline=None)
+    settings.load_profile("magnetar")
+
+
+def _hear_ctrl_c() -> None:
     """A shell starts what runs in the background deaf to Ctrl-C, and its children with it: tests
     that interrupt themselves or what they start would wait in vain.
     """

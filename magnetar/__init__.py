@@ -37,6 +37,7 @@ from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import RangePlan
 from magnetar.schema import AUTO, BYTES, STRING, Schema
 from magnetar.settings import ClientSettings
+from magnetar.transactions.attached import AttachedTransaction
 from magnetar.transactions.attempt import Attempt
 from magnetar.transactions.groups import CommittedGroup, GroupRecord, SegmentCount, Winner
 from magnetar.transactions.keys import TransactionKey
@@ -59,6 +60,7 @@ __all__ = [
     "BYTES",
     "STRING",
     "AccessMode",
+    "AttachedTransaction",
     "Attempt",
     "Checkpoint",
     "CheckpointConsumer",

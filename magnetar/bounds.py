@@ -150,6 +150,12 @@ READ_OWNERS: Final = 1000
 """Segments of which it is kept at which broker they were read last; the oldest go first."""
 RAW_READER_MESSAGES: Final = 1000
 """Messages that a reader of stored entries asks for at a time, where it reads as consumers do."""
+PROBE_S: Final = 0.5
+"""After how long without a message such a reader has come to where nothing may be read."""
+PROBE_POLL_S: Final = 0.02
+"""How often it asks meanwhile where it stands."""
+PROBE_STEP: Final = 8
+"""How many times further back the next one begins, if the last one got nothing."""
 
 # Transactions
 

@@ -15,6 +15,7 @@ Rules:
 
 import asyncio
 import enum
+import math
 import random
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -51,9 +52,11 @@ from magnetar.schema.choose import schema_for
 from magnetar.schema.plain import BYTES
 from magnetar.schema.schema import Schema
 from magnetar.settings import ClientOptions, ClientSettings, check_positive
+from magnetar.transactions.attached import AttachedTransaction
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.transaction import Transaction
+from magnetar.transactions.txn_id import TxnId
 from magnetar.wire.pool import ConnectionPool
 from protocol.ids import Position
 
@@ -375,6 +378,36 @@ class Client(ClosedAfterwards):
             _Step.TRANSACTIONS,
             lambda: Transaction(self.context, self._transactions(), timeout_s, key),
         )
+
+    async def begin_transaction(self, *, timeout_s: float = 60.0) -> TxnId:
+        """A transaction that belongs to nobody: whoever knows its id uses it, and ends it.
+
+        For work that one process does and another one decides about (`attach_transaction`,
+        `end_transaction`).  The broker aborts it by itself after `timeout_s`; nothing here does.
+        Raises `NotSupported` and `NotAllowed` where there are no transactions.
+        """
+        check_positive("timeout_s", timeout_s)
+        self._check_usable()
+        return await self._transactions().begin(math.ceil(timeout_s * 1000))
+
+    def attach_transaction(self, id: TxnId) -> AttachedTransaction:
+        """Send and acknowledge in a transaction that runs, whoever began it.
+
+        Nothing is asked for it: whether it is still open shows with what is sent in it.
+        """
+        self._check_usable()
+        return AttachedTransaction(self.context, self._transactions(), TxnId(*id))
+
+    async def end_transaction(self, id: TxnId, *, commit: bool) -> None:
+        """Commit or abort a transaction by its id, whoever began it; asking again is fine.
+
+        What other processes have in it must be settled before it is committed.  Raises
+        `InvalidTransactionStatus` if it has the other end, `TransactionNotFound` where its end is
+        forgotten (or it is somebody else's), and `OperationTimedOut` if the broker has not said how
+        it ended: asking again tells.
+        """
+        self._check_usable()
+        await self._transactions().end_for_sure(TxnId(*id), commit=commit)
 
     def transaction_key(self, name: str, *, epoch: int = -1) -> Opening[TransactionKey]:
         """Open a transaction key (Magnetar's own): whoever had it before is fenced.

@@ -10,9 +10,15 @@ Every client has one background thread.  A process that forks must connect anew 
 from magnetar.sync.client import Client, connect
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
 from magnetar.sync.producer import Producer, Receipts
-from magnetar.sync.transaction import Attempt, Transaction, TransactionKey
+from magnetar.sync.transaction import (
+    AttachedTransaction,
+    Attempt,
+    Transaction,
+    TransactionKey,
+)
 
 __all__ = [
+    "AttachedTransaction",
     "Attempt",
     "CheckpointConsumer",
     "Client",

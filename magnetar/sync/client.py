@@ -27,7 +27,8 @@ from magnetar.settings import ClientOptions
 from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
 from magnetar.sync.producer import Producer
-from magnetar.sync.transaction import Transaction, TransactionKey
+from magnetar.sync.transaction import AttachedTransaction, Transaction, TransactionKey
+from magnetar.transactions.txn_id import TxnId
 from protocol.ids import Position
 
 __all__ = ["Client", "connect"]
@@ -222,6 +223,19 @@ class Client(ClosedAfterwards):
         core_key = None if key is None else key.core
         core = self._opened(self._core.transaction(timeout_s=timeout_s, key=core_key))
         return Transaction(self._bridge, core)
+
+    def begin_transaction(self, *, timeout_s: float = 60.0) -> TxnId:
+        """As `magnetar.Client.begin_transaction`."""
+        return self._bridge.run(self._core.begin_transaction, timeout_s=timeout_s)
+
+    def attach_transaction(self, id: TxnId) -> AttachedTransaction:
+        """As `magnetar.Client.attach_transaction`."""
+        core = self._bridge.call(self._core.attach_transaction, id)
+        return AttachedTransaction(self._bridge, core)
+
+    def end_transaction(self, id: TxnId, *, commit: bool) -> None:
+        """As `magnetar.Client.end_transaction`."""
+        self._bridge.run(self._core.end_transaction, id, commit=commit)
 
     def transaction_key(self, name: str, *, epoch: int = -1) -> TransactionKey:
         """As `magnetar.Client.transaction_key`."""

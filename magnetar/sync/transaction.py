@@ -12,6 +12,7 @@ from magnetar.errors import AlreadyClosed
 from magnetar.sync.bridge import Bridge, ClosedAfterwards
 
 if TYPE_CHECKING:
+    from magnetar.transactions.attached import AttachedTransaction as AsyncAttachedTransaction
     from magnetar.transactions.attempt import Attempt as AsyncAttempt
     from magnetar.transactions.groups import CommittedGroup, GroupRecord, Winner
     from magnetar.transactions.keys import LastTransaction
@@ -95,21 +96,16 @@ class Transaction(Work):
         await self.core.__aexit__(kind, error, traceback)
 
 
-class Attempt(Work, ClosedAfterwards):
-    """As `magnetar.Attempt`: its group decides whether what is in it counts."""
+class AttachedTransaction(Work, ClosedAfterwards):
+    """As `magnetar.AttachedTransaction`: it is ended by its id, here or elsewhere."""
 
-    core: "AsyncAttempt"
+    core: "AsyncAttachedTransaction"
 
-    def __init__(self, bridge: Bridge, core: "AsyncAttempt") -> None:
+    def __init__(self, bridge: Bridge, core: "AsyncAttachedTransaction") -> None:
         super().__init__(bridge, core)
 
-    @property
-    def group(self) -> "TxnId":
-        """What the broker calls its group."""
-        return self.core.group
-
     def settled(self) -> None:
-        """As `magnetar.Attempt.settled`."""
+        """As `magnetar.AttachedTransaction.settled`."""
         self._bridge.run(self._settled)
 
     def close(self) -> None:
@@ -122,6 +118,20 @@ class Attempt(Work, ClosedAfterwards):
     async def _settled(self) -> None:
         await self._handed_over()
         await self.core.settled()
+
+
+class Attempt(AttachedTransaction):
+    """As `magnetar.Attempt`: its group decides whether what is in it counts."""
+
+    core: "AsyncAttempt"
+
+    def __init__(self, bridge: Bridge, core: "AsyncAttempt") -> None:
+        super().__init__(bridge, core)
+
+    @property
+    def group(self) -> "TxnId":
+        """What the broker calls its group."""
+        return self.core.group
 
 
 class TransactionKey(ClosedAfterwards):

@@ -27,6 +27,7 @@ from magnetar.errors import (
     MagnetarError,
     NotAllowed,
     NotSupported,
+    OperationTimedOut,
     TransactionNotFound,
 )
 from magnetar.retries import retried
@@ -42,7 +43,7 @@ from protocol.key_hash import coordinator_of_key
 if TYPE_CHECKING:
     from magnetar.transactions.keys import TransactionKey
 
-__all__ = ["EXPIRED", "Coordinator", "Coordinators"]
+__all__ = ["EXPIRED", "Coordinator", "Coordinators", "unknown_end"]
 
 EXPIRED: Final = "ExpiredTransaction"
 """The word by which a broker says that an older epoch of the key began the transaction."""
@@ -255,6 +256,15 @@ class Coordinators:
             key,
         )
 
+    async def end_for_sure(self, txn: TxnId, *, commit: bool) -> None:
+        """As `end`; `OperationTimedOut` if the broker has not said how it ended."""
+        try:
+            await self.end(txn, commit=commit)
+        except MagnetarError as error:
+            if is_retriable(error):
+                raise unknown_end(txn, error, commit=commit) from error
+            raise
+
     async def _ask(
         self,
         txn: TxnId,
@@ -339,6 +349,15 @@ class Coordinators:
             if EXPIRED in str(error):
                 raise ExpiredTransaction(*error.args) from error
             raise
+
+
+def unknown_end(txn: TxnId, error: MagnetarError, *, commit: bool) -> OperationTimedOut:
+    """What is raised where the broker has not said how a transaction ended."""
+    how = "committed" if commit else "aborted"
+    return OperationTimedOut(
+        f"The broker has not said in time whether transaction {txn} was {how} ({error}) "
+        "Its deadline decides if the broker did not hear of it."
+    )
 
 
 _KeyedRequest = (

@@ -28,7 +28,6 @@ from magnetar.errors import (
     AlreadyClosed,
     InvalidTransactionStatus,
     MagnetarError,
-    OperationTimedOut,
     TransactionConflict,
     TransactionFailed,
     TransactionKeyFenced,
@@ -37,7 +36,7 @@ from magnetar.errors import (
 )
 from magnetar.opening import ClosedAfterwards, completed, finished
 from magnetar.settings import check_positive
-from magnetar.transactions.coordinators import Coordinators
+from magnetar.transactions.coordinators import Coordinators, unknown_end
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.states import TransactionState, next_state
 from magnetar.transactions.txn_id import TxnId
@@ -264,11 +263,7 @@ class Transaction(Work, ClosedAfterwards):
             self._enter(_S.COMMITTED if commit else _S.ABORTED)
 
     def _unknown(self, error: MagnetarError, commit: bool) -> MagnetarError:
-        how = "committed" if commit else "aborted"
-        unknown = OperationTimedOut(
-            f"The broker has not said in time whether transaction {self.id} was {how} ({error}) "
-            "Its deadline decides if the broker did not hear of it."
-        )
+        unknown = unknown_end(self.id, error, commit=commit)
         unknown.__cause__ = error
         return unknown
 

@@ -21,6 +21,7 @@ from magnetar.reads.plan import PlanLimits
 from magnetar.reads.stock_reads import plan_on_stock, read_on_stock
 from protocol.ids import EARLIEST, LATEST, Position
 from tests.client.conftest import MakeTopic
+from tests.support.child_process import once_it_is
 
 bulk = pytest.mark.magnetar_only("Apache Pulsar has no reads of segments")
 Reading = AsyncGenerator[list[StoredEntry], None]
@@ -318,3 +319,33 @@ async def test_a_closed_client_reads_nothing(client: magnetar.Client, topic: Mak
         await client.plan_range(segment.topic)
     with pytest.raises(AlreadyClosed):
         await client.layout("topic://public/default/t")
+
+
+async def test_what_transactions_did_moves_the_end(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    """Apache Pulsar 5.0.0-M1 tells the end that a segment had when it was first asked for it."""
+    name = str(await topic())
+    segment = await only_segment(client, name)
+
+    async def read() -> tuple[list[bytes | None], bool]:
+        plan = await plan_on_stock(client.context, segment.topic, None, None, PlanLimits())
+        entries = await all_of(as_readers_do(client, segment.topic, plan.start, LATEST))
+        return columns_of(entries).values, plan.horizon == plan.raw_end
+
+    async with client.producer(name, batching=False) as producer:
+        assert await read() == ([], True)
+        await producer.send(b"before")
+        assert await read() == ([b"before"], True)
+        async with client.transaction() as transaction:
+            await producer.send(b"within", transaction=transaction)
+            await producer.send(b"behind")
+            assert (await read())[0] == [b"before"]
+        async with client.transaction() as transaction:
+            await producer.send(b"never", transaction=transaction)
+            await transaction.abort()
+
+        async def all_seen() -> bool:
+            return await read() == ([b"before", b"within", b"behind"], True)
+
+        await once_it_is(all_seen, "the end of what may be read", 20)

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import magnetar
+import magnetar.sync
 from magnetar.errors import (
+    AlreadyClosed,
     InvalidTransactionStatus,
     NotAllowed,
     TransactionConflict,
@@ -274,3 +276,47 @@ async def test_a_broker_that_dies_in_the_middle(tmp_path: Path) -> None:
             assert await raw.read(1) == [b"inside"]
         async with client.transaction(timeout_s=60, key=key):
             pass
+
+
+async def test_a_transaction_is_begun_used_and_ended_by_three(
+    service: Service, topic: MakeTopic
+) -> None:
+    name = str(await topic())
+    async with (
+        magnetar.connect(service.url) as first,
+        magnetar.connect(service.url) as second,
+        magnetar.connect(service.url) as third,
+        second.producer(name) as producer,
+        third.checkpoint_consumer(name) as reader,
+    ):
+        for commit in (False, True):
+            txn = await first.begin_transaction(timeout_s=60)
+            async with second.attach_transaction(txn) as attached:
+                await producer.send(b"%d" % commit, transaction=attached)
+                await attached.settled()
+            with pytest.raises(AlreadyClosed):
+                await producer.send(b"late", transaction=attached)
+            await first.close() if commit else None
+            for _ in range(2):
+                await third.end_transaction(txn, commit=commit)
+            with pytest.raises(InvalidTransactionStatus):
+                await third.end_transaction(txn, commit=not commit)
+        assert (await reader.receive(timeout_s=20)).value == b"1"
+        with pytest.raises(TransactionNotFound):
+            await third.end_transaction(TxnId(txn.most, txn.least + 10_000), commit=True)
+
+
+async def test_threads_begin_use_and_end_one(service: Service, topic: MakeTopic) -> None:
+    name = str(await topic())
+
+    def work() -> bytes:
+        with magnetar.sync.connect(service.url) as client, client.producer(name) as producer:
+            txn = client.begin_transaction()
+            with client.attach_transaction(txn) as attached:
+                producer.send_nowait(b"one", transaction=attached)
+                attached.settled()
+            client.end_transaction(txn, commit=True)
+            with client.checkpoint_consumer(name) as reader:
+                return reader.receive(timeout_s=20).value
+
+    assert await asyncio.to_thread(work) == b"one"

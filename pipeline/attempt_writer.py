@@ -81,11 +81,6 @@ class Begun(Protocol):
         """What its rows carry."""
         ...
 
-    @property
-    def group(self) -> TxnId:
-        """What decides about it."""
-        ...
-
     async def settled(self) -> None:
         """Until all that was sent in it is durable.  Raises the first failure."""
         ...
@@ -109,6 +104,10 @@ class Attempts(Protocol[B_co]):
 
     async def extend(self, group: TxnId, timeout_s: float) -> None:
         """EXTEND_GROUP."""
+        ...
+
+    async def abandon(self, attempt: TxnId) -> None:
+        """Nothing will come of it.  Raises nothing."""
         ...
 
 
@@ -194,6 +193,8 @@ class AttemptWriter(Generic[B]):
             await self._sender.close()
         if self._attempt is not None:
             await self._attempt.close()
+            if self.state is WriterState.FAILED and self._attempts is not None:
+                await self._attempts.abandon(self._attempt.id)
 
     # Its steps
 
@@ -207,7 +208,7 @@ class AttemptWriter(Generic[B]):
         if self._attempt is None:
             self._enter(WriterState.DONE)
             return
-        group = self._attempt.group
+        group = self._attempt.id.group
         self._extending = asyncio.get_running_loop().create_task(self._keep_open(group))
         self._sender = await self._open_sender(self._attempt)
         self._enter(WriterState.OPEN)
@@ -239,7 +240,7 @@ class AttemptWriter(Generic[B]):
             partition=self.task.partition,
             query=self.task.query,
             batch=self.task.batch,
-            group=None if attempt is None else attempt.group,
+            group=None if attempt is None else attempt.id.group,
             attempt=None if attempt is None else attempt.id,
             done=done,
             rows=self.rows,

@@ -49,4 +49,4 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: abort what is open."""
-        self.sink.abort()
+        self.sink.abort(messages)

@@ -14,6 +14,7 @@ __all__ = [
     "InvalidRows",
     "PipelineError",
     "PositionsUnreadable",
+    "StateUnreadable",
 ]
 
 
@@ -43,3 +44,7 @@ class CommitRefused(PipelineError):
 
 class PositionsUnreadable(PipelineError):
     """What a batch has read cannot be learned from the checkpoint; nothing was committed."""
+
+
+class StateUnreadable(PipelineError):
+    """The state topic of a transaction key cannot be used, or be read; nothing was committed."""

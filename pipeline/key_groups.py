@@ -33,6 +33,9 @@ class KeyGroups:
         key = await self._attached()
         await key.extend_group(group, timeout_s)
 
+    async def abandon(self, attempt: TxnId) -> None:
+        """Nothing: its group decides without it."""
+
     async def commit(self, decision: Decision, positions: str | None) -> bool:
         """As `Groups.commit`."""
         key = await self._attached()

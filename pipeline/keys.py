@@ -6,15 +6,23 @@
 Rules: it is called before every start of the query.  Whoever had the key before is shut out when it
 returns: what an earlier driver has open is aborted, and nothing that it still asks for counts.  The
 processes of this run present the epoch that was given here; none of them opens the key again.
+
+Brokers that have no transaction keys (Apache Pulsar 5) keep them in a topic, `state_topic`.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Unpack
 
 import magnetar.sync
 from magnetar import GroupRecord
+from magnetar.errors import NotSupported
 from magnetar.settings import ClientOptions
+from magnetar.sync.bridge import Bridge
+from pipeline.plain_groups import open_state
+from pipeline.sink_options import StateOption
+from pipeline.state_topic import DEFAULT_STATE_TOPIC
 
 __all__ = ["OpenedKey", "open_key"]
 
@@ -27,11 +35,14 @@ class OpenedKey:
     epoch: int
     last: GroupRecord | None
     """The last batch that was committed under the key: of which query, and its positions."""
+    state: StateOption | None = None
+    """Where the key is kept, if brokers do not have it."""
 
     @property
     def options(self) -> Mapping[str, str]:
         """For the sink."""
-        return {"txnKey": self.name, "txnEpoch": str(self.epoch)}
+        kept = {} if self.state is None else self.state.options
+        return {"txnKey": self.name, "txnEpoch": str(self.epoch), **kept}
 
     @property
     def source_options(self) -> Mapping[str, str]:
@@ -44,16 +55,50 @@ class OpenedKey:
 
 
 def open_key(
-    service_url: str, name: str, *, epoch: int = -1, **settings: Unpack[ClientOptions]
+    service_url: str,
+    name: str,
+    *,
+    epoch: int = -1,
+    state_topic: str | None = None,
+    **settings: Unpack[ClientOptions],
 ) -> OpenedKey:
     """Open the key `name`; `settings` are those of `magnetar.connect`.
 
     `epoch` is the last one known, if the key must not have been opened by anybody since; -1 takes
-    it over from whoever has it.  Raises `TransactionKeyFenced` where somebody has, `NotSupported`
-    where there are no keys, and what `magnetar.connect` raises.
+    it over from whoever has it.  `state_topic` keeps the key, whatever the brokers have; without it
+    brokers that have no keys keep it in `DEFAULT_STATE_TOPIC`.
+
+    Raises `TransactionKeyFenced` where somebody has opened it since, `NotSupported` where there are
+    no transactions, `StateUnreadable` for a state topic that cannot be, and what `magnetar.connect`
+    raises.
     """
+    if state_topic is None:
+        try:
+            return _open_at_brokers(service_url, name, epoch, settings)
+        except NotSupported:
+            state_topic = DEFAULT_STATE_TOPIC
+    return _open_in_topic(service_url, name, epoch, state_topic, settings)
+
+
+def _open_at_brokers(url: str, name: str, epoch: int, settings: ClientOptions) -> OpenedKey:
     with (
-        magnetar.sync.connect(service_url, **settings) as client,
+        magnetar.sync.connect(url, **settings) as client,
         client.transaction_key(name, epoch=epoch) as key,
     ):
         return OpenedKey(key.name, key.epoch, key.last_group)
+
+
+def _open_in_topic(
+    url: str, name: str, epoch: int, topic: str, settings: ClientOptions
+) -> OpenedKey:
+    async def opened() -> OpenedKey:
+        async with magnetar.connect(url, **settings) as client:
+            nonce = os.urandom(16).hex()
+            state, where = await open_state(client, topic, name, epoch, nonce)
+            return OpenedKey(name, state.epoch, state.last, where)
+
+    bridge = Bridge("magnetar pipeline")
+    try:
+        return bridge.run(opened)
+    finally:
+        bridge.close()

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -23,18 +23,34 @@ from pipeline.attempt_writer import AttemptWriter, Sender, Task
 from pipeline.checkpoint_files import CheckpointFiles, GivenPositions
 from pipeline.connecting import Connected, connected
 from pipeline.key_groups import KeyGroups
+from pipeline.options import Connection
+from pipeline.plain_groups import PlainGroups, too_many_tasks
 from pipeline.row_sender import RowSender
 from pipeline.sink_driver import BatchOutcome, SinkDriver
-from pipeline.sink_options import SinkOptions
+from pipeline.sink_options import SinkOptions, StateOption, TransactionKeyOption
 from pipeline.sink_rows import RowColumns
+from pipeline.state_topic import ReadSoFar
 from pipeline.task_report import TaskReport
 
-__all__ = ["Sink", "SinkMessage", "new_nonce"]
+__all__ = ["AnyGroups", "Sink", "SinkMessage", "new_nonce"]
 
 T = TypeVar("T")
+AnyGroups = KeyGroups | PlainGroups
+"""At brokers that have groups, or over plain transactions."""
+MAX_KEYS: Final = 16
+"""Of which a process keeps how far it has read their logs."""
 PATIENCE: Final = 4
 """Of the time for which a group is open, the part that a task waits for its first row."""
 _log: Final = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=MAX_KEYS)
+def _read_so_far(
+    pid: int, connection: Connection, key: TransactionKeyOption, state: StateOption
+) -> ReadSoFar:
+    """Kept by the process: most batches are committed by the one that committed the last."""
+    ledger, entry = state.start
+    return ReadSoFar((ledger, entry - 1))
 
 
 def new_nonce() -> str:
@@ -61,9 +77,21 @@ class Sink:
 
     # What a subclass may replace
 
+    def groups(
+        self, client: magnetar.Client, told: Sequence[magnetar.TxnId] = ()
+    ) -> AnyGroups | None:
+        """What is asked of coordinators; `told` is what tasks have written in."""
+        key, state = self.options.key, self.options.state
+        if key is None:
+            return None
+        if state is None:
+            return KeyGroups(client, key)
+        known = _read_so_far(os.getpid(), self.options.connection, key, state)
+        return PlainGroups(client, key, state, known, told)
+
     def attempt_writer(
-        self, client: magnetar.Client, groups: KeyGroups | None, task: Task
-    ) -> AttemptWriter[magnetar.Attempt]:
+        self, client: magnetar.Client, groups: AnyGroups | None, task: Task
+    ) -> AttemptWriter[magnetar.AttachedTransaction]:
         """What writes the rows of one task."""
 
         return AttemptWriter(
@@ -71,7 +99,7 @@ class Sink:
         )
 
     async def open_sender(
-        self, client: magnetar.Client, attempt: magnetar.Attempt | None
+        self, client: magnetar.Client, attempt: magnetar.AttachedTransaction | None
     ) -> Sender:
         """What sends rows in an attempt, or in none."""
         options = self.options
@@ -84,7 +112,7 @@ class Sink:
         # By the name that was given: brokers tell that of a regular topic as if it were scalable.
         return RowSender(producer, attempt, partial(client.layout, options.topic))
 
-    def driver(self, groups: KeyGroups) -> SinkDriver:
+    def driver(self, groups: AnyGroups) -> SinkDriver:
         """What decides about one batch."""
         options = self.options
         if options.positions is not None:
@@ -119,34 +147,41 @@ class Sink:
         self, messages: Sequence[WriterCommitMessage | None], batch: int
     ) -> BatchOutcome | None:
         """Decide a batch; None where there is nothing to be decided.  Raises as `SinkDriver`."""
-        reports = [each.report if isinstance(each, SinkMessage) else None for each in messages]
-        option = self.options.key
-        if option is None:
+        if self.options.key is None:
             return None
+        reports = _reports_of(messages)
+        if self.options.state is not None and len(reports) > 1:
+            self.abort(messages)
+            raise too_many_tasks(len(reports))
+        return self._decided(lambda driver: driver.commit(reports, batch), messages)
 
-        async def decided(client: magnetar.Client) -> BatchOutcome:
-            groups = KeyGroups(client, option)
+    def abort(self, messages: Sequence[WriterCommitMessage | None] = ()) -> bool:
+        """Abort what is open, or what the messages tell.  Whether something was."""
+        if self.options.key is None:
+            return False
+        return self._decided(lambda driver: driver.abort(), messages)
+
+    def _decided(
+        self,
+        work: Callable[[SinkDriver], Awaitable[T]],
+        messages: Sequence[WriterCommitMessage | None],
+    ) -> T:
+        told = [each.attempt for each in _reports_of(messages) if each is not None]
+        attempts = [attempt for attempt in told if attempt is not None]
+
+        async def decided(client: magnetar.Client) -> T:
+            groups = self.groups(client, attempts)
+            assert groups is not None, "only with a key something is decided"
             try:
-                return await self.driver(groups).commit(reports, batch)
+                return await work(self.driver(groups))
             finally:
                 await groups.close()
 
         return connected(self.options.connection).run(decided)
 
-    def abort(self) -> bool:
-        """Abort what is open.  Whether something was."""
-        option = self.options.key
-        if option is None:
-            return False
 
-        async def aborted(client: magnetar.Client) -> bool:
-            groups = KeyGroups(client, option)
-            try:
-                return await self.driver(groups).abort()
-            finally:
-                await groups.close()
-
-        return connected(self.options.connection).run(aborted)
+def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport | None]:
+    return [each.report if isinstance(each, SinkMessage) else None for each in messages]
 
 
 class _Writing:
@@ -161,8 +196,8 @@ class _Writing:
         self._task = task
         self._columns = sink.columns
         self._connected: Connected | None = None
-        self._groups: KeyGroups | None = None
-        self._made: AttemptWriter[magnetar.Attempt] | None = None
+        self._groups: AnyGroups | None = None
+        self._made: AttemptWriter[magnetar.AttachedTransaction] | None = None
         self._making = threading.Lock()
         self._timer = threading.Timer(sink.options.timeout_s / PATIENCE, self._expect_rows)
         self._timer.daemon = True
@@ -203,7 +238,7 @@ class _Writing:
 
         self._run(closed)
 
-    def _writer(self) -> AttemptWriter[magnetar.Attempt]:
+    def _writer(self) -> AttemptWriter[magnetar.AttachedTransaction]:
         """Made by the first who asks."""
         with self._making:
             if self._made is None:
@@ -211,9 +246,8 @@ class _Writing:
                 self._made = self._run(self._make)
             return self._made
 
-    async def _make(self, client: magnetar.Client) -> AttemptWriter[magnetar.Attempt]:
-        if self._sink.options.key is not None:
-            self._groups = KeyGroups(client, self._sink.options.key)
+    async def _make(self, client: magnetar.Client) -> AttemptWriter[magnetar.AttachedTransaction]:
+        self._groups = self._sink.groups(client)
         return self._sink.attempt_writer(client, self._groups, self._task)
 
     def _expect_rows(self) -> None:

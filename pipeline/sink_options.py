@@ -13,13 +13,15 @@ from magnetar import CompressionType
 from pipeline.errors import InvalidOption
 from pipeline.options import CONNECTION_OPTIONS, Connection, Options
 
-__all__ = ["SINK_OPTIONS", "Delivery", "SinkOptions", "TransactionKeyOption"]
+__all__ = ["SINK_OPTIONS", "Delivery", "SinkOptions", "StateOption", "TransactionKeyOption"]
 
 SINK_OPTIONS: Final = (
     *CONNECTION_OPTIONS,
     "topic",
     "txnKey",
     "txnEpoch",
+    "stateTopic",
+    "stateFrom",
     "trackPositions",
     "delivery",
     "compression",
@@ -62,6 +64,20 @@ class TransactionKeyOption:
 
 
 @dataclass(frozen=True, slots=True)
+class StateOption:
+    """Where a key is that brokers do not have: in which topic, and from which message on."""
+
+    topic: str
+    start: tuple[int, int]
+    """Ledger and entry of what its opener has found."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """For the sink."""
+        return {"stateTopic": self.topic, "stateFrom": f"{self.start[0]}:{self.start[1]}"}
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """What was given, checked.  `key` is None for at-least-once alone."""
 
@@ -69,6 +85,8 @@ class SinkOptions:
     topic: str
     delivery: Delivery
     key: TransactionKeyOption | None
+    state: StateOption | None
+    """None: brokers have the key."""
     timeout_s: float
     """For how long a group is open after the last sign of life of its attempts."""
     compression: CompressionType
@@ -91,6 +109,7 @@ class SinkOptions:
             topic=options.topic(),
             delivery=delivery,
             key=_key(options) if delivery is Delivery.EXACTLY_ONCE else None,
+            state=_state(options) if delivery is Delivery.EXACTLY_ONCE else None,
             timeout_s=(options.number("txnTimeoutMs") or DEFAULT_TIMEOUT_MS) / 1000,
             compression=CompressionType[
                 options.choice("compression", Compression, Compression.NONE).name
@@ -135,3 +154,16 @@ def _key(options: Options) -> TransactionKeyOption:
             "Or say that rows may come twice: delivery=at-least-once."
         )
     return TransactionKeyOption(name, epoch)
+
+
+def _state(options: Options) -> StateOption | None:
+    topic, start = options.text("stateTopic"), options.text("stateFrom")
+    if topic is None and start is None:
+        return None
+    ledger, _, entry = (start or "").partition(":")
+    if topic is None or not (ledger.isdecimal() and entry.isdecimal()):
+        raise InvalidOption(
+            f"The options stateTopic ({topic}) and stateFrom ({start}) say where a transaction key "
+            "is kept: give both as `pipeline.open_key(...).options` has them, or none."
+        )
+    return StateOption(topic, (int(ledger), int(entry)))

@@ -53,5 +53,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.sink.commit(messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver: abort what is open, whatever the messages say."""
-        self.sink.abort()
+        """On the driver: abort what is open, and what the messages tell."""
+        self.sink.abort(messages)

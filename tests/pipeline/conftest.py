@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import magnetar
-from tests.client.conftest import NAMESPACE, Topic, rest
+from tests.client.conftest import NAMESPACE, Service, Topic, rest
 from tests.pipeline import quick_spark, spark_session
 from tests.pipeline.driver_process import DriverProcess, Hooks
 from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
@@ -82,11 +82,11 @@ async def client(service: BrokerUnderTest) -> AsyncIterator[magnetar.Client]:
 MakeTopic = Callable[..., Awaitable[Topic]]
 
 
-async def create_topic(service: BrokerUnderTest, prefix: str, segments: int = 1) -> Topic:
+async def create_topic(service: Service, prefix: str, segments: int = 1) -> Topic:
     """A new scalable topic, whose name begins so."""
     made = Topic(service, f"{prefix}-{uuid.uuid4().hex[:8]}")
     path = f"/scalable/{NAMESPACE}/{made.local_name}"
-    status, answer = await rest(service, "PUT", path, numInitialSegments=segments)
+    status, answer = await rest(service, "PUT", path, body={}, numInitialSegments=segments)
     assert status == 204, answer
     return made
 

@@ -18,8 +18,7 @@ import magnetar
 import pipeline
 from pipeline.attempt_writer import AttemptWriter, Task
 from pipeline.data_source import FORMAT, Pulsar5
-from pipeline.key_groups import KeyGroups
-from pipeline.sink import Sink
+from pipeline.sink import AnyGroups, Sink
 from pipeline.sink_options import SinkOptions
 from pipeline.stream_writer import StreamWriter
 from pipeline.task_report import RowCount
@@ -27,7 +26,7 @@ from tests.pipeline.rows import Pair
 from tests.pipeline.toy import KEYS, Toy
 
 
-class LateWriter(AttemptWriter[magnetar.Attempt]):
+class LateWriter(AttemptWriter[magnetar.AttachedTransaction]):
     """The first tries of task 1 fail when all their rows are stored."""
 
     failures: ClassVar = 2
@@ -53,7 +52,7 @@ class LateSink(Sink):
     kind: ClassVar[type[LateWriter]] = LateWriter
 
     def attempt_writer(
-        self, client: magnetar.Client, groups: KeyGroups | None, task: Task
+        self, client: magnetar.Client, groups: AnyGroups | None, task: Task
     ) -> LateWriter:
         return self.kind(
             task, groups, partial(self.open_sender, client), timeout_s=self.options.timeout_s

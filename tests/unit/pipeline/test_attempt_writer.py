@@ -53,10 +53,14 @@ class Coordinator:
     begun: list[tuple[Task, float]] = field(default_factory=list)
     extended: list[tuple[TxnId, float]] = field(default_factory=list)
     was_extended: asyncio.Event = field(default_factory=asyncio.Event)
+    abandoned: list[TxnId] = field(default_factory=list)
 
     async def begin(self, task: Task, timeout_s: float) -> Try | None:
         self.begun.append((task, timeout_s))
         return None if self.done else Try()
+
+    async def abandon(self, attempt: TxnId) -> None:
+        self.abandoned.append(attempt)
 
     async def extend(self, group: TxnId, timeout_s: float) -> None:
         if self.refuses is not None:

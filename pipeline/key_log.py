@@ -1,0 +1,222 @@
+"""What is written of a transaction key in a state topic, and what follows from it.
+
+Where brokers have no transaction keys the state of a key is a log: messages under the key's name in
+a topic of one segment.  Pure: messages to and from JSON, their fold, and what is to be done next.
+
+    open    somebody opens the key; each raises the epoch (not if it expects another one)
+    state   what the opener has found: the epoch, and the last batch of each query
+    intent  a driver of that epoch is about to commit that transaction
+    record  what it commits: query, batch, positions; written in that same transaction
+    mark    nothing; what was written before it is final when it can be read
+
+Rules:
+
+- L1 What can be read in the topic is final, and so is all that stands before it: brokers show
+  nothing that stands behind an open transaction.  So whoever has read his own message knows all
+  that came before it.
+- L2 An opener reads up to his `open`, and aborts every transaction of which there is an intent
+  before it and no record.  The coordinator decides between him and its commit: if that came first
+  the record is in the topic by then, and he reads it, up to a `mark`.
+- L3 A driver writes his intent before he decides anything, reads up to it, and goes on only if
+  nobody has opened the key since he did: then he writes the record and asks for the commit.  What
+  other intents of his epoch have no record he aborts first, as in L2.
+- L4 A record that can be read was committed with the rows that are in its transaction.
+
+So two live drivers cannot both commit a batch.  Of an `open` and an intent one stands first.  If
+it is the open, the driver reads it and commits nothing.  If it is the intent, the opener reads it
+and has its transaction aborted, or learns that it committed, and what.  Two intents of one epoch
+are told apart in the same way, by the later one.  Nothing hangs on who may write to the topic:
+what an exclusive producer has sent a broker may still store behind the first message of whoever
+has put it out, and queries with different keys would put each other out.
+"""
+
+import enum
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from magnetar import GroupRecord
+from magnetar.transactions.txn_id import TxnId
+from pipeline.errors import StateUnreadable
+
+__all__ = ["ANY_EPOCH", "Entry", "EntryKind", "KeyState", "Verdict", "entry_of", "text_of"]
+
+VERSION: Final = 1
+ANY_EPOCH: Final = -1
+EARLIER_QUERIES: Final = 8
+"""Beside the last one; the last batches of others are forgotten."""
+KNOWN_OPENERS: Final = 8
+"""Whose `open` may come twice, as its receipt was lost."""
+
+
+class EntryKind(enum.StrEnum):
+    """See the module's docstring."""
+
+    OPEN = "open"
+    STATE = "state"
+    INTENT = "intent"
+    RECORD = "record"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message.
+
+    `nonce` is its writer's.  `epoch` of an `open` is the one that it expects.  `batches` are the
+    last one of each query, the latest query last.
+    """
+
+    kind: EntryKind
+    nonce: str
+    epoch: int = ANY_EPOCH
+    txn: TxnId | None = None
+    last: GroupRecord | None = None
+    batches: Mapping[str, int] = field(default_factory=dict)
+
+
+class Verdict(enum.Enum):
+    """What is to be done about a batch whose intent can be read."""
+
+    WRITE = enum.auto()
+    """The record, and the commit."""
+    DONE = enum.auto()
+    """It was committed before: abort."""
+    DIFFERS = enum.auto()
+    """Its number was, with other positions: abort, and say so."""
+    FENCED = enum.auto()
+    """Somebody has opened the key since: abort, and say so."""
+    UNKNOWN = enum.auto()
+    """The topic has lost what the driver has opened: abort, and say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """Of a key, after so many messages.  `pending`: intents without record, of this epoch."""
+
+    epoch: int = ANY_EPOCH
+    openers: tuple[str, ...] = ()
+    last: GroupRecord | None = None
+    batches: Mapping[str, int] = field(default_factory=dict)
+    pending: tuple[TxnId, ...] = ()
+
+    @property
+    def opener(self) -> str | None:
+        """Who has opened it last."""
+        return self.openers[-1] if self.openers else None
+
+    def after(self, entry: Entry) -> "KeyState":
+        """With one message more."""
+        match entry.kind:
+            case EntryKind.OPEN:
+                return self._opened(entry)
+            case EntryKind.STATE:
+                return self._based(entry)
+            case EntryKind.INTENT if entry.txn is not None and entry.epoch == self.epoch:
+                return replace(self, pending=(*_without(self.pending, entry.txn), entry.txn))
+            case EntryKind.RECORD if entry.last is not None and entry.txn is not None:
+                return self._recorded(entry.last, entry.txn)
+            case _:
+                return self
+
+    def verdict(self, epoch: int, query: str, batch: int, positions: str | None) -> Verdict:
+        """Of a batch that a driver of that epoch wants to commit (L3)."""
+        if self.epoch != epoch:
+            return Verdict.FENCED if self.epoch > epoch else Verdict.UNKNOWN
+        if batch > self.batches.get(query, -1):
+            return Verdict.WRITE
+        last = self.last
+        same = last is not None and (last.query, last.batch) == (query, batch)
+        if same and last is not None and None not in (positions, last.positions):
+            return Verdict.DONE if positions == last.positions else Verdict.DIFFERS
+        return Verdict.DONE
+
+    def has_committed(self, txn: TxnId) -> bool:
+        """Whether that transaction's record is the last one."""
+        return self.last is not None and self.last.group == txn
+
+    def state_entry(self, nonce: str) -> Entry:
+        """What its opener writes down."""
+        return Entry(EntryKind.STATE, nonce, self.epoch, last=self.last, batches=self.batches)
+
+    def _opened(self, entry: Entry) -> "KeyState":
+        again = entry.nonce in self.openers
+        if again or entry.epoch not in (ANY_EPOCH, self.epoch):
+            return self
+        openers = (*self.openers, entry.nonce)[-KNOWN_OPENERS:]
+        return replace(self, epoch=self.epoch + 1, openers=openers)
+
+    def _based(self, entry: Entry) -> "KeyState":
+        if self.epoch == ANY_EPOCH:  # the log is read from here on
+            return KeyState(entry.epoch, (entry.nonce,), entry.last, dict(entry.batches))
+        if entry.nonce == self.opener:
+            return replace(self, pending=())
+        return self
+
+    def _recorded(self, record: GroupRecord, txn: TxnId) -> "KeyState":
+        pending = _without(self.pending, txn)
+        if record.batch <= self.batches.get(record.query, -1):
+            return replace(self, pending=pending)
+        batches = {q: n for q, n in self.batches.items() if q != record.query}
+        batches = dict(list(batches.items())[-EARLIER_QUERIES:]) | {record.query: record.batch}
+        return replace(self, last=record, batches=batches, pending=pending)
+
+
+def _without(pending: Iterable[TxnId], txn: TxnId) -> tuple[TxnId, ...]:
+    return tuple(each for each in pending if each != txn)
+
+
+def text_of(entry: Entry) -> str:
+    """As it is written: JSON, the same entry always the same text."""
+    told: dict[str, object] = {
+        "v": VERSION,
+        "kind": entry.kind.value,
+        "nonce": entry.nonce,
+        "epoch": entry.epoch,
+    }
+    if entry.txn is not None:
+        told["txn"] = str(entry.txn)
+    if entry.last is not None:
+        last = entry.last
+        record: dict[str, object] = {"query": last.query, "batch": last.batch}
+        if last.positions is not None:
+            record["positions"] = last.positions
+        if last.group is not None:
+            record["txn"] = str(last.group)
+        told["last"] = record
+    if entry.batches:
+        told["batches"] = [[query, batch] for query, batch in entry.batches.items()]
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+
+def entry_of(text: bytes) -> Entry:
+    """Of a message's value.  Raises `StateUnreadable`."""
+    try:
+        told = json.loads(text)
+        if told["v"] != VERSION:
+            raise ValueError(f"it is of version {told['v']}")
+        return Entry(
+            EntryKind(told["kind"]),
+            str(told["nonce"]),
+            int(told["epoch"]),
+            TxnId.parse(told["txn"]) if "txn" in told else None,
+            _record_of(told["last"]) if "last" in told else None,
+            {str(query): int(batch) for query, batch in told.get("batches", ())},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateUnreadable(
+            f"A message of the state topic is none of this version of the connector ({error!r}): "
+            f"{text[:100]!r}. Give the option stateTopic a topic that nobody else writes to, or "
+            "use the version that has written it."
+        ) from error
+
+
+def _record_of(told: Mapping[str, object]) -> GroupRecord:
+    positions = told.get("positions")
+    return GroupRecord(
+        str(told["query"]),
+        int(str(told["batch"])),
+        None if positions is None else str(positions),
+        TxnId.parse(str(told["txn"])) if "txn" in told else None,
+    )

@@ -1,0 +1,205 @@
+"""Attempts and decisions where brokers have no groups of transactions: one task, one transaction.
+
+Rules:
+
+- P1 One task writes: a plain transaction has one id, so those of several tasks would be committed
+  one by one.  More tasks are refused before they write.
+- P2 A try of the task is a transaction of its own, begun there and ended by the driver.  A try that
+  fails aborts it.  What nobody knows of any more (its process died, or Spark has chosen another
+  try) the coordinator aborts at its deadline, which nobody can move on: readers wait for it.
+- P3 The driver commits it with the key's record in it, as `key_log.py` says.  A batch is done if
+  the log says so, and nothing else says so.
+- P4 The commit is asked again while its answer may be lost.  Where the answer does not tell the
+  end, the log does: the record can be read, or what was written behind it and not the record.
+- P5 Abort aborts the transactions that the tasks have told, and is fine if they have ended.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from magnetar import AttachedTransaction, Client, GroupRecord, TxnId
+from magnetar.errors import (
+    InvalidTransactionStatus,
+    MagnetarError,
+    NotSupported,
+    TransactionKeyFenced,
+)
+from pipeline.attempt_writer import Task
+from pipeline.commit import Decision
+from pipeline.errors import CommitRefused, StateUnreadable
+from pipeline.key_log import ANY_EPOCH, Entry, EntryKind, KeyState, Verdict
+from pipeline.sink_options import StateOption, TransactionKeyOption
+from pipeline.state_topic import KeyLog, ReadSoFar, abort_quietly, keep
+
+__all__ = ["PlainGroups", "open_state", "too_many_tasks"]
+
+EMPTY_BATCH_S: Final = 60.0
+"""The deadline of the transaction of a batch without rows."""
+
+
+def too_many_tasks(tasks: int) -> CommitRefused:
+    """Why a batch of so many cannot be exactly-once."""
+    return CommitRefused(
+        f"The batch is written by {tasks} tasks, and these brokers have no groups of transactions: "
+        "one task alone can write exactly once. Write a frame.coalesce(1), or say that rows may "
+        'come twice: .option("delivery", "at-least-once").'
+    )
+
+
+class PlainGroups:
+    """`Attempts` and `Groups`, over plain transactions and a state topic."""
+
+    def __init__(
+        self,
+        client: Client,
+        key: TransactionKeyOption,
+        state: StateOption,
+        known: ReadSoFar,
+        told: Sequence[TxnId] = (),
+    ) -> None:
+        """`known` of the key's log; `told` is what tasks have written in."""
+        self._client = client
+        self._key = key
+        self._state = state
+        self._nonce = os.urandom(16).hex()
+        self._known = known
+        self._told = told
+
+    async def begin(self, task: Task, timeout_s: float) -> AttachedTransaction:
+        """As `Attempts.begin`.  Raises `CommitRefused`."""
+        if task.partition:
+            raise too_many_tasks(task.partition + 1)
+        txn = await self._client.begin_transaction(timeout_s=timeout_s)
+        return self._client.attach_transaction(txn)
+
+    async def extend(self, group: TxnId, timeout_s: float) -> None:
+        """Nothing: a plain transaction has the deadline that it began with."""
+
+    async def abandon(self, attempt: TxnId) -> None:
+        """As `Attempts.abandon`."""
+        await abort_quietly(self._client, attempt)
+
+    async def commit(self, decision: Decision, positions: str | None) -> bool:
+        """As `Groups.commit`.  Raises besides `StateUnreadable`, `OperationTimedOut`."""
+        if len(decision.winners) > 1:
+            raise too_many_tasks(len(decision.winners))
+        txn = next((winner.attempt for winner in decision.winners), None)
+        if txn is None:
+            txn = await self._client.begin_transaction(timeout_s=EMPTY_BATCH_S)
+        try:
+            async with KeyLog.opened(
+                self._client,
+                self._state.topic,
+                self._key.name,
+                self._nonce,
+                entitled=lambda state: state.epoch == self._key.epoch,
+                known=self._known,
+            ) as log:
+                return await self._commit(log, txn, decision, positions)
+        except BaseException:
+            await abort_quietly(self._client, txn)
+            raise
+
+    async def abort(self) -> bool:
+        """As `Groups.abort`."""
+        return any([await abort_quietly(self._client, txn) for txn in self._told])
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _commit(
+        self, log: KeyLog, txn: TxnId, decision: Decision, positions: str | None
+    ) -> bool:
+        epoch, query, batch = self._key.epoch, decision.query, decision.batch
+        intent = Entry(EntryKind.INTENT, self._nonce, epoch, txn)
+        state = await log.read_up_to(await log.append(intent), own=txn)
+        match state.verdict(epoch, query, batch, positions):
+            case Verdict.DONE:
+                await abort_quietly(self._client, txn)
+                return True
+            case Verdict.WRITE:
+                record = GroupRecord(query, batch, positions, txn)
+                async with self._client.attach_transaction(txn) as attached:
+                    entry = Entry(EntryKind.RECORD, self._nonce, epoch, txn, record)
+                    await log.append(entry, attached)
+                    await attached.settled()
+                await self._end(log, txn)
+                return False
+            case refused:
+                raise self._refusal(refused, state, query, batch)
+
+    async def _end(self, log: KeyLog, txn: TxnId) -> None:
+        """P4."""
+        try:
+            await self._client.end_transaction(txn, commit=True)
+        except InvalidTransactionStatus:
+            raise
+        except MagnetarError as error:
+            state = await log.read_up_to(await log.mark(), own=txn)
+            if not state.has_committed(txn):
+                raise InvalidTransactionStatus(
+                    f"Transaction {txn} was not committed ({error}) Its time was up, or somebody "
+                    "has aborted it: start the query again."
+                ) from error
+
+    def _refusal(
+        self, verdict: Verdict, state: KeyState, query: str, batch: int
+    ) -> MagnetarError | StateUnreadable:
+        name, epoch = self._key.name, self._key.epoch
+        if verdict is Verdict.FENCED:
+            return _fenced(name, epoch, state.epoch)
+        if verdict is Verdict.DIFFERS:
+            return InvalidTransactionStatus(
+                f"Batch {batch} of query {query!r} was committed under key {name!r} with other "
+                "positions: this one is of a checkpoint that lost its last batch, or was put "
+                "back. Begin with a new checkpoint, at the positions that the key tells."
+            )
+        return StateUnreadable(
+            f"The state topic {self._state.topic} knows epoch {state.epoch} of key {name!r}, this "
+            f"query has {epoch}: what was written there is lost. Open the key again, and look "
+            "what the target topic has."
+        )
+
+
+async def open_state(
+    client: Client,
+    topic: str,
+    name: str,
+    expected: int,
+    nonce: str,
+    known: ReadSoFar | None = None,
+) -> tuple[KeyState, StateOption]:
+    """Open a key in a state topic (L2): what was found, with the new epoch, and where.
+
+    `expected` is the epoch that it must have had, or -1; `known` is what of its log is known.
+    Raises `TransactionKeyFenced`,
+    `StateUnreadable`, `NotSupported` where there are no transactions, `OperationTimedOut`.
+    """
+    if "&" in name or not name:
+        raise NotSupported(f"A transaction key cannot be named {name!r}; give it a name.")
+
+    def entitled(state: KeyState) -> bool:
+        if nonce in state.openers:
+            return state.opener == nonce
+        return expected in (ANY_EPOCH, state.epoch)
+
+    known = ReadSoFar() if known is None else known
+    async with KeyLog.opened(client, topic, name, nonce, entitled=entitled, known=known) as log:
+        await keep(client, topic)
+        at = await log.append(Entry(EntryKind.OPEN, nonce, expected))
+        state = await log.read_up_to(at)
+        if state.opener != nonce:
+            raise _fenced(name, expected, state.epoch)
+        start = await log.append(state.state_entry(nonce))
+        last = await log.read_up_to(start)
+        if last.opener != nonce:
+            raise _fenced(name, state.epoch, last.epoch)
+        return last, StateOption(topic, start)
+
+
+def _fenced(name: str, epoch: int, newest: int) -> TransactionKeyFenced:
+    return TransactionKeyFenced(
+        f"Transaction key {name!r} has another epoch than {epoch}: {newest}. Stop this process, "
+        "or open the key anew."
+    )

@@ -110,7 +110,7 @@ class KeyLog:
             raise StateUnreadable(
                 f"There is no state topic {topic} ({error}) Make it, with one segment, as brokers "
                 "of Apache Pulsar 5.0.0-M1 do not: PUT /admin/v2/scalable/TENANT/NAMESPACE/NAME"
-                "?numInitialSegments=1; or name another one by the option stateTopic."
+                "?numInitialSegments=1; or name another one to open_key: state_topic=..."
             ) from error
         async with producer:
             segments = (await client.layout(topic)).segments
@@ -118,7 +118,7 @@ class KeyLog:
                 raise StateUnreadable(
                     f"The state topic {topic} has the segments {sorted(segments)}: it must be a "
                     "scalable topic with one segment that was never split. Make another one, "
-                    "with splitting switched off, and name it by the option stateTopic."
+                    "with splitting switched off, and name it to open_key: state_topic=..."
                 )
             start = Checkpoint.EARLIEST
             if known.place != NOWHERE:

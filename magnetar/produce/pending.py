@@ -17,7 +17,7 @@ Pure.  Rules:
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -125,9 +125,14 @@ class Pending:
 
     def prune(self) -> list[Sent]:
         """Take out what nobody waits for any more; only while no receipt can come."""
-        waiting = self.take_all()
-        self._sent.extend(sent for sent in waiting if sent.wanted)
-        return [sent for sent in waiting if not sent.wanted]
+        return self.take(lambda sent: not sent.wanted)
+
+    def take(self, chosen: Callable[[Sent], bool]) -> list[Sent]:
+        """Take out what is chosen, in order; only while no receipt can come."""
+        taken: list[Sent] = []
+        for sent in self.take_all():
+            (taken if chosen(sent) else self._sent).append(sent)
+        return taken
 
     def take_all(self) -> list[Sent]:
         """All that waits, in order; nothing does afterwards."""

@@ -9,8 +9,8 @@ Rules:
   never sent twice for that.
 - A message in a transaction is counted in it from the moment of the call: a commit waits for it.
 - Where the outcome cannot be known (the time is up; a segment was sealed while the connection was
-  lost) a message may be stored although an error says otherwise, or twice; in a transaction it is
-  never stored twice, but fails.
+  lost, or the connection to a broker that does not know what is sent again) a message may be stored
+  although an error says otherwise, or twice; in a transaction it is never stored twice, but fails.
 """
 
 import asyncio

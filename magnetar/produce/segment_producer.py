@@ -5,7 +5,8 @@ Rules:
 - What is given waits in a queue.  While nothing is without receipt the queue is sent at the end of
   the turn of the loop; else what gathers meanwhile is the next batch, for a bounded time.
 - It keeps its number and, once it has one, its name; each try to attach raises its epoch.  What has
-  no receipt when the connection is lost is sent again first, as it was.
+  no receipt when the connection is lost is sent again first, as it was; in a transaction only if
+  the broker knows what it has (`knows_resends`), else it fails.
 - A broker that closes it says where it may be found, or it is looked up.  A broker that takes no
   more for the segment (sealed, or gone with its layout) ends it, and what is not stored goes back.
 - That there is no such segment is doubted a few times first, while the layout has it: a broker may
@@ -203,7 +204,8 @@ class SegmentProducer(Attachment):
                 if sent.index == 0 or not to or to[-1] is not message:
                     to.append(message)
         if doubtful:
-            self._owner.refused(doubtful, _doubted(self.describe()))
+            why = "its segment takes no more"
+            self._owner.refused(doubtful, _doubted(self.describe(), why))
         unsent += self._queue.take_all()
         return unsent
 
@@ -312,6 +314,7 @@ class SegmentProducer(Attachment):
     def attached(self) -> None:
         """Send again what has no receipt, then what has gathered."""
         self._prune_pending()
+        self._refuse_doubtful()
         self._send_again()
         if self._drained is None:
             self._send_queue()
@@ -446,6 +449,16 @@ class SegmentProducer(Attachment):
             for message in sent.messages:
                 self._owner.dropped(message)
 
+    def _refuse_doubtful(self) -> None:
+        """What may be stored in a transaction already, by a broker that would store it twice."""
+        if self.connection is None or self.connection.knows_resends:
+            return
+        taken = self._pending.take(lambda sent: sent.in_doubt and _is_transactional(sent))
+        doubtful = list(dict.fromkeys(message for sent in taken for message in sent.messages))
+        if doubtful:
+            why = "its broker stores again what is sent again"
+            self._owner.refused(doubtful, _doubted(self.describe(), why))
+
     def _join(self, message: Outgoing) -> bool:
         """Hold the message until its transaction knows the segment; False: it is refused."""
         transaction = message.transaction
@@ -506,10 +519,15 @@ def _out_of_order(what: str, sequence_id: int) -> MagnetarError:
     )
 
 
-def _doubted(what: str) -> MagnetarError:
+def _is_transactional(sent: Sent) -> bool:
+    """All messages of a batch are in one transaction, or in none."""
+    return any(message.transaction is not None for message in sent.messages)
+
+
+def _doubted(what: str, why: str) -> MagnetarError:
     return TransactionFailed(
-        f"{what} lost its connection, and its segment takes no more: nobody can tell whether a "
-        "message that had no receipt is stored. Abort the transaction, and begin another one."
+        f"{what} lost its connection, and {why}: nobody can tell whether a message that had no "
+        "receipt is stored. Abort the transaction, and begin another one."
     )
 
 

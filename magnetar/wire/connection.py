@@ -125,6 +125,15 @@ class Connection(asyncio.Protocol):
         return self._core.connected.segment_reads
 
     @property
+    def knows_resends(self) -> bool:
+        """Whether the broker stores nothing twice that a producer which comes back sends again.
+
+        Magnetar's do; those of Apache Pulsar only where a policy has them deduplicate, and no
+        answer tells whether one does.
+        """
+        return self.segment_reads
+
+    @property
     def server_version(self) -> str:
         """What the broker calls itself."""
         return self._core.connected.server_version

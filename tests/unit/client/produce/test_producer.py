@@ -430,3 +430,35 @@ def test_what_may_be_stored_in_a_sealed_segment_is_sent_to_its_children_outside_
         await producer.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
+@pytest.mark.parametrize("in_transaction", [True, False], ids=["transaction", "plain"])
+def test_what_may_be_stored_is_sent_again_in_a_transaction_only_where_brokers_know_it(
+    in_transaction: bool, knows_resends: bool
+) -> None:
+    async def main() -> None:
+        world = World(1)
+        world.knows_resends = knows_resends
+        producer = await opened(world)
+        await producer.send(b"before")
+        segment = world.active()[0]
+        work = cast("Transaction", Work()) if in_transaction else None
+        doubtful = producer.send_nowait(b"doubtful", key="k", transaction=work)
+        while len(segment.stored) == 1:
+            await asyncio.sleep(0.0001)
+        assert not doubtful.done()
+        next(iter(segment.attached.values())).connection.lose()
+        behind = producer.send_nowait(b"behind", key="k", transaction=work)
+        if in_transaction and not knows_resends:
+            with pytest.raises(TransactionFailed, match="nobody can tell"):
+                await doubtful
+        else:
+            await doubtful
+        await behind
+        times = 2 if not in_transaction and not knows_resends else 1
+        stored = [each.payload for each in segment.stored]
+        assert stored == [b"before", *[b"doubtful"] * times, b"behind"]
+        await producer.close()
+
+    run(main())

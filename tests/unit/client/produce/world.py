@@ -6,6 +6,7 @@ is lost takes along receipts, and SENDs from some point on.  A broker does what 
 - it stores what a producer has in flight, in order, and answers in order; unless `in_turn`, its
   refusals overtake receipts, as those of Apache Pulsar do;
 - of a producer that comes back it drops what it has stored, until the first message that is new;
+  unless `knows_resends`, it stores it again, as Apache Pulsar does;
 - it seals a segment either as Magnetar does (the new layout is told first; attached producers
   finish) or as Apache Pulsar 5.0.0-M1 does (no SEND is taken any more; the layout comes later).
 """
@@ -78,6 +79,7 @@ class World:
         self.made_at_ms = 1
         self.links: dict[str, Link] = {}
         self.epoch = 0
+        self.knows_resends = True
         self.busy = False
         """Whether another producer has the topic: who asks is answered when it has gone."""
         self.missing = 0
@@ -286,7 +288,11 @@ class World:
             self._refuse(producer, send, ServerError.TOPIC_TERMINATED_ERROR)
         elif any(each.payload.startswith(BAD) for each in found):
             self._refuse(producer, send, ServerError.NOT_ALLOWED_ERROR)
-        elif producer.resends and highest <= segment.last.get(producer.name, -1):
+        elif (
+            self.knows_resends
+            and producer.resends
+            and highest <= segment.last.get(producer.name, -1)
+        ):
             self._receipt(producer, send, -1, [])
         else:
             producer.resends = False
@@ -339,6 +345,7 @@ class Link:
     def __init__(self, world: World) -> None:
         self.world = world
         self.is_lost = False
+        self.knows_resends = world.knows_resends
         self._handlers: dict[tuple[PeerKind, int], Handler] = {}
         self._answers: dict[int, asyncio.Future[pb.BaseCommand]] = {}
         self._requests = 0

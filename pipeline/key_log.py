@@ -21,6 +21,8 @@ Rules:
   nobody has opened the key since he did: then he writes the record and asks for the commit.  What
   other intents of his epoch have no record he aborts first, as in L2.
 - L4 A record that can be read was committed with the rows that are in its transaction.
+- L5 A message whose receipt was lost may stand in the topic twice, and the second time behind
+  others: no second one changes anything.
 
 So two live drivers cannot both commit a batch.  Of an `open` and an intent one stands first.  If
 it is the open, the driver reads it and commits nothing.  If it is the intent, the opener reads it
@@ -65,7 +67,7 @@ class Entry:
     """One message.
 
     `nonce` is its writer's.  `epoch` of an `open` is the one that it expects.  `batches` are the
-    last one of each query, the latest query last.
+    last one of each query, the latest query last; `openers` the last ones, their writer last.
     """
 
     kind: EntryKind
@@ -74,6 +76,7 @@ class Entry:
     txn: TxnId | None = None
     last: GroupRecord | None = None
     batches: Mapping[str, int] = field(default_factory=dict)
+    openers: tuple[str, ...] = ()
 
 
 class Verdict(enum.Enum):
@@ -93,13 +96,18 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """Of a key, after so many messages.  `pending`: intents without record, of this epoch."""
+    """Of a key, after so many messages.
+
+    `pending`: intents without record, of this epoch, and until it is `begun`, as its opener has
+    written its state, of the one before.
+    """
 
     epoch: int = ANY_EPOCH
     openers: tuple[str, ...] = ()
     last: GroupRecord | None = None
     batches: Mapping[str, int] = field(default_factory=dict)
     pending: tuple[TxnId, ...] = ()
+    begun: bool = False
 
     @property
     def opener(self) -> str | None:
@@ -138,20 +146,27 @@ class KeyState:
 
     def state_entry(self, nonce: str) -> Entry:
         """What its opener writes down."""
-        return Entry(EntryKind.STATE, nonce, self.epoch, last=self.last, batches=self.batches)
+        return Entry(
+            EntryKind.STATE,
+            nonce,
+            self.epoch,
+            last=self.last,
+            batches=self.batches,
+            openers=self.openers,
+        )
 
     def _opened(self, entry: Entry) -> "KeyState":
         again = entry.nonce in self.openers
         if again or entry.epoch not in (ANY_EPOCH, self.epoch):
             return self
         openers = (*self.openers, entry.nonce)[-KNOWN_OPENERS:]
-        return replace(self, epoch=self.epoch + 1, openers=openers)
+        return replace(self, epoch=self.epoch + 1, openers=openers, begun=False)
 
     def _based(self, entry: Entry) -> "KeyState":
         if self.epoch == ANY_EPOCH:  # the log is read from here on
-            return KeyState(entry.epoch, (entry.nonce,), entry.last, dict(entry.batches))
-        if entry.nonce == self.opener:
-            return replace(self, pending=())
+            return KeyState(entry.epoch, entry.openers, entry.last, dict(entry.batches), begun=True)
+        if entry.nonce == self.opener and not self.begun:
+            return replace(self, pending=(), begun=True)
         return self
 
     def _recorded(self, record: GroupRecord, txn: TxnId) -> "KeyState":
@@ -185,6 +200,8 @@ def text_of(entry: Entry) -> str:
         if last.group is not None:
             record["txn"] = str(last.group)
         told["last"] = record
+    if entry.openers:
+        told["openers"] = list(entry.openers)
     if entry.batches:
         told["batches"] = [[query, batch] for query, batch in entry.batches.items()]
     return json.dumps(told, sort_keys=True, separators=(",", ":"))
@@ -203,6 +220,7 @@ def entry_of(text: bytes) -> Entry:
             TxnId.parse(told["txn"]) if "txn" in told else None,
             _record_of(told["last"]) if "last" in told else None,
             {str(query): int(batch) for query, batch in told.get("batches", ())},
+            tuple(map(str, told.get("openers", ()))),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateUnreadable(

@@ -5,7 +5,7 @@ production's `PlainGroups` commit it, and notes it as committed.  The client tha
 each request waits until the explorer lets it go, and each that writes a second time before it is
 answered.  What can be read is what brokers show: nothing behind an open transaction, and nothing
 aborted.  A driver may die at any gate, and is started again; a deadline may come; an answer to the
-end of a transaction may be lost.
+end of a transaction may be lost; the state that an opener writes may be stored again, later.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ class Plan:
     crashes: int = 0
     timeouts: int = 0
     losses: int = 0
+    copies: int = 0
     forgets: bool = False
     groups: type[PlainGroups] = PlainGroups
 
@@ -89,7 +90,12 @@ class World:
         """The batch whose row is in a transaction."""
         self.noted: set[int] = set()
         self.gates: list[Gate] = []
-        self.left = {"kill": plan.crashes, "time": plan.timeouts, "lose": plan.losses}
+        self.left = {
+            "kill": plan.crashes,
+            "time": plan.timeouts,
+            "lose": plan.losses,
+            "copy": plan.copies,
+        }
         self.lives: dict[str, Life] = {}
         for number in range(plan.drivers):
             self._start("AB"[number])
@@ -110,6 +116,9 @@ class World:
             found += [("lose", gate.actor) for gate in self.gates if gate.what == "... end"]
         if self.left["time"]:
             found += [("time", str(t)) for t, state in self.txns.items() if state == "OPEN"]
+        if self.left["copy"]:
+            states = (n for n, each in enumerate(self.log) if b'"state"' in each[1])
+            found += [("copy", str(n)) for n in states]
         return found
 
     def do(self, choice: Choice) -> None:
@@ -118,6 +127,9 @@ class World:
             self.left[kind] -= 1
         if kind == "time":
             self.txns[TxnId.parse(actor)] = "ABORTED"
+            return
+        if kind == "copy":
+            self.log.append(self.log[int(actor)])
             return
         gate = next(gate for gate in self.gates if gate.actor == actor)
         self.gates.remove(gate)

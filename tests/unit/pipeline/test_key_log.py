@@ -1,5 +1,6 @@
 """The log of a transaction key in a state topic: its messages, and what follows from them."""
 
+from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -58,13 +59,27 @@ def test_intents_are_pending_until_their_record_or_the_next_state() -> None:
     assert taken.after(taken.state_entry("b")).pending == ()
 
 
+def test_a_state_that_is_stored_twice_forgets_no_intent_behind_the_first() -> None:
+    base = folded(opened("a"))
+    begun = base.after(base.state_entry("a")).after(intent(0, T0))
+    assert begun.after(base.state_entry("a")).pending == (T0,)
+    whole = KeyState().after(base.state_entry("a")).after(intent(0, T0))
+    assert whole.after(base.state_entry("a")).pending == (T0,)
+
+
+def test_who_begins_at_a_state_knows_earlier_openings_that_are_stored_twice() -> None:
+    base = folded(opened("a"), opened("b"))
+    begun = KeyState().after(base.state_entry("b"))
+    assert (begun.after(opened("a")).epoch, begun.after(opened("c")).epoch) == (1, 2)
+
+
 def test_who_begins_at_a_state_knows_what_was_before() -> None:
     whole = folded(opened("a"), record("old", 3), record("q", 7, T1, "here"))
     base = whole.state_entry("a")
     begun = KeyState().after(entry_of(text_of(base).encode()))
     assert (begun.epoch, begun.opener, begun.last) == (0, "a", whole.last)
     assert begun.batches == whole.batches
-    assert whole.after(base) == whole
+    assert whole.after(base) == replace(whole, begun=True)
 
 
 def test_what_becomes_of_a_batch() -> None:

@@ -1,8 +1,10 @@
 """Every interleaving of two drivers whose key is in a state topic: each batch is seen once."""
 
+from dataclasses import replace
+
 import pytest
 
-from pipeline.key_log import KeyState, Verdict
+from pipeline.key_log import Entry, EntryKind, KeyState, Verdict
 from pipeline.plain_groups import PlainGroups
 from pipeline.state_topic import KeyLog
 from tests.unit.pipeline.state_world import Plan, World
@@ -21,6 +23,7 @@ def explored(plan: Plan) -> Extent:
         pytest.param(Plan(drivers=1, batches=2, losses=2), 200, id="lost-answers"),
         pytest.param(Plan(drivers=1, losses=2, forgets=True), 100, id="ends-that-are-forgotten"),
         pytest.param(Plan(drivers=1, batches=2, timeouts=2), 100, id="time-that-is-up"),
+        pytest.param(Plan(copies=1), 500, id="states-that-are-stored-twice"),
         pytest.param(Plan(forgets=True), 500, id="two-drivers-and-ends-that-are-forgotten"),
     ],
 )
@@ -51,6 +54,18 @@ def test_an_opener_that_does_not_look_for_their_records_is_found_out(
     monkeypatch.setattr(KeyLog, "read_up_to", reads_once)
     with pytest.raises(Found, match="seen twice"):
         explored(Plan(crashes=1))
+
+
+def test_a_state_that_counts_a_second_time_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = KeyState.after
+
+    def forgetful(state: KeyState, entry: Entry) -> KeyState:
+        again = entry.kind is EntryKind.STATE and entry.nonce == state.opener and state.begun
+        return replace(state, pending=()) if again else right(state, entry)
+
+    monkeypatch.setattr(KeyState, "after", forgetful)
+    with pytest.raises(Found, match="seen twice"):
+        explored(Plan(copies=1))
 
 
 def test_a_driver_that_does_not_ask_who_has_the_key_is_found_out(

@@ -98,7 +98,8 @@ class Verdict(enum.Enum):
 class KeyState:
     """Of a key, after so many messages.
 
-    `pending`: intents without record, of this epoch, and until it is `begun`, as its opener has
+    `pending`: intents without record, of this epoch (of a later one where the log has lost its
+    beginning), and until it is `begun`, as its opener has
     written its state, of the one before.
     """
 
@@ -121,7 +122,7 @@ class KeyState:
                 return self._opened(entry)
             case EntryKind.STATE:
                 return self._based(entry)
-            case EntryKind.INTENT if entry.txn is not None and entry.epoch == self.epoch:
+            case EntryKind.INTENT if entry.txn is not None and entry.epoch >= self.epoch:
                 return replace(self, pending=(*_without(self.pending, entry.txn), entry.txn))
             case EntryKind.RECORD if entry.last is not None and entry.txn is not None:
                 return self._recorded(entry.last, entry.txn)

@@ -9,6 +9,8 @@ Rules: as of `key_log.py`, and
 - Whoever reads waits: for transactions of this key only until they are aborted (L2), for those of
   other keys until these have ended them, or the coordinator at their deadline (Apache Pulsar
   5.0.0-M1 looks every 60 s); `READ_S` at most.
+- All who use a key have one role: brokers let nobody else end a transaction, so an opener of
+  another one does not take it for ended (Magnetar's do not say which it is).
 - The subscription `KEEPER` is never read from: it keeps brokers from deleting what no other
   subscription waits for.
 """
@@ -47,6 +49,8 @@ DEFAULT_STATE_TOPIC: Final = "topic://public/default/pulsar5-spark-state"
 KEEPER: Final = "pulsar5-spark-state"
 READ_S: Final = 180.0
 """For how long what was written before is waited for: a deadline of 60 s, a look every 60 s."""
+_OF_ANOTHER_ROLE: Final = "neither the owner"
+"""By these words Apache Pulsar says so of a transaction that may be open; else it has ended."""
 _POLL_S: Final = 0.2
 _BATCH: Final = 1000
 Place = tuple[int, int]
@@ -178,10 +182,21 @@ class KeyLog:
                 continue
             try:
                 await self._client.end_transaction(txn, commit=False)
-            except (InvalidTransactionStatus, TransactionNotFound):
+            except InvalidTransactionStatus:
                 pass  # it has ended; the record shows whether it was committed
+            except TransactionNotFound as error:
+                if _OF_ANOTHER_ROLE in str(error):
+                    raise _not_ours(txn, error) from error
             self._settled.add(txn)
             self._may_have_committed = True
+
+
+def _not_ours(txn: TxnId, error: MagnetarError) -> StateUnreadable:
+    return StateUnreadable(
+        f"Transaction {txn} was announced under this key by another role, so it cannot be aborted "
+        f"and may be committed yet ({error}). Open the key with that role, or when the deadline "
+        "of the transaction is over and brokers have forgotten it."
+    )
 
 
 async def keep(client: magnetar.Client, topic: str) -> None:

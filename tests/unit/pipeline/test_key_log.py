@@ -53,10 +53,14 @@ def test_intents_are_pending_until_their_record_or_the_next_state() -> None:
     begun = folded(opened("a"), intent(0, T0), intent(0, T1))
     assert begun.pending == (T0, T1)
     assert begun.after(record("q", 0, T0)).pending == (T1,)
-    assert begun.after(intent(5, TxnId(9, 9))).pending == (T0, T1), "of another epoch"
     taken = begun.after(opened("b"))
+    assert taken.after(intent(0, TxnId(9, 9))).pending == (T0, T1), "of an older epoch"
     assert taken.pending == (T0, T1)
     assert taken.after(taken.state_entry("b")).pending == ()
+
+
+def test_intents_are_pending_where_the_beginning_of_the_log_is_lost() -> None:
+    assert folded(intent(5, T0), opened("b")).pending == (T0,)
 
 
 def test_a_state_that_is_stored_twice_forgets_no_intent_behind_the_first() -> None:

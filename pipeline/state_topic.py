@@ -8,7 +8,7 @@ Rules: as of `key_log.py`, and
 - Each message is an entry of its own, so places of messages compare.
 - Whoever reads waits: for transactions of this key only until they are aborted (L2), for those of
   other keys until these have ended them, or the coordinator at their deadline (Apache Pulsar
-  5.0.0-M1 looks every 60 s); `READ_S` at most.
+  5.0.0-M1 looks every 60 s); `READ_S` at most since something came.
 - All who use a key have one role: brokers let nobody else end a transaction, so an opener of
   another one does not take it for ended (Magnetar's do not say which it is).
 - The subscription `KEEPER` is never read from: it keeps brokers from deleting what no other
@@ -48,7 +48,7 @@ __all__ = [
 DEFAULT_STATE_TOPIC: Final = "topic://public/default/pulsar5-spark-state"
 KEEPER: Final = "pulsar5-spark-state"
 READ_S: Final = 180.0
-"""For how long what was written before is waited for: a deadline of 60 s, a look every 60 s."""
+"""For how long nothing may come of what was written: a deadline of 60 s, a look every 60 s."""
 _OF_ANOTHER_ROLE: Final = "neither the owner"
 """By these words Apache Pulsar says so of a transaction that may be open; else it has ended."""
 _POLL_S: Final = 0.2
@@ -163,6 +163,7 @@ class KeyLog:
                     known.state = known.state.after(entry_of(message.value))
                 known.place = message.id.entry.key
             if messages:
+                end = loop.time() + READ_S
                 continue
             await self._settle(own)
             if loop.time() >= end:

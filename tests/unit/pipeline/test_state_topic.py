@@ -1,6 +1,7 @@
-"""What an opener makes of intents that it cannot end."""
+"""A key's log as it is read: intents that cannot be ended, and for how long it is waited."""
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,8 +11,21 @@ import magnetar
 from magnetar.errors import TransactionNotFound
 from magnetar.transactions.txn_id import TxnId
 from pipeline.errors import StateUnreadable
-from pipeline.key_log import Entry, EntryKind, KeyState
-from pipeline.state_topic import KeyLog, ReadSoFar
+from pipeline.key_log import Entry, EntryKind, KeyState, text_of
+from pipeline.state_topic import READ_S, KeyLog, ReadSoFar
+from tests.simulation.loop import SimulatedLoop
+
+
+def log_of(known: ReadSoFar, client: object = None, reader: object = None) -> KeyLog:
+    return KeyLog(
+        cast("magnetar.Client", client),
+        "k",
+        "b",
+        lambda state: True,
+        known,
+        cast("magnetar.Producer[bytes]", None),
+        cast("magnetar.CheckpointConsumer[bytes]", reader),
+    )
 
 
 def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> None:
@@ -26,14 +40,30 @@ def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> 
     state = KeyState().after(Entry(EntryKind.OPEN, "a"))
     state = state.after(Entry(EntryKind.INTENT, "driver", 0, txn))
     known = ReadSoFar((0, 1), state.after(Entry(EntryKind.OPEN, "b")))
-    log = KeyLog(
-        cast("magnetar.Client", SimpleNamespace(end_transaction=end_transaction)),
-        "k",
-        "b",
-        lambda state: True,
-        known,
-        cast("magnetar.Producer[bytes]", None),
-        cast("magnetar.CheckpointConsumer[bytes]", None),
-    )
+    log = log_of(known, SimpleNamespace(end_transaction=end_transaction))
     with pytest.raises(StateUnreadable, match="another role"):
         asyncio.run(log.read_up_to((0, 1)))
+
+
+def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
+    """A pause in it is no transaction that hides the rest."""
+    numbers = iter((0, 1, 2, None, 3))
+
+    async def receive_batch(most: int, timeout_s: float) -> list[object]:
+        await asyncio.sleep(READ_S / 2)
+        number = next(numbers)
+        if number is None:
+            return []
+        value = text_of(Entry(EntryKind.OPEN, f"n{number}")).encode()
+        place = SimpleNamespace(entry=SimpleNamespace(key=(0, number)))
+        return [SimpleNamespace(key="k", value=value, id=place)]
+
+    loop = SimulatedLoop(random.Random(1))
+    asyncio.set_event_loop(loop)
+    try:
+        log = log_of(ReadSoFar(), reader=SimpleNamespace(receive_batch=receive_batch))
+        reading = loop.spawn(loop.new_host("client"), log.read_up_to((0, 3)))
+        assert loop.run_until_complete(reading).epoch == 3
+    finally:
+        loop.bury()
+        asyncio.set_event_loop(None)

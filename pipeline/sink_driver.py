@@ -25,6 +25,7 @@ from typing import Protocol
 
 from magnetar.errors import TransactionKeyFenced
 from pipeline.commit import AlreadyDone, Decision, judge
+from pipeline.errors import CommitRefused
 from pipeline.task_report import TaskReport
 
 __all__ = ["BatchOutcome", "Checkpoint", "Groups", "SinkDriver"]
@@ -113,8 +114,12 @@ class SinkDriver:
             await self.abort()
         else:
             again = Decision(found.nonce, None, (), found.query, found.batch)
-            done = await self.decide(again, positions)
-            assert done, "what was done once under a key is done as long as its epoch lasts"
+            if not await self.decide(again, positions):
+                raise CommitRefused(
+                    f"Batch {found.batch} of query {found.query!r} was told as done to its tasks, "
+                    "and is not known any more: too many other queries have the key. Give each "
+                    "query a key of its own, and begin with a new checkpoint."
+                )
         return BatchOutcome.DONE_BEFORE
 
     async def _query(self, reports: Sequence[TaskReport | None]) -> str | None:

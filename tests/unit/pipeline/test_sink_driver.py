@@ -4,7 +4,7 @@ import pytest
 
 from magnetar.errors import InvalidTransactionStatus
 from pipeline.commit import Decision
-from pipeline.errors import PositionsUnreadable
+from pipeline.errors import CommitRefused, PositionsUnreadable
 from pipeline.sink_driver import BatchOutcome, SinkDriver
 from pipeline.task_report import TaskReport
 from tests.unit.pipeline.sink_world import Coordinator
@@ -72,4 +72,13 @@ async def test_without_positions_nothing_is_compared() -> None:
     assert groups.asked == ["abort"]
     driver = SinkDriver(groups, Checkpoint(None), track_positions=True)
     with pytest.raises(PositionsUnreadable):
+        await driver.commit(DONE, BATCH)
+
+
+async def test_one_that_is_not_known_any_more_is_told() -> None:
+    """Too many other queries of the key committed between the answer to the task and this one."""
+    coordinator = Coordinator()
+    coordinator.open_key()
+    driver = SinkDriver(AtCoordinator(coordinator), Checkpoint("as planned"), track_positions=True)
+    with pytest.raises(CommitRefused, match="is not known any more"):
         await driver.commit(DONE, BATCH)

@@ -52,6 +52,11 @@ class Ground:
         """Rows of `size` bytes that Spark makes, in two partitions."""
         return self.spark.range(rows, numPartitions=2).selectExpr(*row_of("id", size))
 
+    def stream(self, topic: str, **options: str) -> DataFrame:
+        """A topic's keys and values, as they come."""
+        reader = self.spark.readStream.format("pulsar5").schema("key string, value binary")
+        return reader.options(serviceUrl=self.url, topic=topic, **options).load()
+
     def sink(self, rows: DataFrame, topic: str, **options: str) -> None:
         """Write rows to a topic."""
         writer = rows.write.format("pulsar5").mode("append")

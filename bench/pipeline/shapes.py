@@ -163,9 +163,7 @@ def _topic_to_topic(of: Rows) -> float:
     """A stream, exactly once, with positions."""
     topic = of.new_topic()
     key = of.ground.key(topic)
-    reader = of.ground.spark.readStream.format("pulsar5").schema("key string, value binary")
-    limit = max(1, of.rows // BATCHES)
-    rows = reader.options(serviceUrl=of.ground.url, topic=of.filled, maxRowsPerTrigger=limit).load()
+    rows = of.ground.stream(of.filled, maxRowsPerTrigger=str(max(1, of.rows // BATCHES)))
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = (
             rows.writeStream.format("pulsar5")

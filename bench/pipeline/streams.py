@@ -98,8 +98,7 @@ def catch_up(ground: Ground, topic: str, rows: int, runs: int) -> CatchUp:
 
 
 def _caught_up(ground: Ground, topic: str, options: Mapping[str, str]) -> tuple[int, int]:
-    reader = ground.spark.readStream.format("pulsar5").schema("key string, value binary")
-    rows = reader.options(serviceUrl=ground.url, topic=topic, **options).load()
+    rows = ground.stream(topic, **options)
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
@@ -115,8 +114,7 @@ def visible(ground: Ground, rows_per_s: int, last_s: float) -> dict[str, float]:
     """
     source, target = ground.new_topic(2), ground.new_topic(2)
     key = ground.key(target)
-    reader = ground.spark.readStream.format("pulsar5").schema("key string, value binary")
-    rows = reader.options(serviceUrl=ground.url, topic=source).load()
+    rows = ground.stream(source)
     with tempfile.TemporaryDirectory() as checkpoint:
         options = {**key, "serviceUrl": ground.url, "topic": target, "trackPositions": "true"}
         query = _into(rows, options, checkpoint).start()

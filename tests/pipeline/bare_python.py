@@ -21,6 +21,7 @@ JOB_REQUIREMENTS: Final = REQUIREMENTS.with_name("requirements-jobs.txt")
 """What the jobs need besides."""
 NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 BUILD_TIMEOUT_S: Final = 120
+SUBMIT_TIMEOUT_S: Final = 200
 PACKAGED: Final = ("config", "protocol", "storage", "txn", "broker", "magnetar", "pipeline")
 
 
@@ -90,6 +91,27 @@ def environment(python: Path) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_HOSTNAME": "localhost",
     }
+
+
+def submit(
+    python: Path, zipped: Path, script: Path, *arguments: str
+) -> "subprocess.CompletedProcess[str]":
+    """`spark-submit` of a script with the wheel as zip, on an executor of its own."""
+    return subprocess.run(
+        [
+            str(spark_home(python) / "bin" / "spark-submit"),
+            *("--master", "local-cluster[1,2,1024]"),
+            *("--driver-memory", "1g", "--executor-memory", "1g"),
+            *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"),
+            *("--py-files", str(zipped), str(script), *arguments),
+        ],
+        cwd=zipped.parent,
+        env=environment(python),
+        capture_output=True,
+        text=True,
+        timeout=SUBMIT_TIMEOUT_S,
+        check=False,
+    )
 
 
 def build_wheel(directory: Path) -> Path:

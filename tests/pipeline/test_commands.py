@@ -13,7 +13,11 @@ import pytest
 import magnetar
 from magnetar.cli.common import INTERRUPTED
 from tests.pipeline import rows, spark_session
-from tests.pipeline.bare_python import build_wheel, environment, make_bare_python, spark_home
+from tests.pipeline.bare_python import (
+    build_wheel,
+    make_bare_python,
+    submit,
+)
 from tests.pipeline.conftest import MakeTopic
 from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
@@ -114,23 +118,13 @@ async def test_jobs_run_under_spark_submit(
     python = make_bare_python(tmp_path / "bare", jobs=True)
     zipped = build_wheel(tmp_path).rename(tmp_path / "magnetar.zip")
     page = tmp_path / "page.html"
-    submit = [
-        *(str(spark_home(python) / "bin" / "spark-submit"), "--master", "local-cluster[1,2,1024]"),
-        *("--driver-memory", "1g", "--executor-memory", "1g"),
-        *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"),
-        *("--py-files", str(zipped), str(ROOT / "deploy" / "spark" / "jobs.py")),
-        *("audit", made.name, "--url", service.url, "--admin-url", service.admin_url),
-        *("--report", str(page)),
-    ]
+    arguments = ("audit", made.name, "--url", service.url, "--admin-url", service.admin_url)
     done = await asyncio.to_thread(
-        subprocess.run,
         submit,
-        cwd=tmp_path,
-        env=environment(python),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+        python,
+        zipped,
+        ROOT / "deploy" / "spark" / "jobs.py",
+        *(*arguments, "--report", str(page)),
     )
     assert done.returncode == 0, done.stderr[-8000:]
     assert "no violation" in done.stdout

@@ -16,10 +16,9 @@ from tests.pipeline import rows
 from tests.pipeline.bare_python import (
     JOB_REQUIREMENTS,
     build_wheel,
-    environment,
     make_bare_python,
     required,
-    spark_home,
+    submit,
 )
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.submitted import ROWS
@@ -27,7 +26,6 @@ from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
 from tests.support.tools import missing_java, require
 
-SUBMIT_TIMEOUT_S: Final = 200
 TASKS: Final = ("pipeline.data_source",)
 """What Spark's Python processes import by themselves; the rest comes with it."""
 SAY_LOADED: Final = """
@@ -80,22 +78,12 @@ async def test_the_wheel_runs_from_py_files_on_an_executor_of_its_own(
     python = make_bare_python(tmp_path / "bare")
     zipped = tmp_path / "magnetar.zip"
     shutil.copy(build_wheel(tmp_path), zipped)
-    submit = [
-        *(str(spark_home(python) / "bin" / "spark-submit"), "--master", "local-cluster[1,2,1024]"),
-        *("--driver-memory", "1g", "--executor-memory", "1g"),
-        *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"),
-        *("--py-files", str(zipped), str(Path(__file__).with_name("submitted.py"))),
-        *(service.url, made.name, f"{made.local_name}-key"),
-    ]
     done = await asyncio.to_thread(
-        subprocess.run,
         submit,
-        cwd=tmp_path,
-        env=environment(python),
-        capture_output=True,
-        text=True,
-        timeout=SUBMIT_TIMEOUT_S,
-        check=False,
+        python,
+        zipped,
+        Path(__file__).with_name("submitted.py"),
+        *(service.url, made.name, f"{made.local_name}-key"),
     )
     assert done.returncode == 0, done.stderr[-8000:]
     found = json.loads(done.stdout.splitlines()[-1])

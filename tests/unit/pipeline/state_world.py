@@ -29,6 +29,7 @@ from pipeline.commit import Decision, WinningAttempt
 from pipeline.plain_groups import PlainGroups, open_state
 from pipeline.sink_options import StateOption, TransactionKeyOption
 from pipeline.state_topic import ReadSoFar
+from tests.unit.pipeline.sink_world import Gate
 from tests.unit.txn.schedules import Choice, StepLoop
 
 T = TypeVar("T")
@@ -56,15 +57,6 @@ class Plan:
     copies: int = 0
     forgets: bool = False
     groups: type[PlainGroups] = PlainGroups
-
-
-@dataclass
-class Gate:
-    """Somebody waits here."""
-
-    actor: str
-    what: str
-    go: "asyncio.Future[None]"
 
 
 @dataclass

@@ -7,6 +7,8 @@ each time; rows have one of `KEYS` keys.
 import os
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,6 +45,13 @@ class Ground:
         name = f"bench-{uuid.uuid4().hex[:8]}"
         create_topic(self.broker, name, segments)
         return SCALABLE + name
+
+    @contextmanager
+    def topic(self, segments: int) -> Iterator[str]:
+        """An empty one that is deleted afterwards."""
+        topic = self.new_topic(segments)
+        yield topic
+        AdminRest(self.broker.admin_url).call("DELETE", f"{REST}/{local(topic)}?force=true", {})
 
     def reshape(self, topic: str, step: str) -> None:
         """`step`: `split/ID` or `merge/ID/ID`."""

@@ -2,9 +2,10 @@
 
 Rules: each shape runs with fewer rows to warm up, then all shapes in turn, `runs` times, so that
 load which comes and goes meets each of them; the median counts, and the load before each run is
-kept.  Rates are rows a second, begun when the query is, so with Spark's own start of a job.
-Streams write epochs that last about `EPOCH_S`, and their first one is not counted.  A reader that
-waits for each message by itself has a part of the rows, for it takes as long as all the others.
+kept.  What a shape has written is deleted when it is measured.  Rates are rows a second, begun when
+the query is, so with Spark's own start of a job.  Streams write epochs that last about `EPOCH_S`,
+and their first one is not counted.  A reader that waits for each message by itself has a part of
+the rows, for it takes as long as all the others.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,15 +58,17 @@ class Rows:
     plain_rows_per_s: float = 0.0
     """Of the sink, when it was last asked."""
 
-    def fill(self) -> None:
-        """Makes the topic."""
-        self.filled = self.new_topic()
-        self.ground.sink(self.generated(), self.filled, delivery="at-least-once")
-        self.shares = asyncio.run(_shares(self.ground.url, self.filled))
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """With the topic."""
+        with self.topic() as self.filled:
+            self.ground.sink(self.generated(), self.filled, delivery="at-least-once")
+            self.shares = asyncio.run(_shares(self.ground.url, self.filled))
+            yield
 
-    def new_topic(self) -> str:
-        """An empty one of as many segments."""
-        return self.ground.new_topic(self.segments)
+    def topic(self) -> AbstractContextManager[str]:
+        """An empty one of as many segments, for as long as it is needed."""
+        return self.ground.topic(self.segments)
 
     def generated(self) -> DataFrame:
         """The rows, by Spark."""
@@ -124,26 +128,27 @@ def _as_others_read(of: Rows, shape: str, part: int) -> float:
 
 
 def _sink_plain(of: Rows) -> float:
-    topic = of.new_topic()
-    of.plain_rows_per_s = _timed(
-        lambda: of.ground.sink(of.generated(), topic, delivery="at-least-once"), of.rows
-    )
+    with of.topic() as topic:
+        of.plain_rows_per_s = _timed(
+            lambda: of.ground.sink(of.generated(), topic, delivery="at-least-once"), of.rows
+        )
     return of.plain_rows_per_s
 
 
 def _sink_once(of: Rows) -> float:
-    topic = of.new_topic()
-    key = of.ground.key(topic)
-    return _timed(lambda: of.ground.sink(of.generated(), topic, **key), of.rows)
+    with of.topic() as topic:
+        key = of.ground.key(topic)
+        return _timed(lambda: of.ground.sink(of.generated(), topic, **key), of.rows)
 
 
 def _epochs_plain(of: Rows) -> float:
-    return _epochs(of, of.new_topic(), {"delivery": "at-least-once"})
+    with of.topic() as topic:
+        return _epochs(of, topic, {"delivery": "at-least-once"})
 
 
 def _epochs_once(of: Rows) -> float:
-    topic = of.new_topic()
-    return _epochs(of, topic, of.ground.key(topic))
+    with of.topic() as topic:
+        return _epochs(of, topic, of.ground.key(topic))
 
 
 def _epochs(of: Rows, topic: str, options: Mapping[str, str]) -> float:
@@ -161,10 +166,9 @@ def _epochs(of: Rows, topic: str, options: Mapping[str, str]) -> float:
 
 def _topic_to_topic(of: Rows) -> float:
     """A stream, exactly once, with positions."""
-    topic = of.new_topic()
-    key = of.ground.key(topic)
     rows = of.ground.stream(of.filled, maxRowsPerTrigger=str(max(1, of.rows // BATCHES)))
-    with tempfile.TemporaryDirectory() as checkpoint:
+    with of.topic() as topic, tempfile.TemporaryDirectory() as checkpoint:
+        key = of.ground.key(topic)
         writer = (
             rows.writeStream.format("pulsar5")
             .options(**key)
@@ -229,19 +233,19 @@ def measured(of: Rows, shapes: Sequence[str], runs: int) -> Figures:
     """Rows a second of each run, and the load before it."""
     found: Figures = {shape: {"rows_per_s": [], "load_before": []} for shape in shapes}
     of.plain_rows_per_s = _warmed_up(of, shapes)
-    of.fill()
-    for _ in range(runs):
-        for shape in shapes:
-            found[shape]["load_before"].append(os.getloadavg()[0])
-            found[shape]["rows_per_s"].append(SHAPES[shape](of))
+    with of.written():
+        for _ in range(runs):
+            for shape in shapes:
+                found[shape]["load_before"].append(os.getloadavg()[0])
+                found[shape]["rows_per_s"].append(SHAPES[shape](of))
     return found
 
 
 def _warmed_up(of: Rows, shapes: Sequence[str]) -> float:
     """After a run of each with fewer rows; how fast the sink was."""
     warm = Rows(of.ground, max(of.segments, of.rows // WARM_PART), of.size, of.segments)
-    warm.fill()
-    _sink_plain(warm)
-    for shape in shapes:
-        SHAPES[shape](warm)
+    with warm.written():
+        _sink_plain(warm)
+        for shape in shapes:
+            SHAPES[shape](warm)
     return warm.plain_rows_per_s

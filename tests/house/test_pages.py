@@ -11,10 +11,15 @@ from typer.core import TyperGroup
 import magnetar
 from broker.cli.main import build_app
 from config.settings import ConfigurationError, load_settings
+from pipeline.options import CONNECTION_OPTIONS
+from pipeline.sink_options import SINK_OPTIONS
+from pipeline.source_options import SOURCE_OPTIONS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text("utf-8")
 MAX_LINE: Final = 140
+OF_SPARK_ITSELF: Final = frozenset({"queryName"})
+"""Spark gives it to sinks, which have no use for it."""
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -58,6 +63,38 @@ def test_every_command_is_named() -> None:
 def test_every_name_of_the_client_is_on_its_page(name: str) -> None:
     page = (ROOT / "docs/client.md").read_text("utf-8")
     assert re.search(rf"\b{name}\b", page)
+
+
+@pytest.mark.parametrize(
+    ("section", "options"),
+    [
+        ("Source", {*CONNECTION_OPTIONS, *SOURCE_OPTIONS}),
+        ("Sink", {*SINK_OPTIONS} - {*CONNECTION_OPTIONS} - OF_SPARK_ITSELF | {"serviceUrl"}),
+    ],
+)
+def test_the_table_of_options_has_what_the_format_knows(section: str, options: set[str]) -> None:
+    page = (ROOT / "docs/spark.md").read_text("utf-8")
+    (text,) = re.findall(rf"^## {section}\n(.+?)^## ", page, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^\| option \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    named = [
+        name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(named) == sorted(options)
+
+
+def test_every_option_of_a_job_is_on_its_page() -> None:
+    jobs = commands().commands["pipeline"]
+    assert isinstance(jobs, TyperGroup)
+    options = {
+        name: {text for each in job.params for text in (*each.opts, *each.secondary_opts)}
+        for name, job in jobs.commands.items()
+    }
+    of_all = set.intersection(*options.values()) - {"--master"}
+    for name, own in options.items():
+        page = (ROOT / f"docs/pipeline-{name}.md").read_text("utf-8")
+        asked = {each for each in own - of_all if each.startswith("--")}
+        assert {"--master"} < asked
+        assert asked <= set(re.findall(r"`(--[a-z-]+)", page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)

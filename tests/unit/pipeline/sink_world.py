@@ -8,9 +8,8 @@ write, waits until the explorer lets it go: the request first, then its answer. 
 before any of them, and is started again; one that is not let go on is frozen.
 """
 
-import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +23,7 @@ from magnetar.transactions.txn_id import TxnId
 from pipeline.commit import Decision
 from pipeline.sink_driver import SinkDriver
 from pipeline.task_report import RowCount, TaskReport
+from tests.unit.pipeline.driver_world import DriverWorld, Life
 from tests.unit.txn.schedules import Choice, StepLoop
 
 T = TypeVar("T")
@@ -170,74 +170,50 @@ class Row:
 
 
 @dataclass
-class Gate:
-    """Somebody waits here."""
+class CountingLife(Life):
+    """One that counts its batches, for their nonces."""
 
-    actor: str
-    what: str
-    go: "asyncio.Future[None]"
-
-
-@dataclass
-class Life:
-    """One run of a driver, from its start to its end or death."""
-
-    name: str
-    task: "asyncio.Task[None] | None" = None
-    outcome: str = ""
-    seen: list[Hashable] = field(default_factory=list)
     nonces: int = 0
 
 
-class World:
+class World(DriverWorld[CountingLife]):
     """See the module's docstring."""
+
+    FAILURES = FAILURES
 
     def __init__(self, loop: StepLoop, plan: Plan) -> None:
         self.plan = plan
-        self.loop = loop
         self.coordinator = (plan.coordinator or Coordinator)()
         self.rows: list[Row] = []
-        self.noted: set[int] = set()
-        """`commits/` of the checkpoint."""
-        self.gates: list[Gate] = []
-        self.left = {"kill": plan.crashes, "time": plan.timeouts, "lose": plan.losses}
-        self.lives: dict[str, Life] = {}
-        for number in range(plan.drivers):
-            self._start("AB"[number], 0)
-        self.loop.settle()
+        left = {"kill": plan.crashes, "time": plan.timeouts, "lose": plan.losses}
+        super().__init__(loop, plan.drivers, left)
+
+    @property
+    def may_fail(self) -> bool:
+        return bool(self.plan.timeouts or (self.plan.losses and self.plan.gives_up))
+
+    def life(self, name: str) -> CountingLife:
+        return CountingLife(name)
+
+    def loss(self) -> Exception:
+        return ConnectionLost("the answer is lost")
 
     # What the explorer asks
 
     def choices(self) -> Sequence[Choice]:
         found: list[Choice] = [("go", gate.actor) for gate in self.gates]
-        if self.left["kill"]:
-            found += [("kill", gate.actor) for gate in self.gates]
+        found += self.deaths()
         if self.left["lose"]:
             found += [("lose", gate.actor) for gate in self.gates if gate.what in LOSABLE]
         if self.left["time"] and self.coordinator.open_group is not None:
             found.append(("time", "is up"))
         return found
 
-    def do(self, choice: Choice) -> None:
-        kind, actor = str(choice[0]), str(choice[1])
-        if kind != "go":
-            self.left[kind] -= 1
+    def happen(self, kind: str, actor: str) -> None:
         if kind == "time":
             self.coordinator.abort_open()
-            return
-        gate = next(gate for gate in self.gates if gate.actor == actor)
-        self.gates.remove(gate)
-        life = self.lives[actor]
-        if kind == "go":
-            gate.go.set_result(None)
-        elif kind == "lose":
-            gate.go.set_exception(ConnectionLost("the answer is lost"))
         else:
-            assert life.task is not None
-            life.task.cancel()
-            life.outcome = "killed"
-            self._start_again(life)
-        self.loop.settle()
+            super().happen(kind, actor)
 
     def check(self) -> None:
         visible = self.visible()
@@ -255,32 +231,20 @@ class World:
             assert group.positions == wanted, f"{group} has other positions"
 
     def state(self) -> Hashable:
-        lives = tuple((life.name, life.outcome, tuple(life.seen)) for life in self.lives.values())
-        gates = tuple(sorted((gate.actor, gate.what) for gate in self.gates))
         rows = tuple((row.batch, row.partition, row.attempt) for row in self.rows)
         return (
             self.coordinator.state(),
-            lives,
-            gates,
+            self.outcomes(),
+            self.waiting(),
             rows,
             tuple(self.noted),
             tuple(self.left.values()),
         )
 
     def finish(self) -> None:
-        outcomes = {life.name: life.outcome for life in self.lives.values()}
-        assert all(outcomes.values()), f"somebody waits for ever: {outcomes}"
-        assert not [one for one in outcomes.values() if "AssertionError" in one], outcomes
-        # Who opened the key last is fenced by nobody.
-        assert "done" in outcomes.values(), f"nobody has finished: {outcomes}"
+        super().finish()
         seen = {batch for batch, _ in self.visible()}
         assert seen == set(range(self.plan.batches)), f"lost: only {seen} are seen"
-
-    def close(self) -> None:
-        for life in self.lives.values():
-            if life.task is not None:
-                life.task.cancel()
-        self.loop.settle()
 
     def visible(self) -> list[tuple[int, int]]:
         winners = {
@@ -293,29 +257,13 @@ class World:
 
     # What a driver does
 
-    def _start(self, name: str, number: int) -> None:
-        life = Life(f"{name}{number}")
-        self.lives[life.name] = life
-        life.task = self.loop.create_task(self._live(life))
+    async def run(self, life: CountingLife) -> None:
+        epoch = await self.ask(life, "open", self.coordinator.open_key)
+        first = await self.ask(life, "recover", lambda: max(self.noted, default=-1) + 1)
+        for batch in range(first, self.plan.batches):
+            await self._batch(life, epoch, batch)
 
-    def _start_again(self, life: Life) -> None:
-        name = life.name[0]
-        self._start(name, sum(other[0] == name for other in self.lives))
-
-    async def _live(self, life: Life) -> None:
-        try:
-            epoch = await self.ask(life, "open", self.coordinator.open_key)
-            first = await self.ask(life, "recover", lambda: max(self.noted, default=-1) + 1)
-            for batch in range(first, self.plan.batches):
-                await self._batch(life, epoch, batch)
-            life.outcome = "done"
-        except (*FAILURES, AssertionError) as error:
-            life.outcome = f"{type(error).__name__}: {error}"
-            may_be = self.plan.timeouts or (self.plan.losses and self.plan.gives_up)
-            if may_be and not isinstance(error, TransactionKeyFenced):
-                self._start_again(life)
-
-    async def _batch(self, life: Life, epoch: int, batch: int) -> None:
+    async def _batch(self, life: CountingLife, epoch: int, batch: int) -> None:
         life.nonces += 1
         nonce = f"{life.name}.{life.nonces}"
         try:
@@ -330,7 +278,7 @@ class World:
         await self.ask(life, "note", lambda: self.noted.add(batch))
 
     async def _task(
-        self, life: Life, epoch: int, nonce: str, batch: int, partition: int
+        self, life: CountingLife, epoch: int, nonce: str, batch: int, partition: int
     ) -> TaskReport:
         hint = (QUERY, batch) if self.plan.hint else (None, None)
         tries = 2 if partition < self.plan.losers else 1
@@ -346,19 +294,19 @@ class World:
         counts = {SEGMENT: RowCount(1, 7)}
         return TaskReport(nonce, partition, *hint, group, attempt, rows=1, counts=counts)
 
-    def _driver(self, life: Life, epoch: int) -> SinkDriver:
+    def _driver(self, life: CountingLife, epoch: int) -> SinkDriver:
         return self.plan.driver(_Asking(self, life, epoch), _Known(), track_positions=True)
 
-    async def ask(self, life: Life, what: str, work: Callable[[], T]) -> T:
+    async def ask(self, life: CountingLife, what: str, work: Callable[[], T]) -> T:
         """Let go to arrive, and again to be answered."""
         while True:
-            await self._gate(life, f"{what} ...")
+            await self.gate(life, f"{what} ...")
             try:
                 answer: object = work()
             except FAILURES as error:
                 answer = error
             try:
-                await self._gate(life, f"... {what}")
+                await self.gate(life, f"... {what}")
             except ConnectionLost as error:
                 life.seen.append((what, "lost"))
                 if self.plan.gives_up:
@@ -369,16 +317,11 @@ class World:
                 raise answer
             return answer  # type: ignore[return-value]
 
-    async def _gate(self, life: Life, what: str) -> None:
-        gate = Gate(life.name, what, self.loop.create_future())
-        self.gates.append(gate)
-        await gate.go
-
 
 class _Asking:
     """`Groups`, at the coordinator of a world."""
 
-    def __init__(self, world: World, life: Life, epoch: int) -> None:
+    def __init__(self, world: World, life: CountingLife, epoch: int) -> None:
         self._world, self._life, self._epoch = world, life, epoch
 
     async def commit(self, decision: Decision, positions: str | None) -> bool:

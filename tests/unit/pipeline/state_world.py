@@ -8,7 +8,6 @@ aborted.  A driver may die at any gate, and is started again; a deadline may com
 end of a transaction may be lost; the state that an opener writes may be stored again, later.
 """
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +28,7 @@ from pipeline.commit import Decision, WinningAttempt
 from pipeline.plain_groups import PlainGroups, open_state
 from pipeline.sink_options import StateOption, TransactionKeyOption
 from pipeline.state_topic import ReadSoFar
-from tests.unit.pipeline.sink_world import Gate
+from tests.unit.pipeline.driver_world import DriverWorld, Life
 from tests.unit.txn.schedules import Choice, StepLoop
 
 T = TypeVar("T")
@@ -60,38 +59,40 @@ class Plan:
 
 
 @dataclass
-class Life:
-    """One run of a driver."""
+class ReadingLife(Life):
+    """One that keeps how far it has read the log."""
 
-    name: str
-    task: "asyncio.Task[None] | None" = None
-    outcome: str = ""
-    seen: list[Hashable] = field(default_factory=list)
     known: ReadSoFar = field(default_factory=ReadSoFar)
 
 
-class World:
+class World(DriverWorld[ReadingLife]):
     """See the module's docstring."""
+
+    FAILURES = FAILURES
 
     def __init__(self, loop: StepLoop, plan: Plan) -> None:
         self.plan = plan
-        self.loop = loop
         self.log: list[tuple[str, bytes, TxnId | None]] = []
         self.txns: dict[TxnId, str] = {}
         self.rows: dict[TxnId, int] = {}
         """The batch whose row is in a transaction."""
-        self.noted: set[int] = set()
-        self.gates: list[Gate] = []
-        self.left = {
+        left = {
             "kill": plan.crashes,
             "time": plan.timeouts,
             "lose": plan.losses,
             "copy": plan.copies,
         }
-        self.lives: dict[str, Life] = {}
-        for number in range(plan.drivers):
-            self._start("AB"[number])
-        self.loop.settle()
+        super().__init__(loop, plan.drivers, left)
+
+    @property
+    def may_fail(self) -> bool:
+        return bool(self.plan.timeouts or self.plan.losses)
+
+    def life(self, name: str) -> ReadingLife:
+        return ReadingLife(name)
+
+    def loss(self) -> Exception:
+        return OperationTimedOut("nobody has answered")
 
     # What the explorer asks
 
@@ -101,8 +102,7 @@ class World:
             for gate in self.gates
             if gate.what != "read ..." or self.has_news(gate.actor)
         ]
-        if self.left["kill"]:
-            found += [("kill", gate.actor) for gate in self.gates]
+        found += self.deaths()
         if self.left["lose"]:
             found += [("lose", gate.actor) for gate in self.gates if gate.what.endswith("end ...")]
             found += [("lose", gate.actor) for gate in self.gates if gate.what == "... end"]
@@ -113,31 +113,13 @@ class World:
             found += [("copy", str(n)) for n in states]
         return found
 
-    def do(self, choice: Choice) -> None:
-        kind, actor = str(choice[0]), str(choice[1])
-        if kind != "go":
-            self.left[kind] -= 1
+    def happen(self, kind: str, actor: str) -> None:
         if kind == "time":
             self.txns[TxnId.parse(actor)] = "ABORTED"
-            return
-        if kind == "copy":
+        elif kind == "copy":
             self.log.append(self.log[int(actor)])
-            return
-        gate = next(gate for gate in self.gates if gate.actor == actor)
-        self.gates.remove(gate)
-        life = self.lives[actor]
-        if kind == "go":
-            gate.go.set_result(None)
-        elif kind == "lose":
-            gate.go.set_exception(OperationTimedOut("nobody has answered"))
         else:
-            assert life.task is not None
-            life.outcome = "killed"
-            life.task.cancel()
-            self.loop.settle()
-            self.gates = [each for each in self.gates if each.actor != actor]
-            self._start(life.name[0])
-        self.loop.settle()
+            super().happen(kind, actor)
 
     def check(self) -> None:
         seen = self.visible()
@@ -150,26 +132,15 @@ class World:
             tuple((DRAWN.sub(b"", value), txn) for _, value, txn in self.log),
             tuple(self.txns.items()),
             tuple(self.noted),
-            tuple(sorted((gate.actor, gate.what) for gate in self.gates)),
-            tuple(
-                (life.name, life.outcome, tuple(life.seen), repr(life.known))
-                for life in self.lives.values()
-            ),
+            self.waiting(),
+            self.outcomes(),
+            tuple(repr(life.known) for life in self.lives.values()),
             tuple(self.left.values()),
         )
 
     def finish(self) -> None:
-        outcomes = {life.name: life.outcome for life in self.lives.values()}
-        assert all(outcomes.values()), f"somebody waits for ever: {outcomes}"
-        assert "done" in outcomes.values(), f"nobody has finished: {outcomes}"
+        super().finish()
         assert sorted(self.visible()) == list(range(self.plan.batches)), f"lost: {self.visible()}"
-
-    def close(self) -> None:
-        for life in self.lives.values():
-            if life.task is not None:
-                life.outcome = life.outcome or "closed"
-                life.task.cancel()
-        self.loop.settle()
 
     def visible(self) -> list[int]:
         return [batch for txn, batch in self.rows.items() if self.txns[txn] == "COMMITTED"]
@@ -214,25 +185,8 @@ class World:
 
     # What a driver does
 
-    def _start(self, name: str) -> None:
-        number = sum(other[0] == name for other in self.lives)
-        life = Life(f"{name}{number}")
-        self.lives[life.name] = life
-        life.task = self.loop.create_task(self._live(life))
-
-    async def _live(self, life: Life) -> None:
+    async def run(self, life: ReadingLife) -> None:
         client = cast("magnetar.Client", _Client(self, life))
-        try:
-            await self._run(life, client)
-            life.outcome = "done"
-        except FAILURES as error:
-            if not life.outcome:
-                life.outcome = f"{type(error).__name__}: {error}"
-                may_be = self.plan.timeouts or self.plan.losses
-                if may_be and not isinstance(error, TransactionKeyFenced):
-                    self._start(life.name[0])
-
-    async def _run(self, life: Life, client: magnetar.Client) -> None:
         state, where = await open_state(client, TOPIC, KEY, -1, life.name, life.known)
         key = TransactionKeyOption(KEY, state.epoch)
         life.known = ReadSoFar((where.start[0], where.start[1] - 1))
@@ -242,7 +196,7 @@ class World:
 
     async def _batch(
         self,
-        life: Life,
+        life: ReadingLife,
         client: magnetar.Client,
         key: TransactionKeyOption,
         where: StateOption,
@@ -259,7 +213,9 @@ class World:
             raise
         await self.ask(life, "note", lambda: self.noted.add(batch))
 
-    async def ask(self, life: Life, what: str, work: Callable[[], T], *, writes: bool = False) -> T:
+    async def ask(
+        self, life: ReadingLife, what: str, work: Callable[[], T], *, writes: bool = False
+    ) -> T:
         """Let go to arrive, and where it writes again to be answered.
 
         Without deaths and losses nobody can tell when an answer comes, or what is one's own.
@@ -279,13 +235,9 @@ class World:
             raise answer
         return cast("T", answer)
 
-    async def gate(self, life: Life, what: str) -> None:
-        if life.outcome:
-            raise asyncio.CancelledError  # a dead process asks for nothing
-        gate = Gate(life.name, what, self.loop.create_future())
-        self.gates.append(gate)
+    async def gate(self, life: ReadingLife, what: str) -> None:
         try:
-            await gate.go
+            await super().gate(life, what)
         except OperationTimedOut:
             life.seen.append((what, "lost"))
             raise
@@ -294,7 +246,7 @@ class World:
 class _Client:
     """As much of `magnetar.Client` as the state topic needs."""
 
-    def __init__(self, world: World, life: Life) -> None:
+    def __init__(self, world: World, life: ReadingLife) -> None:
         self._world, self._life = world, life
 
     async def _ask(self, what: str, work: Callable[[], T], *, writes: bool = True) -> T:
@@ -343,7 +295,7 @@ class _Attached:
 class _Producer:
     """Opened by awaiting it, left by `async with`."""
 
-    def __init__(self, world: World, life: Life) -> None:
+    def __init__(self, world: World, life: ReadingLife) -> None:
         self._world, self._life = world, life
 
     def __await__(self) -> Generator[object, None, "_Producer"]:
@@ -372,7 +324,7 @@ class _Producer:
 class _Reader:
     """Gets what can be read, behind what is known."""
 
-    def __init__(self, world: World, life: Life) -> None:
+    def __init__(self, world: World, life: ReadingLife) -> None:
         self._world, self._life = world, life
 
     async def receive_batch(self, most: int, timeout_s: float) -> list[object]:

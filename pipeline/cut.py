@@ -48,6 +48,11 @@ class Place(NamedTuple):
     entry_id: int
     batch_index: int = 0
 
+    def __str__(self) -> str:
+        if self in (BEGINNING, END):
+            return "its beginning" if self == BEGINNING else "its end"
+        return ":".join(map(str, self if self.batch_index else self[:2]))
+
     @property
     def position(self) -> Position:
         """The entry."""

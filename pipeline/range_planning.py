@@ -206,7 +206,7 @@ class Planner:
             return None
         plan = self._plan(layout.segments[segment_id].topic, place, limit)
         if plan.lost:
-            self._lost(f"the place {place.ledger_id}:{place.entry_id} of segment {segment_id}")
+            self._lost(f"the place {place} of segment {segment_id}")
         return plan
 
     def _plan(self, topic: str, place: Place, limit: Place, **bounds: int | None) -> RangePlan:

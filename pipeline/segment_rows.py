@@ -6,14 +6,16 @@ Rules:
 - A message in pieces belongs to the range in which its last piece lies.  If its first pieces are
   before the range, or were dropped because too many messages are open, they are read again: from
   the first entry that was published when the piece was, as pieces of a message share that time.
-  If that finds them not, once more from `LOOK_BACK_MS` earlier; then the message has no beginning,
-  because its producer never finished it or retention took it, and is left out, as consumers do.
+  If they are not found there, once more from `LOOK_BACK_MS` earlier; then the message has no
+  beginning, because its producer never finished it or retention took it, and is left out, as
+  consumers do.
   Where brokers know no times they are looked for from the beginning of the segment on.
 - Nothing is skipped unseen: when a range was read it is asked whether all of it is still retained,
   and may be read.  If not, `DataLost`, so the task fails and is tried again.  With `skip_lost` the
   rows go on behind what is gone, with a warning; what may not be read fails the task all the same,
   for it would be there when the batch is run again.
-- An entry that cannot be taken apart fails the task, or is left out (`skip_damaged`).
+- An entry that cannot be taken apart fails the task, or is left out (`skip_damaged`), with a
+  warning that says how many were.
 """
 
 import logging
@@ -91,6 +93,13 @@ class SegmentRows:
                         yield columns
                     columns, size = MessageColumns(), 0
         self._check_whole(start, end)
+        if self.damaged:
+            _log.warning(
+                "Left out of segment %d from %s on, as they cannot be unpacked: %d",
+                self._range.segment_id,
+                self._range.start,
+                self.damaged,
+            )
         if len(columns):
             yield columns
 

@@ -146,19 +146,23 @@ def test_rows_come_in_bounded_columns() -> None:
     assert sizes == [2, 2]
 
 
-def test_a_damaged_entry_fails_or_is_left_out() -> None:
+def test_a_damaged_entry_fails_or_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     entries = [single(1, b"a"), single(2, b"b")[:-1], single(3, b"c")]
     segment = StoredSegment(entries)
     with pytest.raises(InvalidMessage, match="7:1"):
         values(segment, BEGINNING, END)
+    assert not caplog.messages
     assert values(segment, BEGINNING, END, skip_damaged=True) == [b"a", b"c"]
+    (warning,) = caplog.messages
+    assert "from its beginning on" in warning
+    assert warning.endswith(": 1")
 
 
 def test_what_is_trimmed_or_hidden_meanwhile_is_no_success() -> None:
     segment = StoredSegment([single(i, b"%d" % i) for i in range(5)])
     segment.trimmed = 2
     for start in (Place(LEDGER, 1), BEGINNING):
-        with pytest.raises(DataLost, match="not retained"):
+        with pytest.raises(DataLost, match=f"from {start} on is not retained"):
             values(segment, start, END)
     assert values(segment, Place(LEDGER, 1), END, skip_lost=True) == [b"2", b"3", b"4"]
     segment.trimmed, segment.horizon = 0, 4

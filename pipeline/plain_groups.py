@@ -22,9 +22,9 @@ from magnetar import AttachedTransaction, Client, GroupRecord, TxnId
 from magnetar.errors import (
     InvalidTransactionStatus,
     MagnetarError,
-    NotSupported,
     TransactionKeyFenced,
 )
+from magnetar.transactions.keys import check_key_name
 from pipeline.attempt_writer import Task
 from pipeline.commit import Decision
 from pipeline.errors import CommitRefused, StateUnreadable
@@ -173,11 +173,10 @@ async def open_state(
     """Open a key in a state topic (L2): what was found, with the new epoch, and where.
 
     `expected` is the epoch that it must have had, or -1; `known` is what of its log is known.
-    Raises `TransactionKeyFenced`,
-    `StateUnreadable`, `NotSupported` where there are no transactions, `OperationTimedOut`.
+    Raises `TransactionKeyFenced`, `StateUnreadable`, `NotSupported` where there are no
+    transactions, `InvalidArgument` for a name that cannot be, and `OperationTimedOut`.
     """
-    if "&" in name or not name:
-        raise NotSupported(f"A transaction key cannot be named {name!r}; give it a name.")
+    check_key_name(name)
 
     def entitled(state: KeyState) -> bool:
         if nonce in state.openers:

@@ -52,7 +52,7 @@ from magnetar.wire.attachment import is_retriable
 from magnetar.wire.connection import Connection, PeerKind
 from protocol import pulsar_pb2 as pb
 
-__all__ = ["NO_EPOCH", "LastTransaction", "TransactionKey"]
+__all__ = ["NO_EPOCH", "LastTransaction", "TransactionKey", "check_key_name"]
 
 NO_EPOCH: Final = -1
 """Of who knows of none: takes over whatever is there."""
@@ -65,6 +65,15 @@ class LastTransaction:
     id: TxnId
     committed: bool | None
     """Whether it took effect; None if nobody knows any more."""
+
+
+def check_key_name(name: str) -> None:
+    """Raises `InvalidArgument` for a name that no transaction key can have."""
+    if not name or "&" in name or len(name.encode()) > MAX_TRANSACTION_KEY_BYTES:
+        raise InvalidArgument(
+            f"A transaction key cannot be named {name[:64]!r}; give it 1 to "
+            f"{MAX_TRANSACTION_KEY_BYTES} bytes without '&'."
+        )
 
 
 class TransactionKey(Standing, ClosedAfterwards):
@@ -84,11 +93,7 @@ class TransactionKey(Standing, ClosedAfterwards):
         Raises `InvalidArgument` for a name or an epoch that cannot be.
         """
         super().__init__(context)
-        if not name or "&" in name or len(name.encode()) > MAX_TRANSACTION_KEY_BYTES:
-            raise InvalidArgument(
-                f"A transaction key cannot be named {name[:64]!r}; give it 1 to "
-                f"{MAX_TRANSACTION_KEY_BYTES} bytes without '&'."
-            )
+        check_key_name(name)
         if epoch < (0 if attach else NO_EPOCH):
             raise InvalidArgument(
                 f"A transaction key has no epoch {epoch}; give the one that opening it gave."

@@ -8,10 +8,11 @@ from typing import cast
 import pytest
 
 import magnetar
-from magnetar.errors import TransactionNotFound
+from magnetar.errors import InvalidArgument, TransactionNotFound
 from magnetar.transactions.txn_id import TxnId
 from pipeline.errors import StateUnreadable
 from pipeline.key_log import Entry, EntryKind, KeyState, text_of
+from pipeline.plain_groups import open_state
 from pipeline.state_topic import READ_S, KeyLog, ReadSoFar
 from tests.simulation.loop import SimulatedLoop
 
@@ -26,6 +27,13 @@ def log_of(known: ReadSoFar, client: object = None, reader: object = None) -> Ke
         cast("magnetar.Producer[bytes]", None),
         cast("magnetar.CheckpointConsumer[bytes]", reader),
     )
+
+
+@pytest.mark.parametrize("name", ["", "a&b", "k" * 10_000])
+def test_a_key_has_the_same_names_as_at_brokers(name: str) -> None:
+    nobody = cast("magnetar.Client", None)
+    with pytest.raises(InvalidArgument, match="cannot be named"):
+        asyncio.run(open_state(nobody, "topic://public/default/state", name, -1, "nonce"))
 
 
 def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> None:

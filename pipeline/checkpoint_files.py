@@ -1,6 +1,6 @@
 """Files of a query's checkpoint, read on the driver.
 
-Rules: Spark calls a commit in a Python process of the driver's machine that has no door to the JVM,
+Rules: Spark calls a commit in a Python process of the driver's machine that cannot call the JVM,
 so Hadoop's file systems are out of reach.  A path, or a URI `file:`, is read from this machine;
 other URIs by the file systems of Arrow (`s3:`, with `s3a:` for it, `gs:`, `abfs:`, `hdfs:`), with
 the credentials that Arrow finds in the environment.  What cannot be read, or does not come in time,
@@ -87,7 +87,7 @@ class CheckpointFiles:
         waiting.cancel()
         raise PositionsUnreadable(
             f"{name} of the checkpoint {self.location} did not come within {self.timeout_s:g} s: "
-            "nothing is committed. Look whether the place answers, and start the query again; "
+            "nothing is committed. Check that the place answers, and start the query again; "
             "operationTimeoutMs says how long to wait."
         )
 

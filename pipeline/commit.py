@@ -74,7 +74,8 @@ def judge(
     if len(queries) > 1:
         raise CommitRefused(
             f"The reports of batch {batch} are of several queries ({sorted(queries)}): nothing is "
-            "committed. Does the checkpoint belong to another query?"
+            "committed. If the checkpoint belongs to another query, give this one its own; else "
+            "restart the query."
         )
     known = next(iter(queries), None)
     if any(report.done for report in told):

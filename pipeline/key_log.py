@@ -98,9 +98,8 @@ class Verdict(enum.Enum):
 class KeyState:
     """Of a key, after so many messages.
 
-    `pending`: intents without record, of this epoch (of a later one where the log has lost its
-    beginning), and until it is `begun`, as its opener has
-    written its state, of the one before.
+    `pending`: intents without a record, of this epoch (or of a later one, where the log has lost
+    its beginning), and of the one before until its opener has written its state (`begun`).
     """
 
     epoch: int = ANY_EPOCH

@@ -27,7 +27,6 @@ __all__ = [
     "Stamp",
     "Tally",
     "joined",
-    "no_rows",
 ]
 
 _HASHES: Final = 1 << 64
@@ -159,11 +158,6 @@ class SeenRange:
     """Entries that nobody without their keys can open."""
     hidden: int = 0
     """Rows that consumers do not get."""
-
-
-def no_rows(segment_id: int, start: Position, end: Position) -> SeenRange:
-    """Of a range in which nothing is."""
-    return SeenRange(segment_id, start, end)
 
 
 def joined(ranges: Sequence[SeenRange]) -> SeenRange:

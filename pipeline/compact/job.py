@@ -138,7 +138,7 @@ def last_rows(frame: DataFrame, asked: Compaction, counts: Counts) -> DataFrame:
     # Rows without key are each a group of their own, so that they are shuffled evenly.
     group = (F.col("key"), F.when(F.col("key").isNull(), F.col("order_key")))
     newest = Window.partitionBy(*group).orderBy(F.col("order_key").desc())
-    rows = rows.withColumn("age", F.row_number().over(newest)).where("age = 1")
+    rows = rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1")
     if asked.tombstones_ms is not None:
         horizon = F.timestamp_millis(F.lit(int(time.time() * 1000) - asked.tombstones_ms))
         dropped = F.col("value").isNull() & (F.col("publish_time") < horizon)

@@ -337,7 +337,7 @@ class Coordinator:
                 stored = await self._store.read_header(txn)
             header = None if stored is None else stored.header
             verdict = decide_end(header, action, owner, is_attempt=txn.attempt > 0)
-            if header is not None and verdict is not EndVerdict.NOT_FOUND:
+            if header is not None and verdict is not EndVerdict.NOT_OWNER:
                 require_tie(txn, header, owner, key)
             if verdict is EndVerdict.WRITE and stored is not None:
                 if if_due and stored.header.deadline_ms > self._parts.clock.now_ms():

@@ -5,8 +5,9 @@ Rules:
 - OPEN ends once, as COMMITTED or ABORTED; what ended stays as it is (T2).
 - The same action again is fine, the other one is refused.  A missing header is
   `TransactionNotFound` and is never made again (T3).
-- A transaction that a principal began is there for that principal and for operators only; others
-  are told that there is none, so that nobody learns what others do.
+- A transaction that a principal began is there for that principal and for operators only.  Whoever
+  else asks for its end is told that it is not his, and not how it stands: that there is none would
+  be taken for an end that was long ago.
 - A timeout of 0 means that the client did not say: it gets the client library's own default.  One
   that is above the bound is cut to it, as an open transaction holds back every reader of what it
   wrote.
@@ -41,7 +42,8 @@ class EndVerdict(enum.Enum):
     WRITE = "write the end"
     DONE = "it ended so already"
     OTHERWISE = "it ended otherwise"
-    NOT_FOUND = "there is none, or not for this owner"
+    NOT_FOUND = "there is none"
+    NOT_OWNER = "somebody else began it"
     OF_GROUP = "its group decides, or it is one and is to be told its winners"
 
 
@@ -70,8 +72,10 @@ def decide_end(
     header: Header | None, action: TxnState, owner: str | None, *, is_attempt: bool = False
 ) -> EndVerdict:
     """What an END with that action, asked for by that owner, is to do (T2, T3, G4)."""
-    if header is None or not is_owner(header, owner):
+    if header is None:
         return EndVerdict.NOT_FOUND
+    if not is_owner(header, owner):
+        return EndVerdict.NOT_OWNER
     if is_attempt or (header.group is not None and action is TxnState.COMMITTED):
         return EndVerdict.OF_GROUP
     if action in MOVES[header.state]:
@@ -115,6 +119,11 @@ def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarE
         )
     if verdict is EndVerdict.OTHERWISE and header is not None:
         return not_open(txn, header)
+    if verdict is EndVerdict.NOT_OWNER:  # clients of Apache Pulsar are told so with these words
+        return TransactionNotFound(
+            f"This client is neither the owner of transaction {txn} nor an operator of the broker: "
+            "end it as the role that began it, or wait for its deadline."
+        )
     return TransactionNotFound(
         f"There is no transaction {txn} for this client: it ended long ago, or somebody else "
         "began it. Begin another one."

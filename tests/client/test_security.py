@@ -19,7 +19,12 @@ from typer.testing import CliRunner
 import magnetar
 from broker.cli.main import build_app
 from magnetar.consume.consumer_settings import InitialPosition
-from magnetar.errors import AuthenticationFailed, AuthorizationFailed, ConnectionLost
+from magnetar.errors import (
+    AuthenticationFailed,
+    AuthorizationFailed,
+    ConnectionLost,
+    TransactionNotFound,
+)
 from magnetar.settings import Token
 from tests.stock.fixtures import STARTED_PEER, serving
 from tests.stock.peer_process import PeerProcess
@@ -241,6 +246,21 @@ async def test_who_may_produce_may_not_consume(secured: Secured, topic: str) -> 
             await client.stream_consumer(topic, "stream")
         with pytest.raises(AuthorizationFailed):
             await client.checkpoint_consumer(topic)
+
+
+# Transactions
+
+
+async def test_nobody_else_ends_a_transaction(secured: Secured) -> None:
+    """Who asks is told so in words by which that is known from an end that was long ago."""
+    async with (
+        trusting(secured, secured.security.token("one")) as one,
+        trusting(secured, secured.security.token("another")) as another,
+    ):
+        txn = await one.begin_transaction(timeout_s=WAIT_S)
+        with pytest.raises(TransactionNotFound, match="neither the owner"):
+            await another.end_transaction(txn, commit=False)
+        await one.end_transaction(txn, commit=True)
 
 
 # TLS

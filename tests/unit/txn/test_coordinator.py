@@ -141,8 +141,9 @@ async def test_of_another_owner_there_is_none() -> None:
         for owner in ("bob", None):
             with pytest.raises(TransactionNotFound):
                 await coordinators.require_open(txn, owner)
-            with pytest.raises(TransactionNotFound):
-                await coordinators.end(txn, COMMIT, owner)
+            for action in (COMMIT, ABORT):
+                with pytest.raises(TransactionNotFound, match="neither the owner of transaction"):
+                    await coordinators.end(txn, action, owner)
         assert len(coordinators.open_transactions()) == 1
         await coordinators.end(txn, COMMIT, "alice")
 

@@ -114,7 +114,7 @@ def test_g4_an_attempt_is_not_ended_by_itself(header: Header, action: TxnState, 
     verdict = decide_end(header, action, owner, is_attempt=True)
     assert verdict is EndVerdict.OF_GROUP
     assert isinstance(refusal(GROUP.attempt_of(1), header, verdict), InvalidTxnStatus)
-    assert decide_end(header, action, "you", is_attempt=True) is EndVerdict.NOT_FOUND
+    assert decide_end(header, action, "you", is_attempt=True) is EndVerdict.NOT_OWNER
     assert decide_end(None, action, owner, is_attempt=True) is EndVerdict.NOT_FOUND
 
 

@@ -91,16 +91,29 @@ class SegmentReads:
         self, connection: "Connection", topic: "Topic", request_id: int, asked: ReadRange
     ) -> None:
         """Send one answer.  Raises `TopicUnavailable`, `EntryTooLarge`, what reading raises."""
-        if self._ahead >= SEGMENT_READS_AHEAD:
-            await _until_writable(connection)
-        async with self._under_way:
-            frame = _encoded(topic, request_id, await _read(topic, asked))
-        self._ahead += 1
+        await self._begin(connection)
         try:
+            try:
+                frame = _encoded(topic, request_id, await _read(topic, asked))
+            finally:
+                self._under_way.release()
             await _until_writable(connection)
         finally:
             self._ahead -= 1
         connection.send_encoded(*frame)
+
+    async def _begin(self, connection: "Connection") -> None:
+        """Wait for a place, and for the peer if too many answers wait already.
+
+        Decided with the place in hand: all who wait for one would see the same count before.
+        """
+        while True:
+            await self._under_way.acquire()
+            if connection.writable or self._ahead < SEGMENT_READS_AHEAD:
+                self._ahead += 1
+                return
+            self._under_way.release()
+            await _until_writable(connection)
 
 
 async def _until_writable(connection: "Connection") -> None:

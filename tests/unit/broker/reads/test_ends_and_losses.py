@@ -284,3 +284,31 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody(
     assert [len(found) for found in await asyncio.gather(*waiting)] == [4] * 18
     for each in stalled:
         await each.raw.close()
+
+
+async def test_answers_that_wait_for_peers_are_bounded_however_many_peers_there_are(
+    broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They all wait for a place to read before the first of them is seen to be stalled."""
+    monkeypatch.setattr(segment_reads, "SEGMENT_READS_AHEAD", 1)
+    monkeypatch.setattr(broker.segment_reads, "_under_way", asyncio.Semaphore(1))
+    producer = await reads.raw.create_producer(TOPIC)
+    await producer.send(bytes(4_000_000))
+    own = set(broker.connections)
+    stalled = [Reads(await RawClient.open("127.0.0.1", broker.port)) for _ in range(6)]
+    waiting = []
+    for each in stalled:
+        assert each.raw._transport is not None
+        each.raw._transport.pause_reading()
+        waiting += [asyncio.ensure_future(each.read(EARLIEST, LATEST)) for _ in range(6)]
+    most = 0
+    while any(each.writable for each in broker.connections - own):
+        await asyncio.sleep(0)
+        most = max(most, broker.segment_reads._ahead)
+    assert len((await reads.read(EARLIEST, LATEST)).entries) == 1, "all others have had their turn"
+    assert max(most, broker.segment_reads._ahead) <= 2, "one that waits, and one that is read"
+    for each in stalled:
+        each.raw._transport.resume_reading()  # type: ignore[union-attr]
+    assert [len(answer.entries) for answer in await asyncio.gather(*waiting)] == [1] * 36
+    for each in stalled:
+        await each.raw.close()

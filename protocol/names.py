@@ -27,7 +27,9 @@ _KEPT: Final = 1024
 """Names that are remembered parsed, and encoded: transactions name the same few all the time."""
 PARTITION_SUFFIX: Final = "-partition-"
 
-_ENTITY: Final = re.compile(r"[-=:.A-Za-z0-9_]+")
+_ENTITY: Final = re.compile(r"(?!\.\.?\Z)[-=:.A-Za-z0-9_]+")
+_DOTS: Final = frozenset((".", ".."))
+"""No part of a name, as they are none of a path."""
 _PARTITION: Final = re.compile(r"-partition-(0|[1-9][0-9]{0,9})\Z")
 _DESCRIPTOR: Final = re.compile(r"([0-9a-fA-F]{1,8})-([0-9a-fA-F]{1,8})-([0-9]{1,20})")
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
@@ -75,7 +77,7 @@ class NamespaceName:
             if not _ENTITY.fullmatch(text) or len(text) > MAX_NAME_LENGTH:
                 raise InvalidNamespaceName(
                     f"{_short(text)} is not the name of a {kind}; "
-                    "use letters, digits and any of - = : . _ only."
+                    "use letters, digits and any of - = : . _ only, and not . or .. alone."
                 )
 
     def __str__(self) -> str:
@@ -216,10 +218,13 @@ def _checked(
         if not _ENTITY.fullmatch(part):
             raise _invalid(
                 text,
-                f"has a {kind} of other characters than letters, digits and - = : . _; mend it.",
+                f"has a {kind} that is . or .. or has other characters than letters, digits and "
+                "- = : . _; mend it.",
             )
     if not local_name:
         raise _invalid(text, "ends after the namespace; add the name of the topic.")
+    if local_name in _DOTS:
+        raise _invalid(text, "ends with . or .. as the name of the topic; choose another one.")
     if "/" in local_name and domain not in _SLASHED:
         raise _invalid(
             text, f"has more than three parts; write {domain.value}://tenant/namespace/name."
@@ -232,7 +237,7 @@ def _checked(
 def _parse_segment(text: str, tenant: str, namespace: str, local_name: str) -> SegmentName:
     topic, _, descriptor = local_name.rpartition("/")
     match = _DESCRIPTOR.fullmatch(descriptor)
-    if match is None or not topic:
+    if match is None or not topic or topic in _DOTS:
         raise _invalid(text, "is no segment; write segment://tenant/namespace/topic/0000-ffff-0.")
     start, end, segment_id = int(match[1], 16), int(match[2], 16), int(match[3])
     if not start <= end <= 0xFFFF or segment_id > MAX_SEGMENT_ID:

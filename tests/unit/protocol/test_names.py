@@ -23,8 +23,13 @@ from protocol.names import (
 )
 from protocol.server_error import MagnetarError, ServerError
 
-entity = st.from_regex(r"[-=:.A-Za-z0-9_]{1,12}", fullmatch=True)
-local = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+DOTS = (".", "..")
+entity = st.from_regex(r"[-=:.A-Za-z0-9_]{1,12}", fullmatch=True).filter(
+    lambda text: text not in DOTS
+)
+local = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(
+    lambda text: text not in DOTS
+)
 
 
 @st.composite
@@ -74,6 +79,13 @@ def test_names_and_their_full_form(text: str, full: str) -> None:
         "persistent://t/n/",
         "persistent://t//x",
         "persistent://t/n/x/y",
+        "persistent://../n/x",
+        "persistent://t/./x",
+        "topic://t/../x",
+        "../../x",
+        "persistent://t/n/..",
+        "topic://t/n/.",
+        "segment://t/n/../0000-ffff-0",
         "persistent://t\n/n/x",
         "persistent://té/n/x",
         "persistent://t/n%20/x",
@@ -201,7 +213,7 @@ def test_blanks_inside_are_fine() -> None:
     require_creatable(parse_topic_name("topic://t/n/a b"))
 
 
-@pytest.mark.parametrize("text", ["t", "t/", "/n", "t/n/x", "t/n m", "", "t/n\n"])
+@pytest.mark.parametrize("text", ["t", "t/", "/n", "t/n/x", "t/n m", "", "t/n\n", "../n", "t/."])
 def test_bad_namespaces(text: str) -> None:
     with pytest.raises(InvalidNamespaceName):
         parse_namespace_name(text)

@@ -161,5 +161,7 @@ PROBE_STEP: Final = 8
 
 MAX_TRANSACTION_KEY_BYTES: Final = 256
 """Of the name of a transaction key, in UTF-8."""
+MAX_COMMIT_BYTES: Final = 1020 * 1024
+"""Of the commit of a group without its key: brokers take no command of more than 1 MiB."""
 TXN_CLOSE_S: Final = 5.0
 """How long an open transaction that is left or closed may take to be aborted."""

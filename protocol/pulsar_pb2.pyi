@@ -1647,7 +1647,7 @@ class CommandBeginAttemptResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., group_least_bits: _Optional[int] = ..., done: _Optional[bool] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class CommandCommitGroup(_message.Message):
-    __slots__ = ("request_id", "tc_id", "key", "epoch", "nonce", "group_least_bits", "query", "batch", "positions", "winners")
+    __slots__ = ("request_id", "tc_id", "key", "epoch", "nonce", "group_least_bits", "query", "batch", "positions", "winners", "totals")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TC_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1658,6 +1658,7 @@ class CommandCommitGroup(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     WINNERS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     tc_id: int
     key: str
@@ -1668,7 +1669,8 @@ class CommandCommitGroup(_message.Message):
     batch: int
     positions: str
     winners: _containers.RepeatedCompositeFieldContainer[GroupWinner]
-    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., nonce: _Optional[str] = ..., group_least_bits: _Optional[int] = ..., query: _Optional[str] = ..., batch: _Optional[int] = ..., positions: _Optional[str] = ..., winners: _Optional[_Iterable[_Union[GroupWinner, _Mapping[str, object]]]] = ...) -> None: ...
+    totals: _containers.RepeatedCompositeFieldContainer[SegmentCount]
+    def __init__(self, request_id: _Optional[int] = ..., tc_id: _Optional[int] = ..., key: _Optional[str] = ..., epoch: _Optional[int] = ..., nonce: _Optional[str] = ..., group_least_bits: _Optional[int] = ..., query: _Optional[str] = ..., batch: _Optional[int] = ..., positions: _Optional[str] = ..., winners: _Optional[_Iterable[_Union[GroupWinner, _Mapping[str, object]]]] = ..., totals: _Optional[_Iterable[_Union[SegmentCount, _Mapping[str, object]]]] = ...) -> None: ...
 
 class CommandCommitGroupResponse(_message.Message):
     __slots__ = ("request_id", "txnid_most_bits", "error", "message", "done", "group_least_bits")

@@ -120,9 +120,12 @@ def in_totals(commit: GroupCommit) -> GroupCommit:
 
 
 def bounded_commit(
-    batch: Batch, positions: str | None, winners: Iterable[tuple[TxnId, Counts]]
+    batch: Batch,
+    positions: str | None,
+    winners: Iterable[tuple[TxnId, Counts]],
+    totals: Counts | None = None,
 ) -> GroupCommit:
-    """What is to be committed, by index.
+    """What is to be committed, by index; `totals` of what is not told of each winner.
 
     Whose attempts these are is for `require_winners` to see.  Raises `InvalidGroup` for what is too
     much, and for an attempt that is named twice.
@@ -145,15 +148,17 @@ def bounded_commit(
             f"A group has {len(by_index)} winners, and {TXN_GROUP_WINNERS} at most: write with "
             "fewer tasks."
         )
-    segments = {segment for counts in by_index.values() for segment in counts}
+    segments = {segment for counts in by_index.values() for segment in counts} | (
+        totals or {}
+    ).keys()
     if len(segments) > TXN_GROUP_SEGMENTS:
         raise InvalidGroup(
             f"A group wrote to {len(segments)} segments, and tells of {TXN_GROUP_SEGMENTS} at "
             "most: write to fewer topics with one query."
         )
-    commit = GroupCommit(batch, positions, by_index)
+    commit = GroupCommit(batch, positions, by_index, totals)
     counted = sum(len(counts) for counts in by_index.values())
-    return in_totals(commit) if counted > TXN_GROUP_COUNTS else commit
+    return in_totals(commit) if totals or counted > TXN_GROUP_COUNTS else commit
 
 
 def require_winners(txn: TxnId, group: Group, winners: Sequence[TxnId]) -> None:

@@ -7,7 +7,7 @@ Rules:
 - Every answer names the coordinator, errors included, as those of `transactions` do.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from broker.handlers.transactions import answered, enabled
@@ -21,7 +21,9 @@ from protocol.pulsar_pb2 import (
     CommandCommitGroupResponse,
     CommandExtendGroup,
     CommandExtendGroupResponse,
-    GroupWinner,
+)
+from protocol.pulsar_pb2 import (
+    SegmentCount as ToldCount,
 )
 from txn.errors import InvalidGroup
 from txn.group import Batch, Counts, SegmentCount, bounded_commit
@@ -61,12 +63,10 @@ async def _answer(
     connection.send(answer)
 
 
-def _counts(winner: GroupWinner) -> Counts:
-    counts = {each.segment: SegmentCount(each.messages, each.hash_sum) for each in winner.counts}
-    if len(counts) != len(winner.counts):
-        raise InvalidGroup(
-            f"Attempt {winner.attempt_least_bits} counts a segment twice: add up what it wrote."
-        )
+def _counts(who: str, told: Collection[ToldCount]) -> Counts:
+    counts = {each.segment: SegmentCount(each.messages, each.hash_sum) for each in told}
+    if len(counts) != len(told):
+        raise InvalidGroup(f"{who} counts a segment twice: add up what was written there.")
     return counts
 
 
@@ -100,7 +100,11 @@ async def commit(connection: "Connection", command: BaseCommand, entry: bytes | 
     async def work(groups: TransactionGroups, name: KeyName) -> None:
         has_group, most = request.HasField("group_least_bits"), request.tc_id
         winners = [
-            (TxnId(most, each.attempt_least_bits), _counts(each)) for each in request.winners
+            (
+                TxnId(most, each.attempt_least_bits),
+                _counts(f"Attempt {each.attempt_least_bits}", each.counts),
+            )
+            for each in request.winners
         ]
         committed = await groups.commit(
             name,
@@ -111,6 +115,7 @@ async def commit(connection: "Connection", command: BaseCommand, entry: bytes | 
                 Batch(request.query, request.batch),
                 request.positions if request.HasField("positions") else None,
                 winners,
+                _counts("The total", request.totals) if request.totals else None,
             ),
             [attempt for attempt, _ in winners],
         )

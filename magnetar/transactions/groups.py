@@ -10,14 +10,17 @@ Rules:
 
 - A nonce names the group of one try of one batch; whoever draws it draws another for every try.
 - Of a group that commits, the winners are committed, and every other attempt is aborted.
+- Counts are of each winner and segment, or where that makes too large a command, of each segment.
 - The last batch of each query that a group has committed is kept with the key: what was done before
   is not done again, and is told (`done`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from magnetar.bounds import MAX_COMMIT_BYTES
 from magnetar.errors import InvalidArgument
 from magnetar.transactions.txn_id import TxnId
 from protocol import pulsar_pb2 as pb
@@ -99,7 +102,7 @@ def commit_request(
     batch: int,
     positions: str | None,
 ) -> pb.BaseCommand:
-    """COMMIT_GROUP.  Raises `InvalidArgument`."""
+    """COMMIT_GROUP.  Raises `InvalidArgument`, also for what fits into no command."""
     request = pb.CommandCommitGroup(
         request_id=0,
         key="",
@@ -123,7 +126,26 @@ def commit_request(
             told.counts.add(
                 segment=segment, messages=count.messages, hash_sum=count.hash_sum & _HASH_MASK
             )
+    if request.ByteSize() > MAX_COMMIT_BYTES:
+        _tell_totals(request)
+    if (size := request.ByteSize()) > MAX_COMMIT_BYTES:
+        raise InvalidArgument(
+            f"The commit of batch {batch} has {size} bytes, and {MAX_COMMIT_BYTES} are the most: "
+            "write with fewer tasks, to fewer segments, or read fewer topics with one query."
+        )
     return pb.BaseCommand(type=pb.BaseCommand.COMMIT_GROUP, commit_group=request)
+
+
+def _tell_totals(request: pb.CommandCommitGroup) -> None:
+    """Instead of what each winner wrote."""
+    messages, hashes = Counter[str](), Counter[str]()
+    for winner in request.winners:
+        for count in winner.counts:
+            messages[count.segment] += count.messages
+            hashes[count.segment] += count.hash_sum
+        winner.ClearField("counts")
+    for segment, total in messages.items():
+        request.totals.add(segment=segment, messages=total, hash_sum=hashes[segment] & _HASH_MASK)
 
 
 def abort_request() -> pb.BaseCommand:

@@ -1,9 +1,11 @@
 """Attempts of groups, by the client on a broker: what counts, who decides, who is shut out."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 
 import magnetar
@@ -196,6 +198,29 @@ async def test_winners_must_be_attempts_that_were_begun(key: TransactionKey) -> 
         await key.commit_group("n", attempt.group, [Winner(never, {})], query="q", batch=0)
     assert not key.is_fenced
     assert await key.abort_group()
+
+
+@groups_only
+async def test_many_tasks_write_to_many_segments(key: TransactionKey, service: Service) -> None:
+    """What each wrote where is more than a command takes: then what was written where is told."""
+    attempts = [await begun(key) for _ in range(200)]
+    of = "segment://public/default/the-orders-of-all-shops-in-europe"
+    counts = {f"{of}/{n:04x}-{n:04x}-{n}": SegmentCount(100_000, 2**63 + n) for n in range(64)}
+    winners = [Winner(attempt.id, counts) for attempt in attempts]
+    group = attempts[0].group
+    for _ in range(2):
+        done = await key.commit_group("n", group, winners, query="q", batch=0, positions="p")
+        assert done == CommittedGroup(False, group)
+    async with aiohttp.ClientSession() as session:
+        url = f"{service.admin_url}/admin/v3/transactions/headers/committed"
+        async with session.get(url) as answer:
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+    (told,) = [each for each in lines if each.get("txnId") == f"{group.most}_{group.least}"]
+    commit = told["group"]["commit"]
+    assert len(commit["winners"]) == len(winners)
+    assert {segment: total[0] for segment, total in commit["totals"].items()} == dict.fromkeys(
+        counts, 100_000 * len(winners)
+    )
 
 
 @groups_only

@@ -194,6 +194,10 @@ def test_of_many_counts_the_totals_are_kept() -> None:
     assert list(summed.winners) == list(range(1, many + 1))
     assert not any(summed.winners.values())
     assert in_totals(summed) == summed
+    told = bounded_commit(BATCH, None, [(GROUP.attempt_of(1), {})], counts)
+    assert (told.winners, told.totals) == ({1: {}}, counts)
+    with pytest.raises(InvalidGroup):
+        bounded_commit(BATCH, None, [], {f"s{n}": counts["a"] for n in range(10_000)})
 
 
 @pytest.mark.parametrize(

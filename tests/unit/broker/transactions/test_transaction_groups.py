@@ -159,26 +159,27 @@ async def test_what_is_wrong_is_answered_in_its_own_response(first: GroupClient)
     ):
         with refused(code):
             await wrong()
-    answer = await TransactionClient(first.raw).raw_answer(
-        Kind.COMMIT_GROUP,
-        pb.CommandCommitGroup(
-            request_id=9,
-            tc_id=TC,
-            key=KEY,
-            epoch=0,
-            nonce="n",
-            query="q",
-            batch=0,
-            winners=[
-                pb.GroupWinner(
-                    attempt_least_bits=attempt[1],
-                    counts=[pb.SegmentCount(segment="s", messages=1)] * 2,
-                )
-            ],
-        ),
-    )
-    body = answer.commit_group_response
-    assert (body.request_id, body.txnid_most_bits, body.error) == (9, TC, pb.NotAllowedError)
+    twice = [pb.SegmentCount(segment="s", messages=1)] * 2
+    for winners, totals in (
+        ([pb.GroupWinner(attempt_least_bits=attempt[1], counts=twice)], []),
+        ([pb.GroupWinner(attempt_least_bits=attempt[1])], twice),
+    ):
+        answer = await TransactionClient(first.raw).raw_answer(
+            Kind.COMMIT_GROUP,
+            pb.CommandCommitGroup(
+                request_id=9,
+                tc_id=TC,
+                key=KEY,
+                epoch=0,
+                nonce="n",
+                query="q",
+                batch=0,
+                winners=winners,
+                totals=totals,
+            ),
+        )
+        body = answer.commit_group_response
+        assert (body.request_id, body.txnid_most_bits, body.error) == (9, TC, pb.NotAllowedError)
     await first.extend(group, 1000)
     await first.end((TC, group), pb.ABORT)
     with refused(INVALID):

@@ -136,6 +136,33 @@ async def test_a_commit_names_its_winners(broker: FakeBroker, key: TransactionKe
     assert (count.segment, count.messages, count.hash_sum) == ("segment://s", 3, 2**64 - 1)
 
 
+async def test_a_commit_that_is_too_large_tells_totals_or_is_refused(
+    broker: FakeBroker, key: TransactionKey
+) -> None:
+    broker.answers[K.COMMIT_GROUP] = [committed(group_least_bits=GROUP.least)] * 2
+    attempts = [TxnId(NUMBER, index << 44 | 9) for index in range(1, 2001)]
+    counts = {f"segment://{'s' * 240}/{n}": SegmentCount(2, 2**63) for n in range(3)}
+    few = [Winner(attempt, counts) for attempt in attempts[:1200]]
+    await key.commit_group("n", GROUP, few, query="q", batch=8)
+    asked = broker.asked[-1][2].commit_group
+    assert not asked.totals
+    assert {len(each.counts) for each in asked.winners} == {3}
+
+    many = [Winner(attempt, counts) for attempt in attempts]
+    await key.commit_group("n", GROUP, many, query="q", batch=8)
+    asked = broker.asked[-1][2].commit_group
+    assert [each.attempt_least_bits for each in asked.winners] == [each.least for each in attempts]
+    assert not any(each.counts for each in asked.winners)
+    assert {each.segment: (each.messages, each.hash_sum) for each in asked.totals} == dict.fromkeys(
+        counts, (4000, 0)
+    )
+
+    asked_before = len(broker.asked)
+    with pytest.raises(InvalidArgument, match="fewer tasks"):
+        await key.commit_group("n", GROUP, many, query="q", batch=8, positions="p" * 1024 * 1024)
+    assert len(broker.asked) == asked_before
+
+
 async def test_a_commit_of_nothing_and_one_that_was_done(
     broker: FakeBroker, key: TransactionKey
 ) -> None:

@@ -9,6 +9,8 @@ Pure.  Rules:
 - Looked at are the queries that wrote to the topic, or read it, by what their groups say.
 - What a key tells of its last group is what that group's header says, while that is there and has
   ended.
+- A key is one of an owner's: keys of the same name that are another owner's, or another
+  coordinator's, are other keys, with queries of their own.
 - A coordinator's numbers rise, and a key has one coordinator and one open group: groups are in the
   order of their numbers, whatever the clocks of brokers say.
 """
@@ -16,17 +18,31 @@ Pure.  Rules:
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
+from magnetar.transactions.txn_id import TxnId
 from pipeline.audit.snapshot import Snapshot, State, TransactionState
 from pipeline.audit.violations import Findings, Rule, Violation
 
 __all__ = ["check_batches", "check_positions"]
 
 
+class _Query(NamedTuple):
+    """What commits one batch after the other."""
+
+    coordinator: int
+    owner: str
+    key: str
+    query: str
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner!r}" if self.owner else ""
+        return f"Query {self.query!r} under key {self.key!r}{owner}"
+
+
 def check_batches(snapshot: Snapshot, findings: Findings) -> None:
     """V6."""
-    for (key, query), groups in _by_query(snapshot).items():
+    for query, groups in _by_query(snapshot).items():
         for before, after in pairwise(groups):
             findings.held(Rule.V6)
             if _may_be_collected(before, after, snapshot):
@@ -37,9 +53,7 @@ def check_batches(snapshot: Snapshot, findings: Findings) -> None:
                 continue
             what = _between(before, after)
             if what is not None:
-                findings.add(
-                    Violation(Rule.V6, f"Query {query!r} under key {key!r}: {what}.", txn=after.txn)
-                )
+                findings.add(Violation(Rule.V6, f"{query}: {what}.", txn=after.txn))
 
 
 def _may_be_collected(
@@ -100,31 +114,32 @@ def check_positions(snapshot: Snapshot, findings: Findings) -> None:
                     txn=header.txn,
                 )
             )
-    for (key_name, query), groups in _by_query(snapshot).items():
+    for query, groups in _by_query(snapshot).items():
         for before, after in pairwise(groups):
             findings.held(Rule.V7)
             if _goes_back(before, after):
                 findings.add(
                     Violation(
                         Rule.V7,
-                        f"Query {query!r} under key {key_name!r}: its positions go back between "
-                        f"{before.txn} and {after.txn}.",
+                        f"{query}: its positions go back between {before.txn} and {after.txn}.",
                         txn=after.txn,
                     )
                 )
 
 
-def _by_query(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[TransactionState]]:
-    """Groups that committed, by key and query, in the order in which they ended."""
-    found: dict[tuple[str, str], list[TransactionState]] = {}
+def _by_query(snapshot: Snapshot) -> Mapping[_Query, Sequence[TransactionState]]:
+    """Groups that committed, in the order in which they ended."""
+    found: dict[_Query, list[TransactionState]] = {}
     for header in snapshot.transactions.values():
         if header.state is State.COMMITTED and header.commit is not None:
-            found.setdefault((header.key or "", header.commit.query), []).append(header)
+            coordinator = TxnId.parse(header.txn).most
+            query = _Query(coordinator, header.owner, header.key or "", header.commit.query)
+            found.setdefault(query, []).append(header)
     topics = {each.topic for each in snapshot.segments.values()}
-    for name, groups in list(found.items()):
+    for query, groups in list(found.items()):
         if not any(_touches(each, topics, snapshot.topic) for each in groups):
-            del found[name]
-        groups.sort(key=lambda each: _number(each.txn))
+            del found[query]
+        groups.sort(key=lambda each: TxnId.parse(each.txn).least)
     return found
 
 
@@ -136,10 +151,6 @@ def _touches(header: TransactionState, segments: set[str], topic: str) -> bool:
     if any(name in segments for counts in counted for name in counts):
         return True
     return any(read == topic for read, _, _ in _places(header))
-
-
-def _number(txn: str) -> int:
-    return int(txn.partition("_")[2])
 
 
 def _goes_back(before: TransactionState, after: TransactionState) -> bool:

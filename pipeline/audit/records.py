@@ -144,7 +144,7 @@ def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[st
             if known is None or known.state is State.OPEN:
                 found[header.txn] = header
             if header.is_group and header.key is not None:
-                keys.add((header.key, cast("str | None", told.get("owner")) or ""))
+                keys.add((header.key, header.owner))
     return found, keys
 
 
@@ -161,6 +161,7 @@ def transaction_of(told: Json) -> TransactionState:
         group is not None,
         None if commit is None else commit_of(commit),
         cast("int | None", told.get("keptUntilMs")),
+        cast("str | None", told.get("owner")) or "",
     )
 
 

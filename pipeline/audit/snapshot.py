@@ -78,6 +78,8 @@ class TransactionState:
     commit: Commit | None = None
     kept_until_ms: int | None = None
     """Until when it, and each that ended later, is surely there; None: that is not known."""
+    owner: str = ""
+    """Whose key it is; keys of one name may be of several."""
 
     def state_of(self, txn: str) -> State:
         """Of this transaction, or of an attempt of this group."""

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from pipeline.audit.group_checks import check_batches, check_positions
+from pipeline.audit.records import transaction_of
 from pipeline.audit.snapshot import KeyState, Snapshot, State
 from pipeline.audit.violations import Findings, Rule
 from tests.unit.pipeline.audit.topic_facts import T0_MS, TOPIC, group, header, segment, snapshot
@@ -33,6 +34,39 @@ def test_a_batch_twice_a_hole_and_one_that_goes_back() -> None:
     for batches in ((0, 0), (0, 2), (1, 0)):
         groups = [group(i, batch, WROTE) for i, batch in enumerate(batches)]
         assert broken(snapshot(*groups)) == {Rule.V6}, batches
+
+
+def test_equal_names_of_several_owners_are_several_keys() -> None:
+    records = transaction_of(
+        {
+            "txnId": "1_0",
+            "status": "COMMITTED",
+            "owner": "tenant-a",
+            "transactionKey": "k",
+            "group": {"commit": {"query": "q", "batch": 0, "winners": {}}},
+        }
+    )
+    assert records.owner == "tenant-a"
+    for batches in ((0, 0), (0, 2), (1, 0)):
+        groups = [
+            replace(group(i, batch, WROTE, positions=cut(10, 5 - i, 0)), owner=owner)
+            for i, (batch, owner) in enumerate(zip(batches, ("tenant-a", "tenant-b"), strict=True))
+        ]
+        assert not broken(snapshot(*groups)), batches
+
+
+def test_equal_names_at_several_coordinators_are_several_keys() -> None:
+    here, there = group(7, 0, WROTE), replace(group(7, 0, WROTE), txn="2_7")
+    assert not broken(snapshot(here, there))
+
+
+def test_a_violation_says_whose_key_it_is() -> None:
+    findings = Findings()
+    groups = [replace(group(i, 0, WROTE), owner="tenant-a") for i in range(2)]
+    check_batches(snapshot(*groups), findings)
+    assert [each.what for each in findings.violations] == [
+        "Query 'q' under key 'k' of 'tenant-a': batch 0 was committed twice, by 1_0 and 1_1."
+    ]
 
 
 def test_a_hole_where_headers_are_being_collected_is_none() -> None:

@@ -6,21 +6,18 @@ Pure.  Rules:
 - Markers of brokers are entries, but no rows.
 - An entry that cannot be taken apart is told, and counts as an entry.  One that is encrypted is
   only counted: nothing is wrong with it.
-- A piece that was sent again is left out, and a message that was sent anew begins anew.
-- A message in pieces whose first ones lie before the range is no row of it: its transaction counts
-  it as `incomplete`.
+- Messages in pieces are put together by the rules of `pieces`.  One whose first pieces lie before
+  the range, or had to be given up, is no row of it: its transaction counts it as `incomplete`.
 - Some clients number batches, not the messages in them: such a batch is in order.
 """
 
 from collections.abc import Iterable
 from operator import lt
-from typing import Final
 
 from magnetar.errors import InvalidMessage
 from magnetar.reads import (
     EntryRun,
     MessageColumns,
-    Piece,
     StoredEntry,
     Visibility,
     metadata_of,
@@ -28,6 +25,7 @@ from magnetar.reads import (
     take_pieces,
 )
 from magnetar.transactions.txn_id import TxnId
+from pipeline.audit.pieces import OpenMessages
 from pipeline.audit.seen import (
     HOLES_KEPT,
     NO_ROWS,
@@ -46,9 +44,6 @@ from protocol.pulsar_pb2 import MessageMetadata
 
 __all__ = ["Observer"]
 
-PIECES_KEPT: Final = 4096
-"""Pieces of messages that are not whole yet; the oldest are given up beyond it."""
-
 
 class Observer:
     """See the module's rules."""
@@ -63,7 +58,7 @@ class Observer:
         self._spans: dict[int, tuple[int, int]] = {}
         self._holes: list[Hole] = []
         self._damaged: list[Position] = []
-        self._pieces: dict[str, list[Piece]] = {}
+        self._messages = OpenMessages()
         self._columns = MessageColumns()
 
     def take(self, entries: Iterable[StoredEntry]) -> None:
@@ -140,17 +135,9 @@ class Observer:
     def _whole(self, columns: MessageColumns, entry: StoredEntry) -> bool:
         """Whether the last piece of a message has come; its row is in the columns then."""
         piece = columns.pieces.pop()
-        is_last = piece.number == piece.pieces - 1
-        known = self._pieces.get(piece.uuid)
-        if piece.number == 0 or known is None:
-            known = self._pieces[piece.uuid] = []
-        if piece.number == len(known):
-            known.append(piece)
-        if not is_last:
-            if len(self._pieces) > PIECES_KEPT:
-                del self._pieces[next(iter(self._pieces))]
+        known = self._messages.take(piece)
+        if known is None:
             return False
-        del self._pieces[piece.uuid]
         if len(known) < piece.pieces:
             self._count_missed(piece.metadata, entry, incomplete=1)
             return False

@@ -1,10 +1,12 @@
 """Messages in pieces, as a scan sees them."""
 
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from magnetar.reads import StoredEntry
+from pipeline.audit import pieces as kept
 from pipeline.audit.observer import Observer
 from pipeline.audit.seen import SeenTransaction, Tally
 from pipeline.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
@@ -14,6 +16,7 @@ from protocol.ids import Position
 from tests.unit.pipeline.audit.topic_facts import group, segment, snapshot
 from tests.unit.pipeline.stored import pieces
 
+MIB = 1024 * 1024
 VALUE = b"0123456789"
 TXN = attempt_id("1_7", 1)
 
@@ -52,3 +55,46 @@ def test_a_message_whose_first_pieces_lie_in_another_range_is_not_missing() -> N
 
 def test_a_message_of_which_a_piece_is_gone_is_told_by_its_entries_and_is_no_row() -> None:
     assert scanned((0, 2)).readable == Tally()
+
+
+def first_pieces(messages: int, size: int, count: int = 2) -> Iterator[StoredEntry]:
+    """All pieces of messages but the last one of each."""
+    for number in range(messages):
+        *parts, _ = pieces(number, bytes(size) * count, count)
+        for at, part in enumerate(parts):
+            yield StoredEntry(10, number * count + at, part)
+
+
+def most_held(entries: Iterator[StoredEntry]) -> int:
+    """Bytes that an observer of these holds at most, and what is at hand meanwhile."""
+    observer = Observer(0, Position(10, 0), Position(11, 0))
+    tracemalloc.start()
+    try:
+        observer.take(entries)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_pieces_without_an_end_are_bounded_by_their_bytes() -> None:
+    at_hand = 16 * MIB
+    assert most_held(first_pieces(96, MIB)) < kept.PIECE_BYTES_KEPT + at_hand
+
+
+def test_pieces_without_an_end_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "PIECES_KEPT", 20)
+    observer = Observer(0, Position(10, 0), Position(11, 0))
+    short = pieces(9, VALUE, 10)
+    observer.take(StoredEntry(10, at, part) for at, part in enumerate(short[:-1]))
+    observer.take(first_pieces(2, 10, count=7))
+    observer.take([StoredEntry(10, 99, short[-1])])
+    assert observer.result().incomplete == 1, "it began first, and was given up"
+
+
+def test_a_message_that_is_larger_than_what_is_kept_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept, "PIECE_BYTES_KEPT", 50)
+    seen = scanned((0, 1, 2))
+    assert (seen.readable.messages, seen.incomplete) == (0, 1)
+    assert broken(seen, Tally(1, row_hash(None, VALUE))) == (set(), 1)

@@ -5,14 +5,14 @@ Rules:
 - The driver keeps what goes with segments, ranges and headers, never with rows.  What goes with
   transactions and segments is put together by Spark, and gone through partition by partition.
 - Ranges are of about RANGE_BYTES, so that work is even and a task that fails does little again.
-- Rows are looked at one by one only where a producer's order was broken as a whole (`suspects`).
+- Rows are looked at one by one only where a producer's order was broken as a whole
+  (`suspect_job`).
 """
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -26,26 +26,13 @@ from pipeline.admin import AdminRest
 from pipeline.audit.audited import Audited, AuditedSegment, audited_now, still_audited
 from pipeline.audit.dag_picture import generations
 from pipeline.audit.group_checks import check_batches, check_positions
-from pipeline.audit.order_checks import (
-    KeyedRow,
-    check_entries,
-    check_key,
-    check_views,
-    suspects,
-)
+from pipeline.audit.order_checks import check_entries, check_views
 from pipeline.audit.records import Plan, take_snapshot, trimmed_since
 from pipeline.audit.report import Report
-from pipeline.audit.scan import AuditedRange, Place, SuspectRow, scan, suspect_rows
-from pipeline.audit.seen import (
-    NO_ROWS,
-    SeenProducer,
-    SeenRange,
-    SeenTransaction,
-    Stamp,
-    Tally,
-    joined,
-)
+from pipeline.audit.scan import AuditedRange, scan
+from pipeline.audit.seen import NO_ROWS, SeenRange, SeenTransaction, Tally, joined
 from pipeline.audit.snapshot import SegmentState, Snapshot
+from pipeline.audit.suspect_job import check_order
 from pipeline.audit.table_view import table_view
 from pipeline.audit.transaction_checks import (
     check_claims,
@@ -57,8 +44,7 @@ from pipeline.audit.violations import Findings
 from pipeline.connecting import Connected, connected
 from pipeline.offload.place import Place as TablePlace
 from pipeline.options import Connection
-from pipeline.row_hash import row_hash
-from protocol.ids import EARLIEST, Position
+from protocol.ids import EARLIEST
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -66,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 RANGE_BYTES: Final = 64 * 1024 * 1024
-SUSPECT_PARTITIONS: Final = 32
 
 
 def audit(
@@ -111,7 +96,7 @@ def audit(
         check_entries(each, snapshot, findings)
     producers = [one for each in seen.values() for one in each.producers.values()]
     producers += [one for number, each in before.items() for one in each.producers(number)]
-    _check_order(spark, connection, every, producers, snapshot, findings)
+    check_order(spark, connection, every, producers, snapshot, findings)
     check_claims(snapshot, findings)
     check_batches(snapshot, findings)
     check_positions(snapshot, findings)
@@ -203,62 +188,6 @@ def _check_transactions(
             yield seen
 
     check_counts(expected_of_groups(snapshot), one_by_one(), snapshot, findings, before)
-
-
-def _check_order(
-    spark: SparkSession,
-    connection: Connection,
-    parts: Sequence[AuditedRange],
-    producers: Iterable[SeenProducer],
-    snapshot: Snapshot,
-    findings: Findings,
-) -> None:
-    """Key by key, where a producer's messages as a whole are not in order."""
-    found = suspects(producers, snapshot, findings)
-    if not found:
-        return
-    where = {segment_id for segments in found.values() for segment_id in segments}
-    names = frozenset(found)
-    rows = (
-        spark.sparkContext.parallelize([p for p in parts if p.segment_id in where])
-        .flatMap(partial(suspect_rows, connection, names))
-        .map(_sortable)
-        .repartitionAndSortWithinPartitions(SUSPECT_PARTITIONS, _partition_of)
-        .mapPartitions(_checked_keys)
-    )
-    for each in rows.toLocalIterator():
-        findings.merge(each)
-
-
-SortedRow = tuple[tuple[tuple[str, str], Place], tuple[Stamp, int]]
-"""((producer, key), place), what it was sent with and its content: Spark sorts by the first."""
-
-
-def _sortable(row: SuspectRow) -> SortedRow:
-    who, (place, stamp, content) = row
-    return (who, place), (stamp, content)
-
-
-def _partition_of(key: tuple[tuple[str, str], Place]) -> int:
-    """Rows of one producer and key are sorted together."""
-    (producer, name), _ = key
-    return row_hash(producer.encode(), name.encode())
-
-
-def _producer_and_key(row: SortedRow) -> tuple[str, str]:
-    return row[0][0]
-
-
-def _checked_keys(rows: Iterable[SortedRow]) -> Iterator[Findings]:
-    """Rows of a partition are sorted by producer, key and place."""
-    findings = Findings()
-    for (producer, key), of_key in groupby(rows, key=_producer_and_key):
-        keyed = [
-            KeyedRow(place.segment_id, Position(place.ledger_id, place.entry_id), stamp, content)
-            for (_, place), (stamp, content) in of_key
-        ]
-        check_key(producer, key, keyed, findings)
-    yield findings
 
 
 class _Planner:

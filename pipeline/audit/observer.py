@@ -202,7 +202,7 @@ class Observer:
             )
             return
         suspect = known.suspect
-        if suspect is None and not (rises and first.may_follow(known.last)):
+        if suspect is None and not (rises and first.rises_from(known.last)):
             suspect = position
         self._producers[run.producer] = SeenProducer(
             self._segment_id,

@@ -1,39 +1,23 @@
-"""V3, V4: entries that are missing, messages that are there twice or in the wrong order.
+"""V3, V4: entries that are missing, producers whose rows are to be looked at, views that differ.
 
 Pure.  Rules:
 
 - Entries of a ledger are numbered without a gap, and ledgers that have ended hold as many as their
   record says.
-- Whoever looks at a producer's messages as a whole sees suspects only (`suspects`): its order
-  counts key by key.  Of these, all rows of one key are looked at in the order of the topic
-  (`check_key`); a message that is there twice has the same stamp and the same content, in another
-  entry: some clients number batches, not the messages in them.
+- Whoever looks at a producer's messages as a whole sees suspects only (`suspects`): their rows are
+  looked at one by one (`row_checks`).
 - From a parent to its child only the publish times are compared: each segment has sequence ids of
   its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
-from pipeline.audit.seen import SeenProducer, SeenRange, Stamp, missing_of
+from pipeline.audit.seen import SeenProducer, SeenRange, missing_of
 from pipeline.audit.snapshot import Snapshot
 from pipeline.audit.violations import Findings, Rule, Violation
 from protocol.ids import Position
 
-__all__ = ["KeyedRow", "check_entries", "check_key", "suspects"]
-
-_REMEMBERED = 100_000
-"""Rows of one key that are remembered, to know one that comes again."""
-
-
-class KeyedRow(NamedTuple):
-    """One row of a suspect producer; rows of a key are in the order of the topic."""
-
-    segment_id: int
-    position: Position
-    stamp: Stamp
-    content: int
-    """Its hash."""
+__all__ = ["check_entries", "check_views", "suspects"]
 
 
 def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> None:
@@ -75,7 +59,7 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
 def suspects(
     producers: Iterable[SeenProducer], snapshot: Snapshot, findings: Findings
 ) -> dict[str, frozenset[int]]:
-    """Producers whose messages are to be looked at key by key, and in which segments."""
+    """Producers whose rows are to be looked at one by one, and in which segments."""
     by_place = {(each.segment_id, each.producer): each for each in producers}
     found: dict[str, set[int]] = {}
     for (segment_id, name), each in by_place.items():
@@ -87,56 +71,9 @@ def suspects(
             if later is None:
                 continue
             findings.held(Rule.V4)
-            if later.first.publish_time_ms < each.last.publish_time_ms:
+            if later.first.publish_time_ms <= each.last.publish_time_ms:
                 found.setdefault(name, set()).update((segment_id, child))
     return {name: frozenset(segments) for name, segments in found.items()}
-
-
-def check_key(producer: str, key: str | None, rows: Sequence[KeyedRow], findings: Findings) -> None:
-    """All rows of one producer and key, in the order of the topic (V3, V4)."""
-    known: dict[tuple[Stamp, int], KeyedRow] = {}
-    highest: KeyedRow | None = None
-    for row in rows:
-        findings.held(Rule.V4)
-        twice = known.get((row.stamp, row.content))
-        if twice is not None and twice.position != row.position:
-            findings.add(_twice(producer, key, twice, row))
-            continue
-        if len(known) < _REMEMBERED:
-            known[row.stamp, row.content] = row
-        if highest is not None and not _may_follow(row, highest):
-            findings.add(_out_of_order(producer, key, highest, row))
-            continue
-        highest = row
-
-
-def _may_follow(row: KeyedRow, before: KeyedRow) -> bool:
-    if row.segment_id == before.segment_id:
-        if row.position == before.position and row.stamp == before.stamp:
-            return True
-        return row.stamp.may_follow(before.stamp)
-    return row.stamp.publish_time_ms >= before.stamp.publish_time_ms
-
-
-def _twice(producer: str, key: str | None, first: KeyedRow, again: KeyedRow) -> Violation:
-    return Violation(
-        Rule.V3,
-        f"Message {again.stamp.sequence_id} of producer {producer!r} with key {key!r} is there "
-        f"twice: in segment {first.segment_id} at {first.position.text}, and here.",
-        again.segment_id,
-        again.position,
-    )
-
-
-def _out_of_order(producer: str, key: str | None, before: KeyedRow, row: KeyedRow) -> Violation:
-    return Violation(
-        Rule.V4,
-        f"Message {row.stamp.sequence_id} of producer {producer!r} with key {key!r} comes after "
-        f"{before.stamp.sequence_id}, which it sent later: that is in segment "
-        f"{before.segment_id} at {before.position.text}.",
-        row.segment_id,
-        row.position,
-    )
 
 
 def check_views(

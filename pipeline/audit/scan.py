@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from magnetar.errors import InvalidMessage, TopicNotFound
-from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart
+from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart, take_pieces
 from pipeline.audit.observer import Observer
+from pipeline.audit.pieces import OpenMessages
+from pipeline.audit.row_checks import Place, Sent, SuspectRow
 from pipeline.audit.seen import SeenRange, Stamp
 from pipeline.connecting import connected
 from pipeline.options import Connection
 from pipeline.row_hash import row_hash
 from protocol.ids import Position
 
-__all__ = ["AuditedRange", "Place", "SuspectRow", "scan", "suspect_rows"]
+__all__ = ["AuditedRange", "scan", "suspect_rows"]
 
 
 class AuditedRange(NamedTuple):
@@ -32,20 +34,6 @@ class AuditedRange(NamedTuple):
     """Whether it lies below the horizon of the cut."""
 
 
-class Place(NamedTuple):
-    """Of a row; places compare in the order of the topic along each path of its DAG."""
-
-    depth: int
-    segment_id: int
-    ledger_id: int
-    entry_id: int
-    batch_index: int
-
-
-SuspectRow = tuple[tuple[str, str], tuple[Place, Stamp, int]]
-"""(producer, key), and the row's place, what it was sent with, and the hash of its content."""
-
-
 def scan(connection: Connection, part: AuditedRange, *, raw: bool = True) -> SeenRange:
     """Everything that is in the range; not raw: what consumers get of it."""
     observer = Observer(part.segment_id, part.start, part.end)
@@ -58,17 +46,26 @@ def suspect_rows(
     connection: Connection, producers: frozenset[str], part: AuditedRange
 ) -> Iterator[SuspectRow]:
     """The rows of these producers, one by one; what is aborted is nobody's order."""
-    columns = MessageColumns()
+    columns, messages = MessageColumns(), OpenMessages()
     for entries in _entries(connection, part, True):
         for entry in entries:
             if entry.visibility not in (Visibility.READABLE, Visibility.OPEN):
                 continue
             try:
                 take_apart(entry, columns)
+                _put_together(messages, columns)
             except InvalidMessage:
-                continue  # The scan has told it.
+                pass  # The scan has told it.
             yield from _rows(columns, producers, part)
             columns.clear()
+
+
+def _put_together(messages: OpenMessages, columns: MessageColumns) -> None:
+    """The row of a message in pieces, if its last one has come and all are there."""
+    for piece in columns.pieces:
+        known = messages.take(piece)
+        if known is not None and len(known) == piece.pieces:
+            take_pieces(known, columns)
 
 
 def _rows(
@@ -80,13 +77,12 @@ def _rows(
             if run.producer not in producers:
                 break
             key = columns.keys[at]
-            if key is None:
-                continue
             index = columns.batch_indexes[at]
             place = Place(part.depth, part.segment_id, run.ledger_id, run.entry_id, index)
-            content = row_hash(key.encode(), columns.values[at])
+            content = row_hash(None if key is None else key.encode(), columns.values[at])
             stamp = Stamp(run.publish_time_ms, columns.sequence_ids[at])
-            yield (run.producer, key), (place, stamp, content)
+            where = part.segment_id if key is None else -1
+            yield (Sent(run.producer, stamp, content, where), place), key
         row += run.messages
 
 

@@ -10,7 +10,10 @@ Pure.  Rules:
 - What is encrypted is counted by its metadata, which is not: entries, and of transactions messages.
 - A producer's messages come in order of its sequence ids, unless it began anew, which shows by a
   later publish time (`Stamp.may_follow`).  Entries of several batches that were open at once may
-  interleave, so what breaks this order is no violation yet: it is looked at key by key (`suspect`).
+  interleave, and clocks may go back, so what breaks this order is no violation yet: its rows are
+  looked at one by one (`suspect`).
+- A suspect is who has a message that goes back, in time or within a time (`Stamp.rises_from`).
+  Where all rise no stamp comes twice, so whoever has a message there twice is one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +63,10 @@ class Stamp(NamedTuple):
         return (
             self.sequence_id > before.sequence_id or self.publish_time_ms > before.publish_time_ms
         )
+
+    def rises_from(self, before: "Stamp") -> bool:
+        """Whether it may follow that one, and is no copy of one before that."""
+        return self.publish_time_ms >= before.publish_time_ms and self.may_follow(before)
 
 
 class Hole(NamedTuple):
@@ -123,7 +130,7 @@ class SeenTransaction:
 class SeenProducer:
     """Messages of one producer in one segment.
 
-    `suspect`: the first place where one came after another that it should not follow.
+    `suspect`: the first place where one came after another that it need not follow.
     """
 
     segment_id: int
@@ -208,7 +215,7 @@ def _in_order(
             found[name] = later
             continue
         suspect = known.suspect or later.suspect
-        if suspect is None and not later.first.may_follow(known.last):
+        if suspect is None and not later.first.rises_from(known.last):
             suspect = boundary
         found[name] = replace(
             known, last=later.last, messages=known.messages + later.messages, suspect=suspect

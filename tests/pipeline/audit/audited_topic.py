@@ -131,14 +131,14 @@ class AuditedTopic:
             producer.flush()
         self.left_open = TxnId(*transaction.id)
 
-    async def send_as_stored(self, numbers: Sequence[int]) -> None:
+    async def send_as_stored(self, numbers: Sequence[int], *, key: str | None = "k") -> None:
         """Messages of one producer and key whose numbers come to lie in this order."""
         raw = await self.broker.connect()
         try:
             producer = await raw.create_producer(self.segments[-1])
             for number in numbers:
                 about = pb.MessageMetadata(
-                    partition_key="k", sequence_id=number, publish_time=1_000 + number
+                    partition_key=key, sequence_id=number, publish_time=1_000 + number
                 )
                 await producer.send(b"%d" % number, metadata=about, sequence_id=number)
         finally:

@@ -97,6 +97,8 @@ FAULTS: Mapping[str, tuple[Fault, Rule, set[Rule]]] = {
 }
 """In the records: the fault, the rule that it breaks, and others that it breaks as well."""
 CLEAN, COPIED, SWAPPED = "clean", "copied", "swapped"
+COPIED_WITHOUT_KEY, SWAPPED_WITHOUT_KEY = "copied-without-key", "swapped-without-key"
+AS_STORED = (COPIED, SWAPPED, COPIED_WITHOUT_KEY, SWAPPED_WITHOUT_KEY)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture(scope="module")
 def audited(broker: BrokerProcess) -> Iterator[Mapping[str, AuditedTopic]]:
     """A topic for each fault, with that in it."""
-    made = {name: AuditedTopic(broker, name) for name in (*FAULTS, CLEAN, COPIED, SWAPPED)}
+    made = {name: AuditedTopic(broker, name) for name in (*FAULTS, CLEAN, *AS_STORED)}
     asyncio.run(_fill(made.values()))
     with magnetar.sync.connect(made[CLEAN].url) as client:
         made["open-unclaimed"].leave_open(client)
@@ -132,6 +134,8 @@ async def _break(broker: BrokerProcess, made: Mapping[str, AuditedTopic]) -> Non
             await fault(made[name], records)
     await made[COPIED].send_as_stored((4, 5, 5))
     await made[SWAPPED].send_as_stored((4, 6, 5))
+    await made[COPIED_WITHOUT_KEY].send_as_stored((4, 5, 6, 5), key=None)
+    await made[SWAPPED_WITHOUT_KEY].send_as_stored((4, 6, 5), key=None)
 
 
 def run(spark: SparkSession, topic: AuditedTopic) -> Report:
@@ -182,7 +186,9 @@ def test_a_fault_in_the_records_is_found(
     assert found <= {rule, *also}
 
 
-@pytest.mark.parametrize(("name", "rule"), [(COPIED, Rule.V3), (SWAPPED, Rule.V4)])
+@pytest.mark.parametrize(
+    ("name", "rule"), [(COPIED, Rule.V3), (SWAPPED, Rule.V4), (COPIED_WITHOUT_KEY, Rule.V3)]
+)
 def test_entries_that_are_copied_or_swapped(
     spark: SparkSession, audited: Mapping[str, AuditedTopic], name: str, rule: Rule
 ) -> None:
@@ -193,6 +199,13 @@ def test_entries_that_are_copied_or_swapped(
     told = page(report)
     assert violation.what.replace("'", "&#x27;") in told
     assert f"{rule.name}: 1" in told
+
+
+def test_rows_without_key_are_in_no_order(
+    spark: SparkSession, audited: Mapping[str, AuditedTopic]
+) -> None:
+    report = run(spark, audited[SWAPPED_WITHOUT_KEY])
+    assert report.findings.is_clean, report.findings.violations
 
 
 async def test_schemas_do_not_matter(spark: SparkSession, broker: BrokerProcess) -> None:

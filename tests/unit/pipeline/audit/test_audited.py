@@ -103,7 +103,7 @@ def test_the_order_of_a_producer_is_held_against_what_it_sent_before() -> None:
     late = SeenProducer(1, "p", Stamp(T0_MS + 49, 0), Stamp(T0_MS + 60, 1), 2)
     producers = [*before[0].producers(0), late]
     assert suspects(producers, snapshot(), Findings()) == {"p": frozenset({0, 1})}
-    fine = replace(late, first=Stamp(T0_MS + 50, 0))
+    fine = replace(late, first=Stamp(T0_MS + 51, 0))
     assert suspects([*before[0].producers(0), fine], snapshot(), Findings()) == {}
 
 

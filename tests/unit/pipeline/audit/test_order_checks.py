@@ -1,4 +1,4 @@
-"""V3, V4: holes, doubles, and messages in the wrong order."""
+"""V3, V4: holes, views, and producers that are suspects."""
 
 from dataclasses import replace
 
@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from magnetar.reads import StoredEntry, Visibility
 from pipeline.audit.observer import Observer
-from pipeline.audit.order_checks import (
-    KeyedRow,
-    check_entries,
-    check_key,
-    check_views,
-    suspects,
-)
+from pipeline.audit.order_checks import check_entries, check_views, suspects
 from pipeline.audit.seen import SeenProducer, Stamp, joined
 from pipeline.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
 from pipeline.audit.violations import Findings, Rule
@@ -158,35 +152,42 @@ def test_a_producer_that_begins_anew_is_no_suspect_and_one_that_goes_back_is() -
     assert suspects(seen(0, back).producers.values(), snapshot(), findings) == {"p": frozenset({0})}
 
 
+def test_a_copy_of_what_was_sent_before_its_producer_began_anew_makes_a_suspect() -> None:
+    before, anew = entry((10, 0), ROWS, first=8), entry((10, 1), ROWS, sent_ms=T0_MS + 1)
+    copied = before._replace(entry_id=2)
+    scanned = seen(0, [before, anew, copied]).producers.values()
+    assert suspects(scanned, snapshot(), Findings()) == {"p": frozenset({0})}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(0, 7),
+    st.integers(0, 8),
+)
+def test_whoever_has_an_entry_twice_is_a_suspect(
+    stamps: list[tuple[int, int]], copied: int, where: int
+) -> None:
+    """Whatever its other messages are: the copy may be stored anywhere behind them."""
+    copied = min(copied, len(stamps) - 1)
+    stamps.insert(max(where, copied + 1), stamps[copied])
+    entries = [
+        entry((10, at), ROWS, first=2 * number, sent_ms=T0_MS + ms)
+        for at, (ms, number) in enumerate(stamps)
+    ]
+    scanned = seen(0, entries).producers.values()
+    assert suspects(scanned, snapshot(), Findings()) == {"p": frozenset({0})}
+
+
 def test_a_child_that_has_older_messages_than_its_parent() -> None:
     def of(segment_id: int, first_ms: int, last_ms: int) -> SeenProducer:
         return SeenProducer(segment_id, "p", Stamp(first_ms, 0), Stamp(last_ms, 9), 10)
 
     records, findings = snapshot(), Findings()
-    fine = [of(0, 1, 5), of(1, 5, 6), of(2, 7, 8)]
+    fine = [of(0, 1, 5), of(1, 6, 6), of(2, 7, 8)]
     assert suspects(fine, records, findings) == {}
-    late = [of(0, 1, 5), of(1, 4, 6), of(2, 7, 8)]
-    assert suspects(late, records, findings) == {"p": frozenset({0, 1})}
-
-
-def row(segment_id: int, entry_id: int, ms: int, number: int, content: int = 0) -> KeyedRow:
-    return KeyedRow(
-        segment_id, Position(10 + segment_id, entry_id), Stamp(ms, number), content or number
-    )
-
-
-def found(rows: list[KeyedRow]) -> list[Rule]:
-    findings = Findings()
-    check_key("p", "a", rows, findings)
-    return [each.rule for each in findings.violations]
-
-
-def test_rows_of_one_key() -> None:
-    assert found([row(0, 0, 1, 0), row(0, 1, 1, 4), row(1, 0, 1, 0, 9)]) == []
-    assert found([row(0, 0, 1, 0), row(0, 1, 1, 4), row(0, 2, 1, 0)]) == [Rule.V3]
-    assert found([row(0, 0, 1, 5), row(0, 1, 1, 4)]) == [Rule.V4]
-    assert found([row(0, 0, 5, 5), row(1, 0, 4, 0, 9)]) == [Rule.V4]
-    assert found([row(0, 0, 1, 5), row(0, 1, 2, 0)]) == []
+    for first_ms in (4, 5):
+        late = [of(0, 1, 5), of(1, first_ms, 6), of(2, 7, 8)]
+        assert suspects(late, records, findings) == {"p": frozenset({0, 1})}
 
 
 def test_views_have_the_same_rows() -> None:
@@ -217,12 +218,3 @@ def test_batches_whose_messages_have_no_numbers_are_in_order() -> None:
     assert suspects(rising.producers.values(), snapshot(), Findings()) == {}
     back = seen(0, [unnumbered((10, at), 9 - at) for at in range(3)])
     assert suspects(back.producers.values(), snapshot(), Findings()) == {"p": frozenset({0})}
-
-
-def test_equal_rows_of_a_batch_whose_messages_have_no_numbers_are_not_doubles() -> None:
-    findings = Findings()
-    rows = [KeyedRow(0, Position(10, 0), Stamp(T0_MS, 4), 77)] * 3
-    check_key("p", "a", rows, findings)
-    assert findings.is_clean
-    check_key("p", "a", [*rows, rows[0]._replace(position=Position(10, 1))], findings)
-    assert [each.rule for each in findings.violations] == [Rule.V3]

@@ -7,9 +7,13 @@ import pytest
 from magnetar.errors import TopicNotFound
 from magnetar.reads import StoredEntry
 from pipeline.audit import scan
+from pipeline.audit.order_checks import suspects
+from pipeline.audit.suspect_job import by_place, checked_keys
+from pipeline.audit.violations import Findings, Rule
 from pipeline.options import Connection
 from protocol.ids import Position
-from tests.unit.pipeline.audit.topic_facts import entry
+from tests.unit.pipeline.audit.topic_facts import entry, snapshot
+from tests.unit.pipeline.stored import batch, pieces, single
 
 
 def test_an_entry_that_is_damaged_does_not_end_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +26,38 @@ def test_an_entry_that_is_damaged_does_not_end_the_audit(monkeypatch: pytest.Mon
     monkeypatch.setattr(scan, "_entries", entries)
     part = scan.AuditedRange(0, "t", Position(10, 0), Position(10, 3))
     found = scan.suspect_rows(Connection("pulsar://unused"), frozenset({"p"}), part)
-    assert [stamp.sequence_id for _, (_, stamp, _) in found] == [0, 2]
+    assert [sent.stamp.sequence_id for (sent, _), _ in found] == [0, 2]
+
+
+def stored(parts: Sequence[bytes]) -> list[StoredEntry]:
+    return [StoredEntry(10, at, data) for at, data in enumerate(parts)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [batch(0, [b"1", b"2"]), batch(2, [b"3"]), batch(0, [b"1", b"2"])],
+        [single(0, b"1"), single(2, b"3"), single(0, b"1")],
+        [*pieces(0, b"123456", 3), single(2, b"3"), *pieces(0, b"123456", 3)],
+    ],
+    ids=["a batch", "alone", "in pieces"],
+)
+def test_an_entry_without_keys_that_is_stored_twice_is_found(
+    monkeypatch: pytest.MonkeyPatch, parts: Sequence[bytes]
+) -> None:
+    entries = stored(parts)
+    monkeypatch.setattr(scan, "_entries", lambda *_: iter([entries]))
+    part = scan.AuditedRange(0, "t", Position(10, 0), Position(10, len(entries)))
+    findings = Findings()
+    connection = Connection("pulsar://unused")
+    seen = scan.scan(connection, part).producers.values()
+    producers = frozenset(suspects(seen, snapshot(), findings))
+    rows = sorted(scan.suspect_rows(connection, producers, part))
+    for each in checked_keys(sorted(by_place(rows))):
+        findings.merge(each)
+    copied = len(rows) // 2
+    assert [each.rule for each in findings.violations] == [Rule.V3] * copied
+    assert "without key is there twice" in findings.violations[0].what
 
 
 class Pruned:

@@ -17,7 +17,8 @@ Rules:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from magnetar.bounds import (
@@ -66,14 +67,10 @@ async def plan_on_stock(
             "Magnetar broker."
         )
     ends = await _ends_of(context, topic, start, LATEST if end is None else end)
-    reader = _RawReader(context, topic, EARLIEST, 1, window=1)
-    try:
-        await reader.open(context.settings.operation_timeout_s)
+    async with _reader(context, topic, EARLIEST, window=1) as reader:
         first = (await reader.stands()).read
         if first is None:
             first = EARLIEST if ends is None else (await reader.some())[0].position
-    finally:
-        await reader.close()
     horizon, raw_end = (first, first) if ends is None else ends
     begin = first if start is None else start
     return RangePlan(
@@ -102,17 +99,13 @@ async def read_on_stock(
     ends = await _ends_of(context, topic, start, end)
     if ends is None:
         return
-    reader = _RawReader(context, topic, start, max_bytes, acknowledging=True)
-    try:
-        await reader.open(context.settings.operation_timeout_s)
+    async with _reader(context, topic, start, max_bytes, acknowledging=True) as reader:
         last = min(end, ends.horizon)
         position = start
         while position < last and (came := await reader.some(last)):
             position = came[-1].next_position
             for entries in _cut([each for each in came if each.position < last], max_bytes):
                 yield entries
-    finally:
-        await reader.close()
 
 
 class _Ends(NamedTuple):
@@ -126,12 +119,8 @@ async def _ends_of(
     context: ClientContext, topic: str, start: Position | None, wanted: Position
 ) -> _Ends | None:
     """See the module's rules; None: nothing may be read.  `wanted`: no more need be known."""
-    tail = _RawReader(context, topic, LATEST, 1, window=1)
-    try:
-        await tail.open(context.settings.operation_timeout_s)
+    async with _reader(context, topic, LATEST, window=1) as tail:
         told = await tail.stands()
-    finally:
-        await tail.close()
     if told.read is None or (told.last is not None and told.last >= told.read):
         return None if told.last is None else _Ends(told.last, told.last)
     wanted = min(wanted, told.read)
@@ -159,10 +148,25 @@ async def _read_from(
     context: ClientContext, topic: str, place: Position, wanted: Position
 ) -> Position:
     """How far it may be read from a place on, unless it is `wanted` and more; else the place."""
-    reader = _RawReader(context, topic, place, 1, acknowledging=True)
+    async with _reader(context, topic, place, acknowledging=True) as reader:
+        return await reader.read_up_to(wanted)
+
+
+@asynccontextmanager
+async def _reader(
+    context: ClientContext,
+    topic: str,
+    start: Position,
+    max_bytes: int = 1,
+    window: int = RAW_READER_MESSAGES,
+    *,
+    acknowledging: bool = False,
+) -> AsyncIterator["_RawReader"]:
+    """A reader that is attached, and left afterwards."""
+    reader = _RawReader(context, topic, start, max_bytes, window, acknowledging=acknowledging)
     try:
         await reader.open(context.settings.operation_timeout_s)
-        return await reader.read_up_to(wanted)
+        yield reader
     finally:
         await reader.close()
 
@@ -199,9 +203,9 @@ class _RawReader(Attachment):
         topic: str,
         start: Position,
         max_bytes: int,
-        window: int = RAW_READER_MESSAGES,
+        window: int,
         *,
-        acknowledging: bool = False,
+        acknowledging: bool,
     ) -> None:
         super().__init__(context)
         self._acknowledging: Final = acknowledging

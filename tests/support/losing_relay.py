@@ -1,24 +1,17 @@
 """A relay in front of a broker that loses answers: what was asked is done, and nobody hears of it.
 
-Rules: it goes by whole frames.  Where a broker tells its own address, the relay puts its own, whose
-port has as many digits, so that whoever has come to the relay stays there; entries go through as
-they are.  What happens to an answer is told by who lost its request (`lose`), before it is sent.
+Rules: as of `frame_relay.py`; what happens to an answer is told by who lost its request (`lose`),
+before it is sent.
 """
 
-import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from protocol import pulsar_pb2 as pb
-from protocol.commands import FIELD_OF_TYPE
-from tests.support.child_process import HOST, free_port
+from tests.support.frame_relay import CutByRelay, FrameRelay, serving
 
-CHUNK_SIZE: Final = 1 << 20
-HEAD: Final = 8
-"""Bytes of the two sizes that begin a frame."""
 Asks = Callable[[pb.BaseCommand], bool]
 
 
@@ -29,16 +22,10 @@ class Loss(enum.Enum):
     SILENCE = "it stays, and nothing is said"
 
 
-class _Cut(ConnectionError):
-    """The relay itself ends a connection."""
-
-
 @dataclass
-class LosingRelay:
+class LosingRelay(FrameRelay):
     """See the module's rules.  Of all connections, in order:"""
 
-    broker_port: int
-    port: int = field(default_factory=free_port)
     asked: list[pb.BaseCommand] = field(default_factory=list)
     """Requests that were sent on, of those whose answers are to be lost."""
     lost: list[pb.BaseCommand] = field(default_factory=list)
@@ -48,123 +35,31 @@ class LosingRelay:
     _asks: Asks | None = None
     _loss: Loss = Loss.CUT
     _times: int | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    @property
-    def url(self) -> str:
-        """`pulsar://host:port` of the relay."""
-        return f"pulsar://{HOST}:{self.port}"
 
     def lose(self, asks: Asks, *, times: int | None = 1, loss: Loss = Loss.CUT) -> None:
         """From now on, of the answers to requests of which `asks` holds; None: all of them."""
         self._asks, self._times, self._loss = asks, times, loss
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until one side of it ends."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        writers = [writer]
-        try:
-            from_broker, to_broker = await asyncio.open_connection(HOST, self.broker_port)
-            writers.append(to_broker)
-            awaited: set[int] = set()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_on(reader, to_broker, awaited))
-                group.create_task(self._hand_back(from_broker, writer, awaited))
-        except* (OSError, EOFError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            for each in writers:
-                each.transport.abort()
-
-    async def close(self) -> None:
-        """End all connections."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _send_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, awaited: set[int]
-    ) -> None:
-        frames = _Frames()
-        while data := await reader.read(CHUNK_SIZE):
-            for frame in frames.feed(data):
-                request = _command(frame)
-                if request is not None and self._asks is not None and self._asks(request):
-                    awaited.add(_request_id(request))
-                    self.asked.append(request)
-                writer.write(frame)
-            await writer.drain()
-        raise EOFError
-
-    async def _hand_back(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, awaited: set[int]
-    ) -> None:
-        frames = _Frames()
-        theirs = f"pulsar://{HOST}:{self.broker_port}".encode()
-        while data := await reader.read(CHUNK_SIZE):
-            for frame in frames.feed(data):
-                answer = _command(frame)
-                if answer is not None and _request_id(answer) in awaited:
-                    awaited.discard(_request_id(answer))
-                    if self._loses(answer):
-                        continue
-                writer.write(frame if answer is None else frame.replace(theirs, self.url.encode()))
-            await writer.drain()
-        raise EOFError
-
-    def _loses(self, answer: pb.BaseCommand) -> bool:
-        """Whether it is lost.  Raises `_Cut` where the connection is."""
-        if self._times is not None and len(self.lost) >= self._times:
-            self.told.append(answer)
+    def sent(self, frame: bytes, command: pb.BaseCommand | None) -> bool:
+        """As `FrameRelay.sent`."""
+        if command is None or self._asks is None or not self._asks(command):
             return False
-        self.lost.append(answer)
-        if self._loss is Loss.CUT:
-            raise _Cut
+        self.asked.append(command)
         return True
 
-
-class _Frames:
-    """Cuts what one side says into frames, each with its sizes."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Those that are complete now."""
-        data, found, at = self._rest + data, [], 0
-        while len(data) - at >= HEAD:
-            size = 4 + int.from_bytes(data[at : at + 4], "big")
-            if len(data) - at < size:
-                break
-            found.append(data[at : at + size])
-            at += size
-        self._rest = data[at:]
-        return found
-
-
-def _command(frame: bytes) -> pb.BaseCommand | None:
-    """None for a frame with an entry."""
-    size = int.from_bytes(frame[4:HEAD], "big")
-    return pb.BaseCommand.FromString(frame[HEAD:]) if HEAD + size == len(frame) else None
-
-
-def _request_id(command: pb.BaseCommand) -> int:
-    """-1 for what is neither a request nor an answer."""
-    body = getattr(command, FIELD_OF_TYPE[command.type])
-    return int(getattr(body, "request_id", -1))
+    def answered(self, answer: pb.BaseCommand) -> bool:
+        """As `FrameRelay.answered`."""
+        if self._times is not None and len(self.lost) >= self._times:
+            self.told.append(answer)
+            return True
+        self.lost.append(answer)
+        if self._loss is Loss.CUT:
+            raise CutByRelay
+        return False
 
 
 @asynccontextmanager
 async def losing(broker_url: str) -> AsyncIterator[LosingRelay]:
     """A relay to the broker at `pulsar://127.0.0.1:port`."""
-    relay = LosingRelay(int(broker_url.rpartition(":")[2]))
-    server = await asyncio.start_server(relay.serve, HOST, relay.port)
-    try:
+    async with serving(LosingRelay(int(broker_url.rpartition(":")[2]))) as relay:
         yield relay
-    finally:
-        server.close()
-        await relay.close()

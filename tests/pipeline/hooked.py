@@ -37,7 +37,7 @@ class HookedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._inner = inner
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._inner.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+        self._inner.prepareForTriggerAvailableNow()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return self._inner.getDefaultReadLimit()
@@ -62,7 +62,7 @@ class HookedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         here(Point.READ_BEGINS)
-        return self._inner.read(partition)  # type: ignore[return-value]
+        return self._inner.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._inner.commit(end)

@@ -4,7 +4,7 @@ One task, one transaction for each batch; else as `kill/copy_driver.py`.
 """
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import pipeline
 from tests.pipeline.driver import Given, drive

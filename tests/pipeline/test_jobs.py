@@ -6,6 +6,8 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -59,7 +61,7 @@ async def test_a_replay_filters_projects_and_goes_on_to_its_end(
     service: BrokerUnderTest,
     client: magnetar.Client,
     topic: MakeTopic,
-    tmp_path,
+    tmp_path: Path,
 ) -> None:
     source, target = await topic(), await topic(2)
     sent = await generations(client, source, 200)
@@ -105,7 +107,7 @@ async def test_what_an_open_transaction_holds_back_is_replayed_when_it_has_ended
     service: BrokerUnderTest,
     client: magnetar.Client,
     topic: MakeTopic,
-    tmp_path,
+    tmp_path: Path,
 ) -> None:
     source, target = await topic(), await topic()
     sent = rows.pairs(30)
@@ -187,7 +189,8 @@ async def put(client: magnetar.Client, topic: str, rows_of: Sequence[tuple[int, 
         for key, number in rows_of:
             value = b"%d" % number if number % 7 else None
             await producer.room()
-            producer.send_nowait(value, key=f"key-{key}")
+            # None is sent as no value, whatever the producer's type of values is.
+            producer.send_nowait(cast("bytes", value), key=f"key-{key}")
             left[f"key-{key}"] = value
         await producer.flush()
     return left

@@ -3,7 +3,8 @@
 import asyncio
 import datetime
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Source:
     checkpoint: Path
 
     def options(self, given: Mapping[str, object]) -> dict[str, str]:
-        every = {"serviceUrl": self.url, "topic": self.topic} | given
+        every: dict[str, object] = {"serviceUrl": self.url, "topic": self.topic, **given}
         return {name: str(value) for name, value in every.items()}
 
     def table(self, **given: object) -> DataFrame:
@@ -72,10 +73,15 @@ class Source:
         assert await asyncio.to_thread(query.awaitTermination, PATIENCE_S)
 
 
+MakeSource = Callable[..., Awaitable[tuple[Source, Topic]]]
+
+
 @pytest.fixture
 def source(
     spark: SparkSession, service: BrokerUnderTest, topic: MakeTopic, tmp_path: Path
-) -> Iterable[object]:
+) -> MakeSource:
+    """Of a new topic: `await source(segments=2)`."""
+
     async def make(segments: int = 1) -> tuple[Source, Topic]:
         made = await topic(segments)
         return Source(spark, service.url, made.name, tmp_path / "checkpoint"), made
@@ -118,7 +124,7 @@ async def generations(
     return sent
 
 
-async def test_a_batch_has_all_columns(source, client: magnetar.Client) -> None:
+async def test_a_batch_has_all_columns(source: MakeSource, client: magnetar.Client) -> None:
     reading, made = await source()
     async with client.producer(made.name, name="writer", batching=False) as producer:
         where = await producer.send(
@@ -145,7 +151,7 @@ async def test_a_batch_has_all_columns(source, client: magnetar.Client) -> None:
 
 
 async def test_a_batch_crosses_the_dag_and_order_key_has_the_order(
-    source, client: magnetar.Client
+    source: MakeSource, client: magnetar.Client
 ) -> None:
     reading, made = await source()
     sent = await generations(client, made)
@@ -154,12 +160,13 @@ async def test_a_batch_crosses_the_dag_and_order_key_has_the_order(
     assert len({row.segment_id for row in rows}) == 6
 
 
-async def test_times_cuts_and_filters_choose_rows(source, client: magnetar.Client) -> None:
+async def test_times_and_filters_choose_rows(source: MakeSource, client: magnetar.Client) -> None:
     reading, made = await source()
     first, later = pairs(50), pairs(50, first=50)
     await publish(client, made.name, first)
     await made.split(0)
-    await asyncio.sleep(0.01)
+    published_ms = time.time_ns() // 1_000_000
+    await until(lambda: time.time_ns() // 1_000_000 > published_ms)
     await publish(client, made.name, later)
     every = await reading.rows()
     moment = min(row.publish_time for row in every if row.segment_id > 0)
@@ -181,7 +188,7 @@ async def test_times_cuts_and_filters_choose_rows(source, client: magnetar.Clien
 
 
 async def test_a_stream_reads_on_while_the_topic_splits_and_merges(
-    source, client: magnetar.Client
+    source: MakeSource, client: magnetar.Client
 ) -> None:
     reading, made = await source(2)
     batches: list[list[Row]] = []
@@ -194,7 +201,9 @@ async def test_a_stream_reads_on_while_the_topic_splits_and_merges(
     check_each_once_and_in_order([row for batch in batches for row in batch], sent)
 
 
-async def test_available_now_with_limits_over_restarts(source, client: magnetar.Client) -> None:
+async def test_available_now_with_limits_over_restarts(
+    source: MakeSource, client: magnetar.Client
+) -> None:
     reading, made = await source()
     batches: list[list[Row]] = []
     sent = await generations(client, made, per_step=20, batching=False)
@@ -215,7 +224,9 @@ async def test_available_now_with_limits_over_restarts(source, client: magnetar.
     assert len(batches) == known + 1, "a run without anything new read something"
 
 
-async def test_a_batch_that_is_run_again_has_the_same_rows(source, client: magnetar.Client) -> None:
+async def test_a_batch_that_is_run_again_has_the_same_rows(
+    source: MakeSource, client: magnetar.Client
+) -> None:
     reading, made = await source()
     sent = await generations(client, made, per_step=20)
     batches: list[list[Row]] = []
@@ -233,7 +244,7 @@ async def test_a_batch_that_is_run_again_has_the_same_rows(source, client: magne
 
 
 async def test_transactions_are_read_when_they_are_committed(
-    source, client: magnetar.Client
+    source: MakeSource, client: magnetar.Client
 ) -> None:
     reading, made = await source()
     async with client.producer(made.name) as producer:
@@ -247,7 +258,9 @@ async def test_transactions_are_read_when_they_are_committed(
             batches: list[list[Row]] = []
             query = reading.start(batches, now=True)
             assert await asyncio.to_thread(query.awaitTermination, PATIENCE_S)
-            [held] = query.lastProgress["sources"]
+            last = query.lastProgress
+            assert last is not None
+            [held] = last["sources"]
             end, stored = json.loads(held["endOffset"]), json.loads(held["latestOffset"])
             assert stored["pos"]["0"] > end["pos"]["0"]
     await reading.run(batches)
@@ -260,7 +273,7 @@ async def test_transactions_are_read_when_they_are_committed(
 
 
 async def test_a_message_in_pieces_is_read_by_whoever_has_its_last_piece(
-    source, client: magnetar.Client
+    source: MakeSource, client: magnetar.Client
 ) -> None:
     reading, made = await source()
     large = bytes(range(256)) * 50_000  # 12.8 MB: three pieces
@@ -291,7 +304,7 @@ ORDERS = [
 
 @pytest.mark.parametrize(("decode", "schema"), [("avro", avro_of(Order)), ("json", json_of(Order))])
 async def test_values_are_decoded_by_the_schema_of_the_topic(
-    source, client: magnetar.Client, decode: str, schema: magnetar.Schema[Order]
+    source: MakeSource, client: magnetar.Client, decode: str, schema: magnetar.Schema[Order]
 ) -> None:
     reading, made = await source()
     async with client.producer(made.name, schema=schema) as producer:
@@ -307,7 +320,7 @@ async def test_values_are_decoded_by_the_schema_of_the_topic(
     assert [row._corrupt for row in rows] == [None, None]
 
 
-async def test_errors_say_what_to_do(source) -> None:
+async def test_errors_say_what_to_do(source: MakeSource) -> None:
     reading, _ = await source()
     for given, sentence in (
         ({"start": "yesterday"}, "earliest, latest, a time"),

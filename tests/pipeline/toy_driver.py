@@ -1,7 +1,7 @@
 """`python -m tests.pipeline.toy_driver JSON`: toy source into toy sink, until all is done."""
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.pipeline.driver import Given, drive
 from tests.pipeline.hooked import Hooked

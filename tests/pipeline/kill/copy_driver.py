@@ -6,7 +6,7 @@ without checkpoint begins, `"last"` the positions that were committed last.
 """
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import pipeline
 from pipeline.data_source import Pulsar5

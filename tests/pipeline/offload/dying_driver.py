@@ -13,7 +13,7 @@ from pipeline.options import Connection
 from tests.pipeline import spark_session
 
 
-def die(_place: Place, _name: str, _text: str) -> None:
+def die(place: Place, name: str, text: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

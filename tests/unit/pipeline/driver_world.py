@@ -144,10 +144,11 @@ class DriverWorld(ABC, Generic[L]):
         self._start(life.name[0])
 
     async def _live(self, life: L) -> None:
+        ends: tuple[type[Exception], ...] = (AssertionError, *self.FAILURES)
         try:
             await self.run(life)
             life.outcome = "done"
-        except (*self.FAILURES, AssertionError) as error:
+        except ends as error:
             if life.outcome:
                 return
             life.outcome = f"{type(error).__name__}: {error}"

@@ -93,7 +93,9 @@ class Coordinator:
         self.abort_open()
         return self.epoch
 
-    def begin(self, epoch: int, nonce: str, query: str | None, batch: int | None) -> object:
+    def begin(
+        self, epoch: int, nonce: str, query: str | None, batch: int | None
+    ) -> tuple[TxnId, TxnId] | None:
         self._require(epoch)
         if query is not None and batch is not None and batch <= self.last_batch(query):
             return None
@@ -280,7 +282,7 @@ class World(DriverWorld[CountingLife]):
     async def _task(
         self, life: CountingLife, epoch: int, nonce: str, batch: int, partition: int
     ) -> TaskReport:
-        hint = (QUERY, batch) if self.plan.hint else (None, None)
+        hint: tuple[str | None, int | None] = (QUERY, batch) if self.plan.hint else (None, None)
         tries = 2 if partition < self.plan.losers else 1
         for _ in range(tries):
             begun = await self.ask(
@@ -288,7 +290,7 @@ class World(DriverWorld[CountingLife]):
             )
             if begun is None:
                 return TaskReport(nonce, partition, *hint, done=True)
-            group, attempt = begun  # type: ignore[misc]
+            group, attempt = begun
             row = Row(batch, partition, attempt)
             await self.ask(life, "write", partial(self.rows.append, row))
         counts = {SEGMENT: RowCount(1, 7)}

@@ -5,6 +5,7 @@ import datetime
 import decimal
 import io
 import json
+from collections.abc import Mapping
 
 import fastavro
 import pyarrow as pa
@@ -99,9 +100,9 @@ EXPECTED = VALUE | {"scores": [("a", 1.5)], "times": [("a", NOON)]}
 WRITTEN = VALUE | {"clock": datetime.time(0, 0, 1)}
 
 
-def avro(tree: object, value: object) -> bytes:
+def avro(tree: Mapping[str, object], value: object) -> bytes:
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(tree, named_schemas={}), value)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(dict(tree), named_schemas={}), value)
     return out.getvalue()
 
 
@@ -120,8 +121,9 @@ def decoder(tree: object, decoding: Decoding = Decoding.AVRO, **how: object) -> 
     return ValueDecoder(definition, kind, **how)  # type: ignore[arg-type]
 
 
-def data_of(found: object) -> list[object]:
-    return found[DATA].to_pylist()  # type: ignore[index]
+def data_of(found: Mapping[str, pa.Array]) -> list[object]:
+    data: list[object] = found[DATA].to_pylist()
+    return data
 
 
 def test_every_type_of_avro() -> None:
@@ -206,7 +208,7 @@ class Writers:
 
 def versioned(tree: object, writers: Writers, **how: object) -> ValueDecoder:
     schema = Definition(Decoding.AVRO, json.dumps(tree)).avro().of_topic(PlainWriters(writers))
-    return decoder(tree, avro=schema, learn=lambda v: asyncio.run(schema.learn(v)), **how)
+    return decoder(tree, avro=schema, learn=lambda v: asyncio.run(schema.learn(v)), **how)  # type: ignore[arg-type]
 
 
 def test_values_of_other_versions_are_resolved() -> None:
@@ -269,7 +271,7 @@ def test_what_arrow_refuses_is_corrupt_alone() -> None:
     assert isinstance(found[DATA], pa.StructArray)
 
 
-WIDE = V1 | {"fields": [{"name": "b", "type": "string"}, *V1["fields"]]}  # type: ignore[misc]
+WIDE = V1 | {"fields": [{"name": "b", "type": "string"}, *V1["fields"]]}
 
 
 @pytest.mark.parametrize("names", [("data",), ("data", "_corrupt"), ("_corrupt",), ("value",)])

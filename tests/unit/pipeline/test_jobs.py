@@ -1,7 +1,10 @@
 """Cores of the jobs: what they are asked, how rows are reduced, how fast they go, what they say."""
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,7 +36,7 @@ def test_a_job_is_what_it_was_when_it_is_read_again() -> None:
     "change",
     [{"where": None}, {"target": "topic://a/b/e"}, {"end": "12"}, {"select": ()}, {"start": "1"}],
 )
-def test_a_checkpoint_of_another_replay_is_refused(change: dict[str, object]) -> None:
+def test_a_checkpoint_of_another_replay_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(change))):
         JOB.check(replace(ASKED, **change))
 
@@ -44,7 +47,7 @@ def test_what_is_no_job_is_refused(text: str) -> None:
         job_of_text(text)
 
 
-def test_a_checkpoint_is_begun_once_and_not_over_another_query(tmp_path) -> None:
+def test_a_checkpoint_is_begun_once_and_not_over_another_query(tmp_path: Path) -> None:
     place = ReplayCheckpoint(str(tmp_path / "new"))
     assert place.job() is None
     place.begin(JOB)
@@ -81,7 +84,8 @@ def batch(first: int, keys: list[str | None]) -> pa.RecordBatch:
 @settings(deadline=None)  # The first call makes Arrow load what it needs.
 @given(parts=st.lists(KEYS, max_size=8), most=st.sampled_from([1, 200, 1 << 20]))
 def test_the_last_row_of_each_key_is_never_lost(parts: list[list[str | None]], most: int) -> None:
-    batches, rows = [], []
+    batches: list[pa.RecordBatch] = []
+    rows: list[tuple[str | None, int]] = []
     for keys in parts:
         batches.append(batch(len(rows), keys))
         rows += [(key, len(rows) + i) for i, key in enumerate(keys)]
@@ -103,7 +107,7 @@ def test_a_range_of_many_rows_is_reduced_in_bounded_memory() -> None:
     keys: list[str | None] = [f"k{i}" for i in range(1000)]
     most = 0
 
-    def source():
+    def source() -> Iterator[pa.RecordBatch]:
         nonlocal most
         for part in range(300):
             most = max(most, pa.total_allocated_bytes())

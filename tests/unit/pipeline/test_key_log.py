@@ -109,7 +109,7 @@ def test_the_last_batches_of_few_queries_are_kept() -> None:
 def test_the_sink_is_told_where_the_key_is() -> None:
     given = {"serviceUrl": "pulsar://a", "topic": "t", "txnKey": "k", "txnEpoch": "0"}
     state = StateOption("topic://public/default/s", (4, 17))
-    assert SinkOptions.of(given | state.options, streaming=True).state == state
+    assert SinkOptions.of({**given, **state.options}, streaming=True).state == state
     assert SinkOptions.of(given, streaming=True).state is None
     for broken in (
         {"stateTopic": "s"},

@@ -49,7 +49,8 @@ class BusyRest(AdminRest):
         self.begun += 1
         open_now = [f"1_{number}" for number in range(self.begun)]
         if path.endswith("/headers/open"):
-            yield from ({"txnId": txn, "status": "OPEN"} for txn in open_now)
+            for txn in open_now:
+                yield {"txnId": txn, "status": "OPEN"}
         elif "/records/" in path:
             claims = [{"txnId": txn, "epoch": 1, "floor": "1:0"} for txn in open_now]
             yield {"segment": SEGMENT, "claims": claims, "aborted": {}}

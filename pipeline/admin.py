@@ -9,6 +9,7 @@ Rules:
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -33,11 +34,15 @@ class AdminFailed(ClientError):
 class AdminRest:
     """One broker's, or that of all behind one address."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        """`url` as http://host:8080; `token` for brokers that ask for one."""
+    def __init__(
+        self, url: str, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`url` as http://host:8080; `token` for brokers that ask for one; `tls` for https."""
         if not url.startswith(("http://", "https://")):
             raise AdminFailed(f"{url!r} is no REST address; give one as http://host:8080.")
         self._url = url.rstrip("/")
+        https = urllib.request.HTTPSHandler(context=tls)
+        self._opener = urllib.request.build_opener(_NotFollowed, https)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def get(self, path: str) -> object:
@@ -79,7 +84,7 @@ class AdminRest:
         for _ in range(REDIRECTS_MAX):
             request = urllib.request.Request(url, data=data, method=method, headers=headers)
             try:
-                answer = _OPENER.open(request, timeout=TIMEOUT_S)
+                answer = self._opener.open(request, timeout=TIMEOUT_S)
                 return cast("http.client.HTTPResponse", answer)
             except urllib.error.HTTPError as error:
                 if error.code in _SENT_ON and error.headers.get("Location"):
@@ -98,9 +103,6 @@ class _NotFollowed(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_args: object, **_kwargs: object) -> None:
         """Never."""
-
-
-_OPENER: Final = urllib.request.build_opener(_NotFollowed)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -8,7 +8,8 @@ Rules:
 - What the command line alone can show to be wrong is told before Spark is started.
 - Whatever Spark says, the last line is a sentence.
 - Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations; 3: a
-  replay has not reached its end, and goes on when it is run again.
+  replay has not reached its end, and goes on when it is run again; 130 and 143: Ctrl-C and SIGTERM
+  have ended it (`pipeline.ending`).
 """
 
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from magnetar.cli.common import TopicArgument, ending_well, topic_named
+from magnetar.cli.common import TopicArgument, topic_named
 from magnetar.cli.connecting import Where, connecting
+from pipeline.ending import ending_as_told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +33,8 @@ __all__ = ["app", "register"]
 
 VIOLATIONS_FOUND: Final = 2
 NOT_FINISHED: Final = 3
+AGAIN: Final = "Run the same command again: it begins anew."
+GO_ON: Final = "What is done stays; run the same command again to go on."
 app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
 AdminUrl = Annotated[
     str,
@@ -78,11 +82,11 @@ def audit(
 ) -> None:
     """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
     name = topic_named(topic)
-    with ending_well():
+    with ending_as_told("audit", AGAIN):
         from pipeline.audit.audited import load, store
         from pipeline.offload.place import place_of
 
-        connection, rest = _connection(where), _rest(admin_url, where)
+        connection, rest = _connection(where), rest_of(admin_url, where)
         place = None if table is None else place_of(table)
         kept = None if state is None else load(state)
         if report is not None:
@@ -137,7 +141,7 @@ def replay(
 ) -> None:
     """Write a range of a topic into another one, exactly once; the same command goes on."""
     names = topic_named(source), topic_named(target)
-    with ending_well():
+    with ending_as_told("replay", GO_ON):
         from pipeline.replay.request import Replay
 
         connection = _connection(where)
@@ -181,7 +185,7 @@ def compact(
 ) -> None:
     """Make a new topic of the last row of each key; run again, it finds what is made."""
     names = topic_named(topic), topic_named(target)
-    with ending_well():
+    with ending_as_told("compaction", AGAIN):
         from pipeline.compact.request import Compaction, generation_topic, milliseconds
 
         connection = _connection(where)
@@ -220,10 +224,10 @@ def offload(
 ) -> None:
     """Copy sealed segments to an object store, and write their rows as a table of Parquet."""
     name = topic_named(topic)
-    with ending_well():
+    with ending_as_told("offload", GO_ON):
         from pipeline.offload.place import place_of
 
-        connection, rest, place = _connection(where), _rest(admin_url, where), place_of(to)
+        connection, rest, place = _connection(where), rest_of(admin_url, where), place_of(to)
         with _spark(master, f"offload of {topic}") as spark:
             from pipeline.offload.job import offload as run
 
@@ -271,10 +275,13 @@ def _token(where: Where) -> str | None:
     return where.token if where.token_file is None else where.token_file.read_text("utf-8").strip()
 
 
-def _rest(admin_url: str, where: Where) -> "AdminRest":
+def rest_of(admin_url: str, where: Where) -> "AdminRest":
+    """The REST interface, by the token and the authorities that brokers are reached by."""
+    from magnetar.settings import ClientSettings
+    from magnetar.wire.tls import tls_context
     from pipeline.admin import AdminRest
 
-    return AdminRest(admin_url, _token(where))
+    return AdminRest(admin_url, _token(where), tls_context(ClientSettings(**where.options)))
 
 
 @contextmanager

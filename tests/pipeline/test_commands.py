@@ -106,6 +106,7 @@ async def test_ctrl_c_ends_a_job_without_a_trace(
         _, err = await process.communicate()
     assert process.returncode == INTERRUPTED, err.decode()
     assert "Traceback" not in err.decode(), err.decode()
+    assert "ended by Ctrl-C" in err.decode().splitlines()[-1]
     assert not await rows.committed(client, target.name)
 
 

@@ -61,6 +61,7 @@ SAMPLES_ONLY_LATER: Final = {
 COMPOSE: Final = DEPLOY / "compose" / "compose.yaml"
 KUBERNETES: Final = DEPLOY / "kubernetes"
 PROMETHEUS: Final = DEPLOY / "prometheus"
+SPARK: Final = DEPLOY / "spark"
 DASHBOARDS: Final = sorted((DEPLOY / "grafana").glob("*.json"))
 
 
@@ -549,6 +550,24 @@ def test_pods_have_no_rights_and_write_nowhere() -> None:
     assert own["allowPrivilegeEscalation"] is False
     assert own["capabilities"] == {"drop": ["ALL"]}
     assert container()["resources"]["limits"]["memory"]
+
+
+# Spark
+
+
+def test_the_image_of_spark_copies_what_lies_beside_its_file() -> None:
+    """The wheel is made there; the build's context is that directory alone."""
+    text = (SPARK / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+    copied = [line.split()[1:] for line in text.splitlines() if line.startswith("COPY ")]
+    assert copied
+    for *sources, target in copied:
+        assert target.endswith("/")
+        missing = [each for each in sources if not (SPARK / each).exists()]
+        assert missing == ["magnetar-*.whl"]
+        used = re.findall(rf"{target}(\S+)", text)
+        assert set(used) <= set(sources)
+    (guide,) = re.findall(r"local://(/\S+)", (ROOT / "docs" / "spark.md").read_text("utf-8"))
+    assert guide == copied[0][-1] + "jobs.py"
 
 
 # The page for operators

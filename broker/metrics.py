@@ -109,6 +109,10 @@ class BrokerCollector(Collector):
         in_bytes = family("pulsar_in_bytes_total", "Bytes published")
         out_messages = family("pulsar_out_messages_total", "Messages delivered")
         out_bytes = family("pulsar_out_bytes_total", "Bytes delivered")
+        read_entries = family(
+            "magnetar_segment_read_entries_total", "Entries read in bulk, by no consumer"
+        )
+        read_bytes = family("magnetar_segment_read_bytes_total", "Bytes of these")
         backlog = family("pulsar_msg_backlog", "Entries not acknowledged, over all subscriptions")
         size = family("pulsar_storage_size", "Bytes stored")
         for topic in topics:
@@ -121,11 +125,13 @@ class BrokerCollector(Collector):
             in_bytes.add(labels, topic.bytes_in_total)
             out_messages.add(labels, topic.messages_out_total)
             out_bytes.add(labels, topic.bytes_out_total)
+            read_entries.add(labels, topic.entries_read_total)
+            read_bytes.add(labels, topic.bytes_read_total)
             backlog.add(labels, sum(one.backlog for one in held if one.durable))
             size.add(labels, topic.ledger.total_size_bytes)
         for filled in (producers, consumers, subscriptions, backlog, size):
             yield filled.metric
-        for filled in (in_messages, in_bytes, out_messages, out_bytes):
+        for filled in (in_messages, in_bytes, out_messages, out_bytes, read_entries, read_bytes):
             yield filled.metric
 
     def _subscriptions(self, topics: "list[Topic]") -> Iterator[Metric]:

@@ -94,13 +94,18 @@ class SegmentReads:
         await self._begin(connection)
         try:
             try:
-                frame = _encoded(topic, request_id, await _read(topic, asked))
+                piece = await _read(topic, asked)
+                frame = _encoded(topic, request_id, piece)
             finally:
                 self._under_way.release()
+            entries, size_bytes = len(piece.found), sum(len(each[2]) for each in piece.found)
+            del piece  # The frame has it, and may wait for long.
             await _until_writable(connection)
         finally:
             self._ahead -= 1
         connection.send_encoded(*frame)
+        topic.entries_read_total += entries
+        topic.bytes_read_total += size_bytes
 
     async def _begin(self, connection: "Connection") -> None:
         """Wait for a place, and for the peer if too many answers wait already.

@@ -132,6 +132,9 @@ class Topic:
             cursor_name: Subscription(self, cursor_name, cursor)
             for cursor_name, cursor in ledger.cursors.items()
         }
+        self.entries_read_total = 0
+        """Of bulk readers, which are no consumers, since the topic was loaded."""
+        self.bytes_read_total = 0
         self._past_messages_out = 0
         self._past_bytes_out = 0
         self._subscription_change = asyncio.Lock()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.metrics import make_registry, metrics_text
 from broker.service import Broker
 from config.bounds import MAX_MESSAGE_SIZE
 from protocol import pulsar_pb2 as pb
@@ -43,6 +44,22 @@ async def test_a_range_is_planned_and_read(reads: Reads) -> None:
     done = await reads.plan(end)
     assert (done.entries, place(done.start), place(done.end)) == (0, end, end)
     assert (await reads.read(end, LATEST)).at_end
+
+
+async def test_what_was_read_is_in_the_metrics(reads: Reads, broker: Broker) -> None:
+    """No consumer counts what bulk readers take, so the topic does."""
+    producer = await reads.raw.create_producer(TOPIC)
+    for number in range(3):
+        await producer.send(b"%d" % number)
+    plan = await reads.plan()
+    answer = await reads.read(place(plan.start), place(plan.end))
+    await reads.read(place(plan.start), Position(place(plan.start).ledger_id, 1))
+    size = sum(len(each.data) for each in answer.entries)
+    labels = f'{{cluster="standalone",namespace="public/default",topic="{TOPIC}"}}'
+    lines = metrics_text(make_registry(broker)).decode().splitlines()
+    assert f"magnetar_segment_read_entries_total{labels} 4.0" in lines
+    expected_bytes = size + len(answer.entries[0].data)
+    assert f"magnetar_segment_read_bytes_total{labels} {expected_bytes}.0" in lines
 
 
 async def test_an_empty_topic_has_an_empty_range(reads: Reads) -> None:

@@ -31,7 +31,7 @@ def source(spark: SparkSession, url: str, topic: str, columns: str) -> DataFrame
 
 
 def as_rows(table: DataFrame) -> DataFrame:
-    """What the sink takes: the customer is the key, so that what is of one stays in order."""
+    """What the sink takes: the customer is the key, so that rows of one customer stay in order."""
     return table.select(f.col("customer").alias("key"), f.to_json(f.struct("*")).alias("value"))
 
 
@@ -53,8 +53,8 @@ def start_rows(table: DataFrame, url: str, topic: str, checkpoints: str) -> Stre
 def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
     """What has changed in each batch, exactly once.
 
-    Spark lets sinks in Python have new rows only, so each batch is a job by itself, whose name says
-    which query and batch it is: one that comes again is known by it, and written once.
+    Spark gives sinks in Python new rows only, so each batch is a job by itself, whose `jobId` names
+    its query and batch: one that comes again is recognised by it, and written once.
     """
     name = "to-" + topic.rpartition("/")[2]
     key = pipeline.open_key(url, name)

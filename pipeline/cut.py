@@ -17,11 +17,11 @@ Pure.  Rules:
 - A cut never goes back: `moved` refuses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from magnetar.layout import Layout
+from magnetar.layout import Layout, Segment
 from pipeline.errors import InvalidCut
 from protocol.ids import EARLIEST, LATEST, Position
 
@@ -31,8 +31,8 @@ __all__ = [
     "Cut",
     "Place",
     "ahead_of",
+    "ancestors",
     "behind",
-    "elders",
     "entered",
     "not_retained",
 ]
@@ -101,35 +101,34 @@ class Cut:
         return replace(self, pos={**self.pos, segment_id: place})
 
 
-def elders(segment_id: int, layout: Layout) -> set[int]:
+def ancestors(segment_id: int, layout: Layout) -> set[int]:
     """Its parents, their parents and so on, as far as the layout has them."""
-    found: set[int] = set()
-    to_do = [segment_id]
-    while to_do:
-        segment = layout.segments.get(to_do.pop())
-        for parent in () if segment is None else segment.parent_ids:
-            if parent in layout.segments and parent not in found:
-                found.add(parent)
-                to_do.append(parent)
-    return found
+    return _reached([segment_id], layout, lambda segment: segment.parent_ids)
 
 
 def behind(cut: Cut, layout: Layout) -> set[int]:
     """Segments of the layout that are read: at their end, or before one that is in the cut."""
     found = {i for i, place in cut.pos.items() if place == END and i in layout.segments}
-    return found.union(*(elders(i, layout) for i in cut.pos))
+    return found.union(*(ancestors(i, layout) for i in cut.pos))
 
 
 def ahead_of(cut: Cut, layout: Layout) -> set[int]:
     """Segments of the layout that come after those in the cut."""
+    return _reached(cut.pos, layout, lambda segment: segment.child_ids)
+
+
+def _reached(
+    begin: Iterable[int], layout: Layout, next_of: Callable[[Segment], Iterable[int]]
+) -> set[int]:
+    """Segments of the layout that are reached from some by one step or more."""
     found: set[int] = set()
-    to_do = list(cut.pos)
+    to_do = list(begin)
     while to_do:
         segment = layout.segments.get(to_do.pop())
-        for child in () if segment is None else segment.child_ids:
-            if child in layout.segments and child not in found:
-                found.add(child)
-                to_do.append(child)
+        for segment_id in () if segment is None else next_of(segment):
+            if segment_id in layout.segments and segment_id not in found:
+                found.add(segment_id)
+                to_do.append(segment_id)
     return found
 
 

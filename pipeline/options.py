@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -38,7 +39,7 @@ CONNECTION_OPTIONS: Final = (
 """Of everything that connects."""
 
 _FILE: Final = "file:"
-_FLAGS: Final = {"true": True, "false": False}
+_FLAGS: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
 
 
 class Options:

@@ -9,7 +9,7 @@ Pure, but for what `Reading` tells.  Rules:
 - P3 `Ordering.KEY`: a batch never crosses an edge of the DAG, for its tasks run side by side.  What
   was drained before the batch, or is drained without a row, is crossed.  With `chain` the children
   that have one parent are read behind it (by the same task).  `Ordering.NONE` crosses every edge.
-- P4 A segment is planned once in a step, a child with what its elders have left of the budget.
+- P4 A segment is planned once in a step, a child with what its ancestors have left of the budget.
 - P5 `window_ms`: nothing is read that was published later than that after the first unread entry of
   the slowest segment.  The slowest one always moves.
 - P6 What has nothing to be read keeps its place to the letter, so that a step without progress
@@ -24,7 +24,7 @@ from typing import Final
 
 from magnetar.layout import Layout, Segment
 from magnetar.reads.plan import RangePlan
-from pipeline.cut import BEGINNING, END, Cut, Place, behind, elders, entered, not_retained
+from pipeline.cut import BEGINNING, END, Cut, Place, ancestors, behind, entered, not_retained
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
 from protocol.ids import Position
@@ -251,8 +251,8 @@ class Planner:
         return self._plan(topic, place, limit, max_bytes=1).first_publish_time_ms
 
     def _may_follow(self, segment_id: int, step: _Step, layout: Layout) -> bool:
-        """P3: elders that are read in this step may have rows of the same keys."""
-        if self._ordering is Ordering.NONE or not step.moved & elders(segment_id, layout):
+        """P3: ancestors that are read in this step may have rows of the same keys."""
+        if self._ordering is Ordering.NONE or not step.moved & ancestors(segment_id, layout):
             return True
         parents = layout.segments[segment_id].parent_ids
         if not self._chain or len(parents) != 1:

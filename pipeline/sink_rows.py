@@ -9,6 +9,7 @@ another type is refused before anything is written.
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -18,12 +19,14 @@ from pipeline.row_hash import row_hash
 
 __all__ = ["RowColumns", "Rows"]
 
-_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "value": ("binary", "string"),
-    "key": ("string", "binary"),
-    "properties": ("map<string,string>",),
-    "event_time": ("timestamp",),
-}
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "value": ("binary", "string"),
+        "key": ("string", "binary"),
+        "properties": ("map<string,string>",),
+        "event_time": ("timestamp",),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ Pure.  Rules:
 - Equal cuts have the same bytes, as Spark compares texts: keys are sorted (as texts), numbers are
   whole, and `through` is left out when it is empty.  An object has its keys in that order, too, so
   that whoever writes it again writes the same.
+- `from` has the positions at which the first batch of a query began.  Spark writes down where that
+  batch ends alone, and asks anew where a query begins when it runs the batch again; so the end says
+  it.  No cut has it, and positions are kept without.
 - Positions are an array of cuts, of all sources of a query.
 - What is no cut of ours, or of another version, is refused by `InvalidCut`.
 """
@@ -19,7 +22,7 @@ from pipeline.cut import END, Cut, Place
 from pipeline.errors import InvalidCut
 from protocol.ids import LONG_MAX
 
-__all__ = ["Json", "cut_of", "cut_of_text", "object_of", "text_of"]
+__all__ = ["FROM", "Json", "begun_of", "cut_of", "cut_of_text", "object_of", "text_of"]
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -27,15 +30,22 @@ VERSION: Final = 1
 _END: Final = "END"
 _KEYS: Final = frozenset({"name", "pos", "topic", "v"})
 _THROUGH: Final = "through"
+FROM: Final = "from"
 
 
-def object_of(cut: Cut) -> dict[str, Json]:
-    """What Spark is given."""
+def object_of(cut: Cut, begun: Cut | None = None) -> dict[str, Json]:
+    """What Spark is given; `begun` is where the first batch began, if it ends here."""
+    first: dict[str, Json] = {} if begun is None else {FROM: _places_of(begun)}
+    through: dict[str, Json] = {_THROUGH: list(cut.through)} if cut.through else {}
+    places = _places_of(cut)
+    return {**first, "name": cut.name, "pos": places, **through, "topic": cut.topic, "v": VERSION}
+
+
+def _places_of(cut: Cut) -> dict[str, Json]:
     places: dict[str, Json] = {}
     for key, place in sorted((str(i), place) for i, place in cut.pos.items()):
         places[key] = _END if place == END else list(place)
-    through: dict[str, Json] = {_THROUGH: list(cut.through)} if cut.through else {}
-    return {"name": cut.name, "pos": places, **through, "topic": cut.topic, "v": VERSION}
+    return places
 
 
 def text_of(cut: Cut) -> str:
@@ -52,21 +62,22 @@ def cut_of(found: object, topic: str, name: str) -> Cut:
             f"it is of version {found['v']!r}, this is version {VERSION}; use the release that "
             "wrote it"
         )
-    if extra := sorted(found.keys() - _KEYS - {_THROUGH}):
+    if extra := sorted(found.keys() - _KEYS - {FROM, _THROUGH}):
         raise _refused(f"it has the members {extra} beside its own")
     if (found["topic"], found["name"]) != (topic, name):
         raise _refused(
             f"it is of topic {found['topic']!r} and name {found['name']!r}, this source reads "
             f"{topic!r} as {name!r}; another topic, or another name, needs another checkpoint"
         )
-    places = found["pos"]
-    if not isinstance(places, Mapping) or not places:
-        raise _refused("it has no positions")
-    pos = {_number(key): _place(key, place) for key, place in places.items()}
     through = found.get(_THROUGH, [])
     if not isinstance(through, list) or not all(_is_number(each) for each in through):
         raise _refused(f"its member {_THROUGH} is {through!r}")
-    return Cut(topic, name, pos, tuple(through))
+    return Cut(topic, name, _pos(found["pos"]), tuple(through))
+
+
+def begun_of(found: Mapping[str, Json], cut: Cut) -> Cut | None:
+    """Where the first batch began, if `found`, which is `cut`, says so.  Raises `InvalidCut`."""
+    return Cut(cut.topic, cut.name, _pos(found[FROM])) if FROM in found else None
 
 
 def cut_of_text(text: str, topic: str, name: str) -> Cut:
@@ -85,6 +96,12 @@ def cut_of_text(text: str, topic: str, name: str) -> Cut:
             raise _refused(f"it has {len(mine)} cuts of topic {topic!r} and name {name!r}")
         return cut_of(mine[0], topic, name)
     return cut_of(found, topic, name)
+
+
+def _pos(places: object) -> dict[int, Place]:
+    if not isinstance(places, Mapping) or not places:
+        raise _refused("it has no positions")
+    return {_number(key): _place(key, place) for key, place in places.items()}
 
 
 def _number(key: object) -> int:

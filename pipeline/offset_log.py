@@ -15,6 +15,7 @@ Pure.  Rules:
 import json
 from typing import Final
 
+from pipeline.cut_json import FROM
 from pipeline.errors import PositionsUnreadable
 
 __all__ = ["positions_of", "query_of"]
@@ -49,7 +50,7 @@ def positions_of(text: str) -> str:
                 f"Two sources of the query read topic {tags[0]} under the name {tags[1]!r}, so "
                 "their positions cannot be told apart. Give each its own option `name`."
             )
-        found[tags] = ours
+        found[tags] = {member: value for member, value in ours.items() if member != FROM}
     if not found:
         raise PositionsUnreadable(
             "The query reads from no source of the format pulsar5, so there are no positions to "

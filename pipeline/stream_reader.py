@@ -5,6 +5,9 @@ Rules:
 - One object per query plans, in a process of the driver; others of it, pickled, read in tasks.
 - Offsets are cuts (`cut_json.py`).  Spark has written one down before its batch is read, and hands
   the recorded pair back after a restart; so `partitions` has no memory and no side effects.
+- Of the first batch Spark writes down the end alone, and asks `initialOffset` again when it plans
+  the batch and when it runs it once more, which may have another answer by then: `latest`, most of
+  all.  So offsets say where that batch begins, and what they say counts.
 - `latestOffset` gives back its start if there is nothing new, to the letter, which for
   Trigger.AvailableNow is the end of the run: then `_limits` say how far every segment may be read.
 - Without a trigger Spark asks again at once when nothing is new: it is answered every IDLE_PAUSE_S.
@@ -29,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pipeline.cut import Cut, entered
-from pipeline.cut_json import Json, cut_of, object_of
+from pipeline.cut_json import Json, begun_of, cut_of, object_of
 from pipeline.pace import Pace
 from pipeline.range_planning import (
     Budget,
@@ -79,7 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, reading = self._source.options, self._source.reading
         start = options.start or Bound(BoundKind.EARLIEST)
         layout = reading.layout()
-        return object_of(entered(start_cut(start, reading, layout, options.nowhere), layout))
+        cut = entered(start_cut(start, reading, layout, options.nowhere), layout)
+        return object_of(cut, begun=cut)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What the options say; the other one of two is remembered."""
@@ -112,7 +116,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._pace is not None:
             self._pace.took(self._planner.planned_rows, time.monotonic())
         self._idle_until = time.monotonic() + IDLE_PAUSE_S if found is cut else None
-        return object_of(found)
+        begun = begun_of(start, cut)
+        is_first = begun is not None and begun.pos == cut.pos
+        return object_of(found, begun if is_first or found is cut else None)
 
     def reportLatestOffset(self) -> dict[str, Json]:  # noqa: N802
         """The end of what is stored, so that what an open transaction holds back is seen."""
@@ -123,6 +129,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a batch."""
         options, reading = self._source.options, self._source.reading
         first, last = self._cut(start), self._cut(end)
+        if start != end:
+            first = begun_of(end, last) or first
         layout = self._layout(last)
         if options.fail_on_data_loss:
             refuse_gone(first, last, layout)

@@ -243,6 +243,21 @@ async def test_a_batch_that_is_run_again_has_the_same_rows(
     assert sorted(pairs_of(again[1])) == sorted(pairs(10, first=500))
 
 
+async def test_the_first_batch_begins_where_it_began_before(
+    source, client: magnetar.Client
+) -> None:
+    """Spark has not written that down, and asks anew where a query begins: `latest` has moved."""
+    reading, made = await source()
+    sent = await generations(client, made, per_step=20)
+    first: list[list[Row]] = []
+    await reading.run(first, ordering="none")
+    for log in (reading.checkpoint / "commits").glob("*0*"):
+        log.unlink()
+    again: list[list[Row]] = []
+    await reading.run(again, ordering="none", start="latest")
+    assert sorted(pairs_of(again[0])) == sorted(pairs_of(first[0])) == sorted(sent)
+
+
 async def test_transactions_are_read_when_they_are_committed(
     source: MakeSource, client: magnetar.Client
 ) -> None:

@@ -133,6 +133,11 @@ class FakeTopic:
 
     # `Reading`
 
+    def layout_with(self, newest: int) -> Layout:
+        found = self.layout()
+        assert max(found.segments) >= newest
+        return found
+
     def layout(self) -> Layout:
         def retained(ids: list[int]) -> tuple[int, ...]:
             return tuple(i for i in ids if i not in self.pruned)

@@ -29,6 +29,12 @@ def test_positions_are_the_offsets_of_our_sources_in_one_order() -> None:
     assert " " not in one
 
 
+def test_positions_do_not_tell_where_the_query_began() -> None:
+    cut = {"from": {"0": [1, 0, 0]}, **json.loads(offset("a", at=3))}
+    without = positions_of(f"v1\n{METADATA}\n{offset('a', at=3)}")
+    assert positions_of(f"v1\n{METADATA}\n{json.dumps(cut)}") == without
+
+
 def test_the_second_version_names_sources() -> None:
     text = "\n".join(["v2", METADATA, f"0:{offset('a', at=3)}", "1:-", "second:17"])
     assert json.loads(positions_of(text))[0]["pos"] == {"0": [1, 3, -1]}

@@ -6,23 +6,26 @@ other URIs by the file systems of Arrow (`s3:`, with `s3a:` for it, `gs:`, `abfs
 the credentials that Arrow finds in the environment.  What cannot be read, or does not come in time,
 is an error: whoever asks is about to commit, and must not.
 
-Arrow's calls cannot be interrupted, so each has a thread of its own, which nothing waits for at the
-end of the process.
+Arrow's calls cannot be interrupted, so each has a thread of its own (`begun`), which nothing waits
+for at the end of the process.
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
-from pipeline.errors import PositionsUnreadable
+from pipeline.errors import PipelineError, PositionsUnreadable
 from pipeline.offset_log import positions_of, query_of
 
-__all__ = ["CheckpointFiles", "GivenPositions", "file_system"]
+__all__ = ["READ_TIMEOUT_S", "CheckpointFiles", "GivenPositions", "begun", "file_system"]
+
+T = TypeVar("T")
 
 READ_TIMEOUT_S: Final = 30.0
 """For a file of a checkpoint, where nobody has said for how long a request may take."""
@@ -67,20 +70,7 @@ class CheckpointFiles:
 
     async def _in_time(self, name: str) -> str:
         """As `text`."""
-        found: Future[str] = Future()
-        found.set_running_or_notify_cancel()
-
-        def read() -> None:
-            try:
-                found.set_result(self.text(name))
-            except PositionsUnreadable as error:
-                found.set_exception(error)
-            except BaseException as error:
-                found.set_exception(error)
-                raise  # which Python tells: nobody may wait any more
-
-        Thread(target=read, name=f"checkpoint {name}", daemon=True).start()
-        waiting = asyncio.wrap_future(found)
+        waiting = asyncio.wrap_future(begun(name, lambda: self.text(name)))
         await asyncio.wait((waiting,), timeout=self.timeout_s)
         if waiting.done():
             return waiting.result()
@@ -107,6 +97,24 @@ class GivenPositions:
         raise PositionsUnreadable(
             "No task has told which job it is of: nothing is committed. Run the job again."
         )
+
+
+def begun(name: str, work: Callable[[], T]) -> Future[T]:
+    """What `work` will give or raise, from a thread of its own."""
+    found: Future[T] = Future()
+    found.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except (OSError, pa.ArrowException, ValueError, PipelineError) as error:
+            found.set_exception(error)
+        except BaseException as error:
+            found.set_exception(error)
+            raise  # which Python tells: nobody may wait any more
+
+    Thread(target=run, name=f"checkpoint {name}", daemon=True).start()
+    return found
 
 
 def file_system(location: str) -> tuple[pa_fs.FileSystem, str]:

@@ -2,71 +2,83 @@
 
 Rules: the file is whole or not there (written beside, then renamed), and is written before the
 query starts; of batches only those count that Spark has noted as committed.
+A step that is not done in time is an error: a file system that hangs must not hang the job.  What
+comes of that step later nobody waits for, and no other one follows it.
 """
 
+from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
-from pipeline.checkpoint_files import CheckpointFiles, file_system
-from pipeline.errors import InvalidOption
+from pipeline.checkpoint_files import READ_TIMEOUT_S, CheckpointFiles, begun, file_system
+from pipeline.errors import InvalidOption, PipelineError
 from pipeline.offset_log import positions_of
 from pipeline.replay.request import Job, job_of_text, text_of_job
 
 __all__ = ["ReplayCheckpoint"]
 
+T = TypeVar("T")
+
 NAME: Final = "magnetar-replay.json"
 
 
 class ReplayCheckpoint:
-    """At `location`, as Spark is told it.  All methods raise `InvalidOption` if it is no place."""
+    """At `location`, as Spark is told it; each step is to be done within `timeout_s`.
 
-    def __init__(self, location: str) -> None:
-        try:
-            self._files, root = file_system(location)
-        except (OSError, pa.ArrowException, ValueError) as error:
-            raise self._unusable(location, error) from error
+    All methods raise `InvalidOption` if it is no place, or does not answer in time.
+    """
+
+    def __init__(self, location: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         self.location = location
+        self._timeout_s = timeout_s
+        self._files, root = self._done(lambda: file_system(location))
         self._root = root.rstrip("/")
 
     def job(self) -> Job | None:
         """What it is of; None: it is new."""
         path = f"{self._root}/{NAME}"
-        try:
+
+        def read() -> str | None:
             if self._files.get_file_info(path).type is pa_fs.FileType.NotFound:
                 return None
             with self._files.open_input_stream(path) as stream:
-                return job_of_text(stream.read().decode())
-        except (OSError, pa.ArrowException) as error:
-            raise self._unusable(self.location, error) from error
+                data: bytes = stream.read()
+            return data.decode()
+
+        text = self._done(read)
+        return None if text is None else job_of_text(text)
 
     def begin(self, job: Job) -> None:
         """Write down what it is of.  Raises `InvalidOption` if it is of something else already."""
-        try:
-            if self._has_query():
-                raise InvalidOption(
-                    f"{self.location} is the checkpoint of another query; give the replay a "
-                    "directory of its own."
-                )
-            self._files.create_dir(self._root, recursive=True)
-            path = f"{self._root}/{NAME}"
+        if self._done(self._has_query):
+            raise InvalidOption(
+                f"{self.location} is the checkpoint of another query; give the replay a "
+                "directory of its own."
+            )
+        path = f"{self._root}/{NAME}"
+
+        def write() -> None:
             with self._files.open_output_stream(f"{path}.new") as stream:
                 stream.write(text_of_job(job).encode())
-            self._files.move(f"{path}.new", path)
-        except (OSError, pa.ArrowException) as error:
-            raise self._unusable(self.location, error) from error
+
+        self._done(lambda: self._files.create_dir(self._root, recursive=True))
+        self._done(write)
+        self._done(lambda: self._files.move(f"{path}.new", path))
 
     def reached(self) -> str | None:
         """Positions at the end of the last batch that was committed; None: there is none.
 
         Raises `PositionsUnreadable`.
         """
-        batches = self._batches()
+        batches = self._done(self._batches)
         if not batches:
             return None
-        return positions_of(CheckpointFiles(self.location).text(f"offsets/{max(batches)}"))
+        files = CheckpointFiles(self.location)
+        return positions_of(self._done(lambda: files.text(f"offsets/{max(batches)}")))
 
     def _batches(self) -> list[int]:
         selected = pa_fs.FileSelector(f"{self._root}/commits", allow_not_found=True)
@@ -80,9 +92,20 @@ class ReplayCheckpoint:
         info = self._files.get_file_info(f"{self._root}/metadata")
         return info.type is not pa_fs.FileType.NotFound
 
-    @staticmethod
-    def _unusable(location: str, error: Exception) -> InvalidOption:
-        return InvalidOption(
-            f"The checkpoint {location} cannot be used ({error}); give a directory, or a URI that "
-            "this machine can read and write (file:, s3:, gs:, abfs:, hdfs:)."
-        )
+    def _done(self, step: Callable[[], T]) -> T:
+        """What the step gives.  Raises `InvalidOption`, and as the step if that is ours."""
+        asked = begun("of a replay", step)
+        if not wait((asked,), self._timeout_s).done:
+            raise InvalidOption(
+                f"The checkpoint {self.location} did not answer within {self._timeout_s:g} s. Look "
+                "whether the place can be read and written, and run the same command again."
+            )
+        try:
+            return asked.result()
+        except PipelineError:
+            raise
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise InvalidOption(
+                f"The checkpoint {self.location} cannot be used ({error}); give a directory, or a "
+                "URI that this machine can read and write (file:, s3:, gs:, abfs:, hdfs:)."
+            ) from error

@@ -85,7 +85,7 @@ def replay(
 
     Raises `InvalidOption`, `PipelineError` where the query has failed, and what the client does.
     """
-    files = ReplayCheckpoint(checkpoint)
+    files = ReplayCheckpoint(checkpoint, connection.operation_timeout_ms / 1000)
     job = files.job()
     options = _options(connection, asked)
     topic = TopicReading(connection, options.topic)

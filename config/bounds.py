@@ -330,11 +330,9 @@ TXN_ENDED_KEPT = 1_000
 without a read: 0.1 MB and 0.2 MB, which thousands of them may have."""
 TXN_PAGE = 1000
 """Records that one page of an index scan brings."""
-TXN_HEADERS_PAGE = 64
-"""Headers that the first page of a scan brings; one may have TXN_GROUP_HEADER_BYTES."""
-TXN_HEADERS_PAGE_BYTES = 16 * 1024 * 1024
-"""A page of so many bytes of headers is followed by one of no more headers, smaller ones by larger
-ones, up to TXN_PAGE: headers that are together in a scan are about as large as each other."""
+TXN_PAGE_BYTES = 16 * 1024 * 1024
+"""Bytes with which a page of headers, or of transaction keys, ends before that: a header may have
+TXN_GROUP_HEADER_BYTES, a key TXN_GROUP_POSITIONS_BYTES and more."""
 TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
 TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS
@@ -494,6 +492,8 @@ ZOOKEEPER_SESSION_MS = 10_000
 """Timeout of the sessions in which records are read and written (the server has its own bounds)."""
 ZOOKEEPER_READ_NODES = 500
 """Nodes that one request reads, as of one moment."""
+ZOOKEEPER_SIZED_NODES = 32
+"""Nodes that are read at once to learn how many of them have the bytes that were asked for."""
 ZOOKEEPER_TRIES = 20
 """How often a write is tried in a row that others come in between of."""
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from config.bounds import TXN_PAGE
+from config.bounds import TXN_PAGE, TXN_PAGE_BYTES
 from storage.metadata.keys import LAST
-from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
+from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict, is_cut
 from txn import key_records
 from txn.errors import CorruptTransactionRecord
 from txn.key_groups import noted_and_folded
@@ -111,13 +111,16 @@ class TransactionKeyStore:
     async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
         """Keys whose encoded name is above `after`, and where the next page begins, "" if nowhere.
 
-        One that cannot be read is left out, and logged.
+        Fewer than `limit` where they have TXN_PAGE_BYTES.  One that cannot be read is left out, and
+        logged.
         """
         # Names are escaped, so "!" is below all that could follow one.
         lo = key_records.index_key(self._coordinator, f"{after}!" if after else "")
         hi = key_records.index_key(self._coordinator, LAST)
         # All of the range is in one partition; a store that is told so reads it whole to see to it.
-        hits = await self._metadata.scan_index(key_records.KEY_INDEX, lo, hi, limit=limit)
+        hits = await self._metadata.scan_index(
+            key_records.KEY_INDEX, lo, hi, limit=limit, max_bytes=TXN_PAGE_BYTES
+        )
         found = []
         for hit in hits:
             path, value = hit.record.key, hit.record.value
@@ -126,7 +129,7 @@ class TransactionKeyStore:
                 found.append(StoredKey(key_records.name_at(path), record, hit.record.version))
             except CorruptTransactionRecord as error:
                 log.error("transaction_key_corrupt", error=str(error))
-        more = len(hits) >= limit
+        more = is_cut(hits, limit, TXN_PAGE_BYTES)
         return found, hits[-1].record.key.removeprefix(key_records.KEYS) if more else ""
 
     async def pages(self) -> AsyncIterator[Sequence[StoredKey]]:

@@ -17,7 +17,7 @@ from functools import partial
 
 import structlog
 
-from config.bounds import TXN_HEADERS_PAGE, TXN_HEADERS_PAGE_BYTES, TXN_PAGE
+from config.bounds import TXN_PAGE, TXN_PAGE_BYTES
 from protocol.ids import Position
 from protocol.names import encode_name
 from storage.metadata.keys import exact_range, number, prefix_range
@@ -29,6 +29,7 @@ from storage.metadata.store import (
     Record,
     Version,
     VersionConflict,
+    is_cut,
 )
 from txn import records
 from txn.counters import TransactionCounters
@@ -137,21 +138,22 @@ class TransactionStore:
     async def _header_pages(
         self, index: str, lo: str, hi: str
     ) -> AsyncIterator[list[StoredHeader]]:
-        """Pages begin with the last secondary key of the page before: several may have it.
-
-        How many headers a page has goes with their size in the page before.
-        """
-        limit, seen = TXN_HEADERS_PAGE, set[str]()
+        """Pages begin with the last secondary key of the page before: several may have it."""
+        times, seen = 1, set[str]()
         while True:
-            hits = await self._index(index, lo, hi, limit=limit)
+            limit, max_bytes = times * TXN_PAGE, times * TXN_PAGE_BYTES
+            hits = await self._index(index, lo, hi, limit=limit, max_bytes=max_bytes)
             fresh = [hit.record for hit in hits if hit.record.key not in seen]
             if fresh:
                 yield _headers(fresh)
-            if len(hits) < limit:
+            if not is_cut(hits, limit, max_bytes):
                 return
             last = hits[-1].index_key
-            limit = _next_limit(hits) if last > lo else limit * 2
-            lo, seen = last, {hit.record.key for hit in hits if hit.index_key == last}
+            if last > lo:
+                times, lo, seen = 1, last, set()
+            else:
+                times *= 2
+            seen.update(hit.record.key for hit in hits if hit.index_key == last)
 
     # Claims and acknowledgement records
 
@@ -375,19 +377,21 @@ class TransactionStore:
     # Within
 
     async def _index(
-        self, index: str, lo: str, hi: str, *, fresh: bool = False, limit: int | None = None
+        self,
+        index: str,
+        lo: str,
+        hi: str,
+        *,
+        fresh: bool = False,
+        limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> Sequence[IndexHit]:
         began_s = self._elapsed_s()
-        hits = await self.metadata.scan_index(index, lo, hi, fresh=fresh, limit=limit)
+        hits = await self.metadata.scan_index(
+            index, lo, hi, fresh=fresh, limit=limit, max_bytes=max_bytes
+        )
         self.counters.index_query.observe(self._elapsed_s() - began_s)
         return hits
-
-
-def _next_limit(page: Sequence[IndexHit]) -> int:
-    """How many headers the page after it may have."""
-    size = sum(len(hit.record.value) for hit in page)
-    fitting = max(1, len(page) * TXN_HEADERS_PAGE_BYTES // max(size, 1))
-    return min(fitting, 2 * len(page), TXN_PAGE)
 
 
 def stored_header(record: Record) -> StoredHeader:

@@ -78,18 +78,23 @@ class MemoryMetadataStore(EmbeddedStore):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> list[IndexHit]:
         """See `MetadataStore.scan_index`.  Always fresh."""
         operations.check_index_range(index, lo, hi)
         operations.check_partition(partition)
         await self._turn()
         hits: list[IndexHit] = []
+        size = 0
         for index_key, key in self._tables.index_entries(index, lo, hi):
             if limit is not None and len(hits) >= limit:
+                break
+            if hits and max_bytes is not None and size >= max_bytes:
                 break
             record = self._tables.existing_record(key)
             if partition is None or record.partition == partition:
                 hits.append(IndexHit(index_key, record))
+                size += len(record.value)
         return hits
 
     def _enqueue(self, waiting: Waiting[Operation]) -> None:

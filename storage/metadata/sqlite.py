@@ -142,11 +142,12 @@ class SqliteMetadataStore(EmbeddedStore):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> list[IndexHit]:
         """See `MetadataStore.scan_index`.  Always fresh."""
         operations.check_index_range(index, lo, hi)
         operations.check_partition(partition)
-        read = IndexScan(index, lo, hi, partition, limit)
+        read = IndexScan(index, lo, hi, partition, limit, max_bytes)
         return cast(list[IndexHit], await self._read(self._ranges, read))
 
     def _enqueue(self, waiting: Waiting[Operation]) -> None:

@@ -75,6 +75,7 @@ class IndexScan:
     hi: str
     partition: str | None
     limit: int | None
+    max_bytes: int | None
 
 
 RangeRead = Children | Scan | IndexScan
@@ -150,10 +151,18 @@ class SqliteReader:
             "partition": read.partition,
             "limit": _NO_LIMIT if read.limit is None else max(0, read.limit),
         }
-        return [
-            IndexHit(index_key, _record(*row))
-            for index_key, *row in self._connection.execute(_SCAN_INDEX, parameters).fetchall()
-        ]
+        rows = self._connection.execute(_SCAN_INDEX, parameters)
+        if read.max_bytes is None:
+            return [IndexHit(index_key, _record(*row)) for index_key, *row in rows.fetchall()]
+        hits: list[IndexHit] = []
+        size = 0
+        for index_key, *row in rows:
+            hits.append(IndexHit(index_key, _record(*row)))
+            size += len(hits[-1].record.value)
+            if size >= read.max_bytes:
+                break
+        rows.close()
+        return hits
 
     def _revision(self) -> int:
         return int(self._connection.execute(_REVISION).fetchone()[0])

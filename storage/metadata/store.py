@@ -118,6 +118,27 @@ class IndexHit:
     record: Record
 
 
+def first_hits(
+    hits: Sequence[IndexHit], limit: int | None, max_bytes: int | None
+) -> list[IndexHit]:
+    """Of hits in their order those within the bounds of `MetadataStore.scan_index`."""
+    found = list(hits[:limit])
+    if max_bytes is None:
+        return found
+    size = 0
+    for number, hit in enumerate(found):
+        size += len(hit.record.value)
+        if size >= max_bytes:
+            return found[: number + 1]
+    return found
+
+
+def is_cut(hits: Sequence[IndexHit], limit: int | None, max_bytes: int) -> bool:
+    """Whether there may be more hits behind those that a scan with these bounds has found."""
+    many = limit is not None and len(hits) >= limit
+    return many or sum(len(hit.record.value) for hit in hits) >= max_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class PutResult:
     """What a put made: the key (server-made for sequences), its version, its overwrite count."""
@@ -242,11 +263,13 @@ class MetadataStore(ABC):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> list[IndexHit]:
         """Hits with lo <= secondary key < hi, in order of secondary key, then primary key.
 
         A record with several keys in the range is hit once for each.  With `partition` only the
-        hits whose record lives there.
+        hits whose record lives there.  No more than `limit`; the one with which the values have
+        `max_bytes` together is the last.  See `is_cut`.
         """
 
     @abstractmethod

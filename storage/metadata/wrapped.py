@@ -95,10 +95,13 @@ class WrappedMetadataStore(MetadataStore):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> Coroutine[object, object, list[IndexHit]]:
         """See `MetadataStore`."""
         return self._asked(
-            self._store.scan_index(index, lo, hi, partition=partition, fresh=fresh, limit=limit)
+            self._store.scan_index(
+                index, lo, hi, partition=partition, fresh=fresh, limit=limit, max_bytes=max_bytes
+            )
         )
 
     def watch_key(self, key: str, *, partition: str | None = None) -> Watch:

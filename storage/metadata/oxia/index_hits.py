@@ -10,7 +10,6 @@ Rules:
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 
 from storage.metadata.keys import exact_range
 from storage.metadata.oxia.records import Found
@@ -43,9 +42,7 @@ def keys_in(found: Found, watched: IndexRange) -> list[str]:
     )
 
 
-def hits(
-    records: Iterable[Found], watched: IndexRange, partition: str | None, limit: int | None
-) -> list[IndexHit]:
+def hits(records: Iterable[Found], watched: IndexRange, partition: str | None) -> list[IndexHit]:
     """Hits of one partition or all, in order of secondary key, then key."""
     found = [
         IndexHit(key, each.record)
@@ -54,21 +51,51 @@ def hits(
         for key in keys_in(each, watched)
     ]
     found.sort(key=lambda hit: (hit.index_key, hit.record.key))
-    return found if limit is None else found[:limit]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """Bounds of `MetadataStore.scan_index`."""
+
+    limit: int | None = None
+    max_bytes: int | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a bound."""
+        return self.limit is not None or self.max_bytes is not None
+
+    def reached(self, hits: Sequence[tuple[str, int]]) -> str | None:
+        """The secondary key of the last hit within the bounds, of hits with sizes, in order.
+
+        None if they do not reach a bound.
+        """
+        size = 0
+        for number, (key, of_value) in enumerate(hits, start=1):
+            size += of_value
+            if number == self.limit or (self.max_bytes is not None and size >= self.max_bytes):
+                return key
+        return None
 
 
 def is_enough(
-    limit: int, records: Sequence[Found], last: Sequence[Found], watched: IndexRange
+    bound: Enough, records: Sequence[Found], last: Sequence[Found], watched: IndexRange
 ) -> bool:
-    """Whether a shard's first records of a range hold its first `limit` hits.
+    """Whether a shard's first records of a range hold its first hits within the bound.
 
     Shards go in order of secondary keys, but order records of the same key in their own way.
     """
-    distinct = {found.record.key: found for found in records}.values()
-    keys = [key for found in distinct for key in keys_in(found, watched)]
-    if len(keys) < limit or not last:
+    if not last:
         return False
-    if limit == 0:
+    if bound.limit == 0:
         return True
+    distinct = {found.record.key: found for found in records}.values()
+    # Of the same key the smallest come first, so that no order of theirs reaches further.
+    up_to = bound.reached(
+        sorted(
+            (key, len(found.record.value)) for found in distinct for key in keys_in(found, watched)
+        )
+    )
     reached = keys_in(last[0], watched)
-    return bool(reached) and reached[0] > nsmallest(limit, keys)[-1]
+    return up_to is not None and bool(reached) and reached[0] > up_to

@@ -18,7 +18,7 @@ from storage.metadata.keys import KeyFamilies, children_range
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.connection import CallFailed, Peer
 from storage.metadata.oxia.errors import Action, Failure, closed, defect
-from storage.metadata.oxia.index_hits import IndexRange, is_enough
+from storage.metadata.oxia.index_hits import Enough, IndexRange, is_enough
 from storage.metadata.oxia.loops import Loop, log_defect
 from storage.metadata.oxia.records import Found, escape_index_key
 from storage.metadata.oxia.settling import found_answer, found_records
@@ -86,15 +86,13 @@ class ShardReader:
 
         return await self._shards.call(self.shard_id, f"a listing of {key!r}", attempt)
 
-    async def scan_index(
-        self, index: str, lo: str, hi: str, limit: int | None = None
-    ) -> list[Found]:
+    async def scan_index(self, watched: IndexRange, bound: Enough) -> list[Found]:
         """Records with an entry in the range when it was looked up, each once.
 
-        They are as they were a moment later: the caller looks whether they are still in it.  With
-        `limit` at least those of the first so many hits.
+        They are as they were a moment later: the caller looks whether they are still in it.  At
+        least those of the first hits within the bound.
         """
-        bound_lo, bound_hi = escape_index_key(lo), escape_index_key(hi)
+        bound_lo, bound_hi = escape_index_key(watched.lo), escape_index_key(watched.hi)
         if bound_lo >= bound_hi:
             return []
 
@@ -105,17 +103,15 @@ class ShardReader:
 
         def enough(scanned: Sequence[pb.GetResponse]) -> bool:
             last = scanned[-1:]
-            return limit is not None and is_enough(
-                limit, found_in(scanned), found_in(last), IndexRange(index, lo, hi)
-            )
+            return bound.is_any and is_enough(bound, found_in(scanned), found_in(last), watched)
 
         async def attempt(peer: Peer, timeout_s: float) -> list[Found]:
             scanned = await peer.range_scan(
-                self.shard_id, bound_lo, bound_hi, index, timeout_s, enough
+                self.shard_id, bound_lo, bound_hi, watched.index, timeout_s, enough
             )
             return list({found.record.key: found for found in found_in(scanned)}.values())
 
-        return await self._shards.call(self.shard_id, f"a scan of index {index!r}", attempt)
+        return await self._shards.call(self.shard_id, f"a scan of index {watched.index!r}", attempt)
 
     async def close(self) -> None:
         """Fail what waits."""

@@ -25,7 +25,7 @@ from storage.metadata.keys import KeyFamilies, children_range, level_of, name_of
 from storage.metadata.operations import Delete, Put
 from storage.metadata.oxia.address import OxiaAddress, parse_address
 from storage.metadata.oxia.connection import Connections
-from storage.metadata.oxia.index_hits import IndexRange, hits
+from storage.metadata.oxia.index_hits import Enough, IndexRange, hits
 from storage.metadata.oxia.issuing import Issuing, Sequences
 from storage.metadata.oxia.moments import Moment
 from storage.metadata.oxia.partitions import PartitionHints
@@ -55,6 +55,7 @@ from storage.metadata.store import (
     RecordTooLarge,
     Session,
     Version,
+    first_hits,
 )
 
 
@@ -186,6 +187,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> list[IndexHit]:
         """See `MetadataStore.scan_index`."""
         self._check_open()
@@ -196,12 +198,12 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         shard_ids = table.ids if partition is None else (table.shard_of("", partition),)
         if fresh:
             await self._prove(shard_ids)
-        cut = limit if partition is None else None
+        enough = Enough(limit, max_bytes) if partition is None else Enough()
         watched = IndexRange(index, lo, hi)
-        found = await self._scan_index_on(shard_ids, watched, cut)
+        found = await self._scan_index_on(shard_ids, watched, enough)
         for each in found:
             self._watching.observe_scanned(each)
-        return hits(found, watched, partition, limit)
+        return first_hits(hits(found, watched, partition), limit, max_bytes)
 
     # Writes
 
@@ -465,18 +467,15 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             self._hints.forget(key)
 
     async def _scan_index_on(
-        self, shard_ids: Iterable[int], watched: IndexRange, limit: int | None
+        self, shard_ids: Iterable[int], watched: IndexRange, enough: Enough
     ) -> list[Found]:
         found = await asyncio.gather(
-            *(
-                self._set.reader(shard_id).scan_index(watched.index, watched.lo, watched.hi, limit)
-                for shard_id in shard_ids
-            )
+            *(self._set.reader(shard_id).scan_index(watched, enough) for shard_id in shard_ids)
         )
         return [each for part in found for each in part]
 
     async def _scan_for_watch(self, watched: IndexRange) -> list[Found]:
-        return await self._scan_index_on(self._shards.table.ids, watched, None)
+        return await self._scan_index_on(self._shards.table.ids, watched, Enough())
 
     async def _load_sequences(self) -> None:
         lo, hi = children_range(SEQUENCES[:-1])

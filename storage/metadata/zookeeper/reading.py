@@ -18,7 +18,7 @@ from typing import cast
 from config import bounds
 from storage.metadata.group import check_partition_of, record_of
 from storage.metadata.keys import level_of
-from storage.metadata.store import IndexHit, MetadataError, Record
+from storage.metadata.store import IndexHit, MetadataError, Record, first_hits, is_cut
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
 from storage.metadata.zookeeper.layout import Layout, decode_record, entry_of, record_name
@@ -84,7 +84,15 @@ class RecordReader:
         ]
 
     async def scan_index(
-        self, index: str, lo: str, hi: str, *, partition: str | None, fresh: bool, limit: int | None
+        self,
+        index: str,
+        lo: str,
+        hi: str,
+        *,
+        partition: str | None,
+        fresh: bool,
+        limit: int | None,
+        max_bytes: int | None,
     ) -> list[IndexHit]:
         """The hits of a range, in order of secondary key and key."""
         listing = [requests.get_children(node) for node in self._layout.buckets(index, lo, hi)]
@@ -93,6 +101,11 @@ class RecordReader:
         if fresh:
             await self._catch_up()
         entries = _entries_in(await self._read(listing), lo, hi)[:most]
+        fitting = None
+        if partition is None and max_bytes is not None:
+            fitting = await self._fitting(entries, max_bytes)
+        if fitting is not None:
+            most, entries = fitting, entries[:fitting]
         for _ in range(bounds.ZOOKEEPER_SCAN_TRIES):
             keys = list(dict.fromkeys(key for _, key in entries))
             reads = [requests.get_data(self._layout.record(key)) for key in keys]
@@ -103,7 +116,27 @@ class RecordReader:
             entries = now
         hits = _hits(index, lo, hi, map(_found, keys, found), keys)
         chosen = [hit for hit in hits if partition is None or hit.record.partition == partition]
-        return chosen[:limit]
+        first = first_hits(chosen, limit, max_bytes)
+        if fitting is None or max_bytes is None or is_cut(first, limit, max_bytes):
+            return first
+        # Values have shrunk since their sizes were learned, and this must not look like the end.
+        more = await self.scan_index(
+            index, lo, hi, partition=None, fresh=fresh, limit=limit, max_bytes=2 * max_bytes
+        )
+        return first_hits(more, limit, max_bytes)
+
+    async def _fitting(self, entries: list[tuple[str, str]], max_bytes: int) -> int | None:
+        """How many of the first entries have values of so many bytes; None: all have less.
+
+        Nothing tells sizes but reading.
+        """
+        size, step = 0, bounds.ZOOKEEPER_SIZED_NODES
+        for start in range(0, len(entries), step):
+            if size >= max_bytes:
+                return start
+            found = await self.find_many([key for _, key in entries[start : start + step]])
+            size += sum(len(each.value) for each in found if each is not None)
+        return None
 
     async def _catch_up(self) -> None:
         """What is read after it is not older than now, through another connection neither.

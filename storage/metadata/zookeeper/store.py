@@ -138,13 +138,14 @@ class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> list[IndexHit]:
         """See `MetadataStore.scan_index`."""
         operations.check_index_range(index, lo, hi)
         operations.check_partition(partition)
         self._check_open()
         return await self._reader.scan_index(
-            index, lo, hi, partition=partition, fresh=fresh, limit=limit
+            index, lo, hi, partition=partition, fresh=fresh, limit=limit, max_bytes=max_bytes
         )
 
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:

@@ -11,6 +11,7 @@ from storage.metadata.store import (
     InvalidMetadataRequest,
     MetadataStore,
     VersionConflict,
+    is_cut,
 )
 
 ALL = ("\x02", "\U0010ffff")
@@ -85,6 +86,23 @@ async def test_ranges(store: MetadataStore) -> None:
     limited = await store.scan_index("i", *ALL, limit=2)
     assert [hit.index_key for hit in limited] == [number(0), number(1)]
     assert await store.scan_index("i", *ALL, limit=0) == []
+
+
+async def test_a_scan_stops_at_so_many_bytes(store: MetadataStore) -> None:
+    sizes = [1, 5, 0, 4, 100, 3, *([2] * 60)]
+    for n, size in enumerate(sizes):
+        await store.put(f"/n/{n:02}", b"v" * size, indexes=entries(number(n)))
+
+    async def found(limit: int | None, max_bytes: int) -> int:
+        told = await store.scan_index("i", *ALL, limit=limit, max_bytes=max_bytes)
+        assert [hit.index_key for hit in told] == [number(n) for n in range(len(told))]
+        assert is_cut(told, limit, max_bytes) == (len(told) < len(sizes))
+        return len(told)
+
+    assert [await found(None, most) for most in (1, 2, 6, 7, 10, 11)] == [1, 2, 2, 4, 4, 5]
+    assert [await found(3, most) for most in (6, 7, 1000)] == [2, 3, 3]
+    assert await found(None, 113 + 2 * 59) == 6 + 59
+    assert await found(None, 1000) == len(sizes)
 
 
 async def test_long_ranges_are_whole(store: MetadataStore) -> None:

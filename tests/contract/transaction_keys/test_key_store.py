@@ -203,6 +203,18 @@ async def test_more_keys_than_a_page(keys: TransactionKeyStore) -> None:
     assert [each.name for page in pages for each in page] == names
 
 
+async def test_a_page_ends_with_so_many_bytes_of_keys(
+    keys: TransactionKeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [KeyName("", f"{n:02}") for n in range(12)]
+    for name in names:
+        await keys.create(name, unborn(1))
+    monkeypatch.setattr("txn.key_store.TXN_PAGE_BYTES", 5 * len(key_records.encode_key(unborn(1))))
+    pages = [page async for page in keys.pages()]
+    assert [len(page) for page in pages] == [5, 5, 2]
+    assert [each.name for page in pages for each in page] == names
+
+
 async def test_what_was_read_in_a_list_can_be_changed(keys: TransactionKeyStore) -> None:
     """Rounds decide on what they listed: its versions are those that writes name."""
     await keys.create(NAME, holding())

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from config.bounds import TXN_PAGE_BYTES
 from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.keyed import ABORT, COMMIT, KEY, NAME, Holder, begin, open_key, state_of
@@ -332,7 +333,7 @@ async def test_no_more_keys_are_read_than_a_page_has() -> None:
 
     world.metadata.scan_index = scan_index  # type: ignore[method-assign]
     assert [each.name for each in (await store.page("", 5))[0]] == [NAME]
-    assert asked == [{"limit": 5}]
+    assert asked == [{"limit": 5, "max_bytes": TXN_PAGE_BYTES}]
 
 
 # K7: what is deleted

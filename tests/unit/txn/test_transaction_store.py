@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from config.bounds import TXN_HEADERS_PAGE, TXN_PAGE
+from config.bounds import TXN_PAGE
 from protocol.ids import Position
 from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
@@ -125,19 +125,26 @@ async def begun(store: TransactionStore, first: int, count: int, nonce: str) -> 
         await store.create_header(TxnId(0, number), header)
 
 
-async def test_pages_of_headers_are_as_long_as_headers_are_small(
+async def test_a_page_of_headers_ends_with_their_number_or_their_bytes(
     store: TransactionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txn.store.TXN_HEADERS_PAGE_BYTES", 32 * 1024)
-    await begun(store, 0, TXN_HEADERS_PAGE // 2, "small")
-    await begun(store, TXN_HEADERS_PAGE, 100, "large" * 800)
-    pages = [len(page) async for page in store.open_headers()]
-    assert sum(pages) == TXN_HEADERS_PAGE // 2 + 100
-    assert pages[0] == TXN_HEADERS_PAGE
-    assert pages[1] <= TXN_HEADERS_PAGE // 4
-    assert max(pages[2:]) <= 8
-    monkeypatch.undo()
-    await begun(store, 1000, 2000, "small")
-    pages = [len(page) async for page in store.open_headers()]
-    assert sum(pages) == TXN_HEADERS_PAGE // 2 + 2100
-    assert max(pages) == TXN_PAGE - 1, "the last one of the page before comes again"
+    monkeypatch.setattr("txn.store.TXN_PAGE_BYTES", 256 * 1024)
+    await begun(store, 0, TXN_PAGE + 200, "small")
+    await begun(store, 2 * TXN_PAGE, 200, "large" * 800)
+    pages = [[each.txn.least for each in page] async for page in store.open_headers()]
+    numbers = [*range(TXN_PAGE + 200), *range(2 * TXN_PAGE, 2 * TXN_PAGE + 200)]
+    assert [number for page in pages for number in page] == numbers
+    assert len(pages[0]) == TXN_PAGE
+    assert len(pages[1]) <= 200 + 66, "large ones right behind small ones"
+    assert max(map(len, pages[2:])) <= 66
+
+
+async def test_headers_of_one_moment_may_be_more_than_a_page(
+    store: TransactionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txn.store.TXN_PAGE_BYTES", 8 * 1024)
+    for number in range(20):
+        header = Header(TxnState.OPEN, 60_000 + number // 10, 1000, group=Group("x" * 4000, 1))
+        await store.create_header(TxnId(0, number), header)
+    found = [each.txn.least async for page in store.open_headers() for each in page]
+    assert found == list(range(20))

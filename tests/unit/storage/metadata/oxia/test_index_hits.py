@@ -5,21 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.metadata.keys import exact_range
-from storage.metadata.oxia.index_hits import IndexRange, hits, is_enough, keys_in
+from storage.metadata.oxia.index_hits import Enough, IndexRange, hits, is_enough, keys_in
 from storage.metadata.oxia.records import Found
-from storage.metadata.store import IndexEntry, InvalidMetadataRequest
+from storage.metadata.store import IndexEntry, InvalidMetadataRequest, first_hits
 from tests.unit.storage.metadata.oxia.writes_of import found
 
 RANGE = IndexRange("i", "b", "e")
 
 
-def indexed(key: str, *index_keys: str, partition: str | None = None) -> Found:
+def indexed(key: str, *index_keys: str, partition: str | None = None, size: int = 1) -> Found:
     entries = tuple(IndexEntry("i", each) for each in index_keys)
-    return found(1, key=key, indexes=entries, partition=partition)
+    return found(1, key=key, indexes=entries, partition=partition, value=b"v" * size)
 
 
-def told(records: list[Found], limit: int | None = None) -> list[tuple[str, str]]:
-    return [(hit.index_key, hit.record.key) for hit in hits(records, RANGE, None, limit)]
+def told(
+    records: list[Found], limit: int | None = None, max_bytes: int | None = None
+) -> list[tuple[str, str]]:
+    first = first_hits(hits(records, RANGE, None), limit, max_bytes)
+    return [(hit.index_key, hit.record.key) for hit in first]
 
 
 def test_a_record_is_hit_once_for_each_key_in_the_range() -> None:
@@ -34,7 +37,7 @@ def test_a_record_that_left_the_range_is_no_hit() -> None:
 
 def test_only_hits_of_a_partition() -> None:
     records = [indexed("/1", "c", partition="p"), indexed("/2", "c")]
-    assert [hit.record.key for hit in hits(records, RANGE, "p", None)] == ["/1"]
+    assert [hit.record.key for hit in hits(records, RANGE, "p")] == ["/1"]
 
 
 def test_a_record_of_others_is_an_error_unless_one_key_is_asked_for() -> None:
@@ -44,17 +47,25 @@ def test_a_record_of_others_is_an_error_unless_one_key_is_asked_for() -> None:
     assert keys_in(other, IndexRange("i", *exact_range("b"))) == ["b"]
 
 
+def bounds_of(bound: Enough) -> tuple[int | None, int | None]:
+    return bound.limit, bound.max_bytes
+
+
 RECORDS = st.lists(
     st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3, unique=True), max_size=12
 )
 
 
-@given(RECORDS, st.integers(0, 6), st.integers(0, 30))
+@given(
+    RECORDS,
+    st.builds(Enough, st.none() | st.integers(0, 6), st.none() | st.integers(1, 20)),
+    st.integers(0, 30),
+)
 def test_what_is_enough_holds_the_first_hits(
-    lists: list[list[str]], limit: int, taken: int
+    lists: list[list[str]], bound: Enough, taken: int
 ) -> None:
     """A shard tells a record for each entry in the range, by secondary key."""
-    records = [indexed(f"/{n}", *keys) for n, keys in enumerate(lists)]
+    records = [indexed(f"/{n}", *keys, size=n * 5 % 7) for n, keys in enumerate(lists)]
     told_by_shard = [
         record
         for _, record in sorted(
@@ -63,6 +74,6 @@ def test_what_is_enough_holds_the_first_hits(
         )
     ]
     part = told_by_shard[:taken]
-    if is_enough(limit, part, part[-1:], RANGE):
+    if is_enough(bound, part, part[-1:], RANGE):
         distinct = list({each.record.key: each for each in part}.values())
-        assert told(distinct, limit) == told(records, limit)
+        assert told(distinct, *bounds_of(bound)) == told(records, *bounds_of(bound))

@@ -36,9 +36,9 @@ class Verdict(enum.Enum):
     REFUSED = "refused"
     """It is taken out: it is not stored, and the broker goes on with the next."""
     DAMAGED = "damaged"
-    """It is taken out: it was damaged here.  The others are to be sent again."""
+    """It is taken out: it was damaged here."""
     AGAIN = "again"
-    """All of it is to be sent again on the same connection."""
+    """It was damaged on its way, and stays: it is to be sent again, or to be refused."""
     ENDED = "ended"
     """The segment takes no more: once `is_over`, none of it is stored."""
     FENCED = "fenced"
@@ -106,7 +106,7 @@ class Pending:
         return Verdict.STORED, sent
 
     def error(self, sequence_id: int, code: int) -> tuple[Verdict, Sent | None]:
-        """A SEND_ERROR.  What it takes out comes with REFUSED and DAMAGED."""
+        """A SEND_ERROR.  What it takes out comes with REFUSED and DAMAGED, what stays: AGAIN."""
         verdict = _BY_CODE.get(code, Verdict.REATTACH)
         if verdict is Verdict.ENDED or verdict is Verdict.FENCED:
             over_at = self._over_at
@@ -121,7 +121,11 @@ class Pending:
         if verdict is Verdict.REFUSED or verdict is Verdict.DAMAGED:
             self._take(sent)
             return verdict, sent
-        return verdict, None
+        return verdict, sent if verdict is Verdict.AGAIN else None
+
+    def refuse(self, sent: Sent) -> None:
+        """Take out what waits; answers of the others may come."""
+        self._take(sent)
 
     def prune(self) -> list[Sent]:
         """Take out what nobody waits for any more; only while no receipt can come."""

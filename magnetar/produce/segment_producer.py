@@ -7,6 +7,8 @@ Rules:
 - It keeps its number and, once it has one, its name; each try to attach raises its epoch.  What has
   no receipt when the connection is lost is sent again first, as it was; in a transaction only if
   the broker knows what it has (`knows_resends`), else it fails.
+- What arrived damaged, and is whole here, is sent again with what followed it; in a transaction,
+  too, only if the broker knows what it has.
 - A broker that closes it says where it may be found, or it is looked up.  A broker that takes no
   more for the segment (sealed, or gone with its layout) ends it, and what is not stored goes back.
 - That there is no such segment is doubted a few times first, while the layout has it: a broker may
@@ -384,15 +386,30 @@ class SegmentProducer(Attachment):
             self._go_on()
         elif verdict is Verdict.DAMAGED and sent is not None:
             self._owner.refused(sent.messages, _damaged(self.describe()))
-            self._send_again()
+            if self._knows_resends:
+                # It takes nothing that follows before it has this one, unless it is opened anew.
+                self.again(ServiceNotReady(str(error)))
             self._go_on()
-        elif verdict is Verdict.AGAIN:
-            self._send_again()
+        elif verdict is Verdict.AGAIN and sent is not None:
+            self._arrived_damaged(sent)
         elif verdict in (Verdict.ENDED, Verdict.FENCED):
             self._ending = error
             self._go_on()
         elif verdict is Verdict.REATTACH:
             self.again(ServiceNotReady(str(error)))
+
+    def _arrived_damaged(self, sent: Sent) -> None:
+        """Send it again, with what follows; not so what would be stored twice in a transaction."""
+        if self._knows_resends or not _is_transactional(sent):
+            self._send_again()
+            return
+        self._pending.refuse(sent)
+        self._owner.refused(sent.messages, _arrived_damaged(self.describe()))
+        self._go_on()
+
+    @property
+    def _knows_resends(self) -> bool:
+        return self.connection is None or self.connection.knows_resends
 
     def _go_on(self) -> None:
         """Something has left `pending`, or it is known to end."""
@@ -442,7 +459,8 @@ class SegmentProducer(Attachment):
             self._pending.resent()
             self._ending = None
             for sent in self._pending:
-                connection.write(*sent.parts)
+                if connection.knows_resends or not _is_transactional(sent):
+                    connection.write(*sent.parts)
 
     def _prune_pending(self) -> None:
         for sent in self._pending.prune():
@@ -451,7 +469,7 @@ class SegmentProducer(Attachment):
 
     def _refuse_doubtful(self) -> None:
         """What may be stored in a transaction already, by a broker that would store it twice."""
-        if self.connection is None or self.connection.knows_resends:
+        if self._knows_resends:
             return
         taken = self._pending.take(lambda sent: sent.in_doubt and _is_transactional(sent))
         doubtful = list(dict.fromkeys(message for sent in taken for message in sent.messages))
@@ -540,6 +558,13 @@ def _not_encoded(what: str, error: Exception) -> MagnetarError:
     )
     failure.__cause__ = error
     return failure
+
+
+def _arrived_damaged(what: str) -> MagnetarError:
+    return ChecksumFailed(
+        f"A message of a transaction was damaged on its way. {what} cannot send it again, as its "
+        "broker may store twice what followed it. Abort the transaction, and begin another one."
+    )
 
 
 def _damaged(what: str) -> MagnetarError:

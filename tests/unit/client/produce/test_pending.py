@@ -88,7 +88,6 @@ def test_an_end_waits_for_the_receipts_of_what_is_older(
         (ServerError.PRODUCER_FENCED, Verdict.FENCED),
         (ServerError.PERSISTENCE_ERROR, Verdict.REATTACH),
         (ServerError.UNKNOWN_ERROR, Verdict.REATTACH),
-        (ServerError.CHECKSUM_ERROR, Verdict.AGAIN),
     ],
 )
 def test_errors_that_take_nothing_out(
@@ -105,6 +104,16 @@ def test_what_is_not_allowed_is_taken_out_alone(pending: Pending) -> None:
     assert len(pending) == 1
     assert pending.error(3, ServerError.NOT_ALLOWED_ERROR) == (Verdict.IGNORED, None)
     assert pending.error(9, ServerError.NOT_ALLOWED_ERROR) == (Verdict.REATTACH, None)
+
+
+def test_what_was_damaged_on_its_way_stays(pending: Pending) -> None:
+    first, second, _ = pending
+    assert pending.error(3, ServerError.CHECKSUM_ERROR) == (Verdict.AGAIN, first)
+    assert pending.error(5, ServerError.CHECKSUM_ERROR) == (Verdict.AGAIN, second)
+    assert len(pending) == 3
+    pending.refuse(second)
+    assert len(pending) == 2
+    assert pending.error(5, ServerError.CHECKSUM_ERROR) == (Verdict.IGNORED, None)
 
 
 def test_what_was_damaged_here_is_taken_out(pending: Pending) -> None:

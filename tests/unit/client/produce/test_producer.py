@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bounds import GIVEN_UP_TICK_S, LAYOUT_WAIT_S, SEAL_PATIENCE_S, SEGMENT_DOUBTS
 from magnetar.errors import (
+    ChecksumFailed,
     ConnectionLost,
     InvalidArgument,
     MagnetarError,
@@ -459,6 +460,54 @@ def test_what_may_be_stored_is_sent_again_in_a_transaction_only_where_brokers_kn
         times = 2 if not in_transaction and not knows_resends else 1
         stored = [each.payload for each in segment.stored]
         assert stored == [b"before", *[b"doubtful"] * times, b"behind"]
+        await producer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
+@pytest.mark.parametrize("in_transaction", [True, False], ids=["transaction", "plain"])
+def test_what_arrived_damaged_is_sent_again(in_transaction: bool, knows_resends: bool) -> None:
+    """With what follows it, as Java clients do; in a transaction never what may be stored."""
+
+    async def main() -> None:
+        world = World(1)
+        world.knows_resends = knows_resends
+        world.damage.add(b"a")
+        producer = await opened(world, ProducerSettings(batching=False))
+        work = cast("Transaction", Work()) if in_transaction else None
+        sends = [producer.send_nowait(each, transaction=work) for each in (b"a", b"b", b"c")]
+        if in_transaction and not knows_resends:
+            with pytest.raises(ChecksumFailed, match="Abort the transaction"):
+                await sends.pop(0)
+        await asyncio.gather(*sends)
+        await producer.send(b"d")
+        again = [] if in_transaction else [b"a", b"b", b"c"]
+        stored = [each.payload for each in world.active()[0].stored]
+        assert stored == ([b"a", b"b", b"c"] if knows_resends else [b"b", b"c", *again]) + [b"d"]
+        await producer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
+def test_what_was_damaged_before_it_was_sent_fails_alone(
+    knows_resends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are stored once, on a broker that takes them at once and on one that does not."""
+    monkeypatch.setattr("magnetar.produce.pending.crc32c", lambda _: -1)
+
+    async def main() -> None:
+        world = World(1)
+        world.knows_resends = knows_resends
+        world.damage.add(b"a")
+        producer = await opened(world, ProducerSettings(batching=False))
+        damaged, *others = [producer.send_nowait(each) for each in (b"a", b"b", b"c")]
+        with pytest.raises(ChecksumFailed, match="damaged in this process"):
+            await damaged
+        await asyncio.gather(*others)
+        await producer.send(b"d")
+        assert [each.payload for each in world.active()[0].stored] == [b"b", b"c", b"d"]
         await producer.close()
 
     run(main())

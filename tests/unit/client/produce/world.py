@@ -43,6 +43,8 @@ class Attached:
     producer_id: int
     name: str
     resends: bool
+    hole: int | None = None
+    """Of what arrived damaged: Magnetar takes nothing that follows it before it comes again."""
 
 
 @dataclass
@@ -80,6 +82,8 @@ class World:
         self.links: dict[str, Link] = {}
         self.epoch = 0
         self.knows_resends = True
+        self.damage: set[bytes] = set()
+        """Payloads that arrive damaged, once."""
         self.busy = False
         """Whether another producer has the topic: who asks is answered when it has gone."""
         self.missing = 0
@@ -284,7 +288,15 @@ class World:
         else:
             found.append(Stored(metadata.partition_key, payload))
         highest = max(send.sequence_id, send.highest_sequence_id)
-        if segment.sealed:
+        if producer.hole is not None and send.sequence_id > producer.hole:
+            return
+        producer.hole = None
+        if found[0].payload in self.damage:
+            self.damage.remove(found[0].payload)
+            if self.knows_resends:
+                producer.hole = send.sequence_id
+            self._refuse(producer, send, ServerError.CHECKSUM_ERROR)
+        elif segment.sealed:
             self._refuse(producer, send, ServerError.TOPIC_TERMINATED_ERROR)
         elif any(each.payload.startswith(BAD) for each in found):
             self._refuse(producer, send, ServerError.NOT_ALLOWED_ERROR)

@@ -27,6 +27,7 @@ from pipeline.source import Source, definition_for, schema_with
 from pipeline.source_options import SourceOptions
 from pipeline.stream_reader import StreamReader
 from pipeline.stream_writer import StreamWriter
+from pipeline.worker_python import warn_of_pythons
 
 __all__ = ["FORMAT", "Pulsar5", "register"]
 
@@ -90,5 +91,6 @@ class Pulsar5(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session."""
+    """Make the format known to a session; warn of Pythons of its that cannot run it."""
     spark.dataSource.register(Pulsar5)
+    warn_of_pythons(spark)

@@ -17,6 +17,9 @@ from pipeline.errors import PipelineError
 __all__ = ["JobFailed", "query_failed", "saying_why", "sentence_in"]
 
 _OURS: Final = re.compile(r"^\s*(?:pipeline|magnetar|protocol)(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
+_LACKING: Final = re.compile(
+    r"No module named '(?P<module>[\w.]+)'|PYTHON_VERSION_MISMATCH|Python worker failed to connect"
+)
 LONGEST: Final = 1000
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 
@@ -28,7 +31,16 @@ class JobFailed(PipelineError):
 def sentence_in(text: str) -> str:
     """What our own error said; else what Spark did, without its plans."""
     found: list[str] = _OURS.findall(text)
-    return found[-1].strip() if found else text.strip().partition("\n")[0][:LONGEST]
+    if found:
+        return found[-1].strip()
+    lacking = _LACKING.search(text)
+    if lacking is None:
+        return text.strip().partition("\n")[0][:LONGEST]
+    what = f"no {lacking['module']}" if lacking["module"] else "another version, or lacks pyarrow"
+    return (
+        f"A Python that Spark runs has {what}. Set PYSPARK_PYTHON to one that has the version of "
+        "this one, and what deploy/spark/requirements-jobs.txt lists, on every machine."
+    )
 
 
 def query_failed(error: Exception) -> JobFailed:

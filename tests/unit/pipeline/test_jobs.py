@@ -177,6 +177,18 @@ def test_the_sentence_is_found_in_an_account_of_a_failure() -> None:
     assert sentence_in("no traces here\nplans") == "no traces here"
 
 
+@pytest.mark.parametrize(
+    ("told", "lacking"),
+    [
+        ("\nModuleNotFoundError: No module named 'pyarrow'\n", "has no pyarrow. Set PYSPARK"),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has", "another version"),
+        ("SparkException: Python worker failed to connect back.", "lacks pyarrow. Set PYSPARK"),
+    ],
+)
+def test_a_python_that_lacks_something_is_told_in_a_sentence(told: str, lacking: str) -> None:
+    assert lacking in sentence_in(f"Job aborted\n  at org.apache.spark\n{told}\n  at x")
+
+
 def test_progress_in_a_file_is_plain_lines() -> None:
     out = io.StringIO()
     with Progress("Replay", Console(file=out)) as progress:

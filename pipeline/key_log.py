@@ -23,6 +23,8 @@ Rules:
 - L4 A record that can be read was committed with the rows that are in its transaction.
 - L5 A message whose receipt was lost may stand in the topic twice, and the second time behind
   others: no second one changes anything.
+- L6 Who goes on where he was begins with the message that he knows, and finds it there as it was.
+  Else the topic is another one, made anew, whose epochs say nothing of those that he knows.
 
 So two live drivers cannot both commit a batch.  Of an `open` and an intent one stands first.  If
 it is the open, the driver reads it and commits nothing.  If it is the intent, the opener reads it
@@ -33,6 +35,7 @@ has put it out, and queries with different keys would put each other out.
 """
 
 import enum
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +45,19 @@ from magnetar import GroupRecord
 from magnetar.transactions.txn_id import TxnId
 from pipeline.errors import StateUnreadable
 
-__all__ = ["ANY_EPOCH", "Entry", "EntryKind", "KeyState", "Verdict", "entry_of", "text_of"]
+__all__ = [
+    "ANY_EPOCH",
+    "NOWHERE",
+    "Entry",
+    "EntryKind",
+    "KeyState",
+    "Place",
+    "Verdict",
+    "Written",
+    "digest_of",
+    "entry_of",
+    "text_of",
+]
 
 VERSION: Final = 1
 ANY_EPOCH: Final = -1
@@ -50,6 +65,10 @@ EARLIER_QUERIES: Final = 8
 """Beside the last one; the last batches of others are forgotten."""
 KNOWN_OPENERS: Final = 8
 """Whose `open` may come twice, as its receipt was lost."""
+DIGEST_BYTES: Final = 16
+Place = tuple[int, int]
+"""Ledger and entry of a message."""
+NOWHERE: Final[Place] = (-1, -1)
 
 
 class EntryKind(enum.StrEnum):
@@ -77,6 +96,26 @@ class Entry:
     last: GroupRecord | None = None
     batches: Mapping[str, int] = field(default_factory=dict)
     openers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A message of the topic: where it is, and the digest of what it says (L6)."""
+
+    place: Place
+    digest: str
+
+    def __str__(self) -> str:
+        """As it is in options: `4:17:9f...`."""
+        return f"{self.place[0]}:{self.place[1]}:{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Written":
+        """Raises `ValueError`."""
+        ledger, entry, digest = text.split(":")
+        if not (ledger.isdecimal() and entry.isdecimal() and len(digest) == 2 * DIGEST_BYTES):
+            raise ValueError(f"{text!r} is no place of a message")
+        return cls((int(ledger), int(entry)), digest)
 
 
 class Verdict(enum.Enum):
@@ -139,10 +178,6 @@ class KeyState:
         if same and last is not None and None not in (positions, last.positions):
             return Verdict.DONE if positions == last.positions else Verdict.DIFFERS
         return Verdict.DONE
-
-    def has_committed(self, txn: TxnId) -> bool:
-        """Whether that transaction's record is the last one."""
-        return self.last is not None and self.last.group == txn
 
     def state_entry(self, nonce: str) -> Entry:
         """What its opener writes down."""
@@ -228,6 +263,11 @@ def entry_of(text: bytes) -> Entry:
             f"{text[:100]!r}. Give the option stateTopic a topic that nobody else writes to, or "
             "use the version that has written it."
         ) from error
+
+
+def digest_of(value: bytes) -> str:
+    """By which a message is known again; each has the nonce of its writer."""
+    return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _record_of(told: Mapping[str, object]) -> GroupRecord:

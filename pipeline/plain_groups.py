@@ -122,7 +122,7 @@ class PlainGroups:
                 record = GroupRecord(query, batch, positions, txn)
                 async with self._client.attach_transaction(txn) as attached:
                     entry = Entry(EntryKind.RECORD, self._nonce, epoch, txn, record)
-                    await log.append(entry, attached)
+                    await log.record(entry, attached)
                     await attached.settled()
                 await self._end(log, txn)
                 return False
@@ -133,15 +133,16 @@ class PlainGroups:
         """P4."""
         try:
             await self._client.end_transaction(txn, commit=True)
-        except InvalidTransactionStatus:
-            raise
         except MagnetarError as error:
             state = await log.read_up_to(await log.mark(), own=txn)
-            if not state.has_committed(txn):
-                raise InvalidTransactionStatus(
-                    f"Transaction {txn} was not committed ({error}) Its time was up, or somebody "
-                    "has aborted it: start the query again."
-                ) from error
+            if log.has_recorded(txn):
+                return
+            if state.epoch > self._key.epoch:
+                raise _fenced(self._key.name, self._key.epoch, state.epoch) from error
+            raise InvalidTransactionStatus(
+                f"Transaction {txn} was not committed ({error}) Its time was up, or somebody "
+                "has aborted it: start the query again."
+            ) from error
 
     def _refusal(
         self, verdict: Verdict, state: KeyState, query: str, batch: int

@@ -49,8 +49,7 @@ def _read_so_far(
     pid: int, connection: Connection, key: TransactionKeyOption, state: StateOption
 ) -> ReadSoFar:
     """Kept by the process: most batches are committed by the one that committed the last."""
-    ledger, entry = state.start
-    return ReadSoFar((ledger, entry - 1))
+    return ReadSoFar(state.start)
 
 
 def new_nonce() -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from magnetar import CompressionType
 from pipeline.errors import InvalidOption
+from pipeline.key_log import Written
 from pipeline.options import CONNECTION_OPTIONS, Connection, Options
 
 __all__ = ["SINK_OPTIONS", "Delivery", "SinkOptions", "StateOption", "TransactionKeyOption"]
@@ -68,13 +69,13 @@ class StateOption:
     """Where a key is that brokers do not have: in which topic, and from which message on."""
 
     topic: str
-    start: tuple[int, int]
-    """Ledger and entry of what its opener has found."""
+    start: Written
+    """What its opener has found."""
 
     @property
     def options(self) -> Mapping[str, str]:
         """For the sink."""
-        return {"stateTopic": self.topic, "stateFrom": f"{self.start[0]}:{self.start[1]}"}
+        return {"stateTopic": self.topic, "stateFrom": str(self.start)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +161,12 @@ def _state(options: Options) -> StateOption | None:
     topic, start = options.text("stateTopic"), options.text("stateFrom")
     if topic is None and start is None:
         return None
-    ledger, _, entry = (start or "").partition(":")
-    if topic is None or not (ledger.isdecimal() and entry.isdecimal()):
-        raise InvalidOption(
-            f"The options stateTopic ({topic}) and stateFrom ({start}) say where a transaction key "
-            "is kept: give both as `pipeline.open_key(...).options` has them, or none."
-        )
-    return StateOption(topic, (int(ledger), int(entry)))
+    try:
+        if topic is not None:
+            return StateOption(topic, Written.parse(start or ""))
+    except ValueError:
+        pass  # said below
+    raise InvalidOption(
+        f"The options stateTopic ({topic}) and stateFrom ({start}) say where a transaction key "
+        "is kept: give both as `pipeline.open_key(...).options` has them, or none."
+    )

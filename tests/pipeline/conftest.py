@@ -82,9 +82,11 @@ async def client(service: BrokerUnderTest) -> AsyncIterator[magnetar.Client]:
 MakeTopic = Callable[..., Awaitable[Topic]]
 
 
-async def create_topic(service: Service, prefix: str, segments: int = 1) -> Topic:
-    """A new scalable topic, whose name begins so."""
-    made = Topic(service, f"{prefix}-{uuid.uuid4().hex[:8]}")
+async def create_topic(
+    service: Service, prefix: str, segments: int = 1, *, name: str | None = None
+) -> Topic:
+    """A new scalable topic, whose name begins so, or is `name`."""
+    made = Topic(service, name or f"{prefix}-{uuid.uuid4().hex[:8]}")
     path = f"/scalable/{NAMESPACE}/{made.local_name}"
     status, answer = await rest(service, "PUT", path, body={}, numInitialSegments=segments)
     assert status == 204, answer

@@ -69,7 +69,7 @@ class Bench:
             self.client,
             TransactionKeyOption(key.name, key.epoch),
             key.state,
-            ReadSoFar((key.state.start[0], key.state.start[1] - 1)),
+            ReadSoFar(key.state.start),
         )
 
     async def written(self, value: bytes) -> magnetar.TxnId:
@@ -167,7 +167,7 @@ async def test_who_opens_ends_a_commit_that_was_left_half_way(bench: Bench) -> N
         await log.append(Entry(EntryKind.INTENT, "dead", key.epoch, txn))
         async with bench.client.attach_transaction(txn) as attached:
             record = GroupRecord("q", 0, None, txn)
-            await log.append(Entry(EntryKind.RECORD, "dead", key.epoch, txn, record), attached)
+            await log.record(Entry(EntryKind.RECORD, "dead", key.epoch, txn, record), attached)
             await attached.settled()
     begin = time.monotonic()
     assert (await bench.key()).last is None
@@ -185,6 +185,24 @@ async def test_a_transaction_whose_time_is_up_is_not_done(bench: Bench) -> None:
         await bench.commit(key, txn, 0)
     assert (await bench.key()).last is None
     assert await bench.seen() == []
+
+
+async def test_a_state_topic_that_was_made_anew_is_not_taken_for_the_old_one(bench: Bench) -> None:
+    """Both keys have epoch 0; of one driver of the old one some process has read on."""
+    old = await bench.key()
+    going = bench.groups(old)
+    txn = await bench.written(b"one")
+    assert not await going.commit(Decision("n", txn, (WinningAttempt(txn, {}),), "q", 0), None)
+    await bench.state.delete()
+    bench.state = await create_topic(bench.service, "state", name=bench.state.local_name)
+    new = await bench.key()
+    assert (new.epoch, new.last) == (old.epoch, None)
+    for groups in (going, bench.groups(old)):
+        txn = await bench.written(b"of a zombie")
+        with pytest.raises(StateUnreadable, match="made anew"):
+            await groups.commit(Decision("n", txn, (WinningAttempt(txn, {}),), "q", 1), None)
+    assert not await bench.commit(new, await bench.written(b"two"), 1)
+    assert await bench.seen() == [("k", b"one"), ("k", b"two")]
 
 
 async def test_a_state_topic_has_one_segment(bench: Bench) -> None:

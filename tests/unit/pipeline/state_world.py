@@ -8,6 +8,7 @@ aborted.  A driver may die at any gate, and is started again; a deadline may com
 end of a transaction may be lost; the state that an opener writes may be stored again, later.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -63,6 +64,8 @@ class ReadingLife(Life):
     """One that keeps how far it has read the log."""
 
     known: ReadSoFar = field(default_factory=ReadSoFar)
+    read: int = -1
+    """How far its reader is."""
 
 
 class World(DriverWorld[ReadingLife]):
@@ -134,7 +137,7 @@ class World(DriverWorld[ReadingLife]):
             tuple(self.noted),
             self.waiting(),
             self.outcomes(),
-            tuple(repr(life.known) for life in self.lives.values()),
+            tuple((life.read, _told(life.known)) for life in self.lives.values()),
             tuple(self.left.values()),
         )
 
@@ -160,8 +163,8 @@ class World(DriverWorld[ReadingLife]):
 
     def has_news(self, actor: str) -> bool:
         """Whether reading on is of use: there is something, or somebody's intent to be settled."""
-        known = self.lives[actor].known
-        return bool(self.readable(known.place[1]) or known.state.pending)
+        life = self.lives[actor]
+        return bool(self.readable(life.read) or life.known.state.pending)
 
     def append(self, key: str, value: bytes, txn: TxnId | None) -> int:
         if txn is not None and self.txns[txn] != "OPEN":
@@ -189,7 +192,7 @@ class World(DriverWorld[ReadingLife]):
         client = cast("magnetar.Client", _Client(self, life))
         state, where = await open_state(client, TOPIC, KEY, -1, life.name, life.known)
         key = TransactionKeyOption(KEY, state.epoch)
-        life.known = ReadSoFar((where.start[0], where.start[1] - 1))
+        life.known = ReadSoFar(where.start)
         first = await self.ask(life, "recover", lambda: max(self.noted, default=-1) + 1)
         for batch in range(first, self.plan.batches):
             await self._batch(life, client, key, where, batch)
@@ -243,6 +246,35 @@ class World(DriverWorld[ReadingLife]):
             raise
 
 
+class Calm(World):
+    """Without an explorer: whatever is asked is done and answered at once."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("StepLoop", SimpleNamespace(settle=lambda: None)), Plan(drivers=0))
+        self.ended: list[tuple[TxnId, bool]] = []
+        """What was asked to be committed (or aborted)."""
+
+    def client(self) -> magnetar.Client:
+        """Of one more process."""
+        return cast("magnetar.Client", _Client(self, ReadingLife("")))
+
+    def end(self, txn: TxnId, commit: bool) -> None:
+        self.ended.append((txn, commit))
+        super().end(txn, commit)
+
+    async def ask(
+        self, life: ReadingLife, what: str, work: Callable[[], T], *, writes: bool = False
+    ) -> T:
+        await asyncio.sleep(0)
+        return work()
+
+
+def _told(known: ReadSoFar) -> Hashable:
+    """Without digests, which are of nonces that are drawn."""
+    begin = None if known.begin is None else known.begin.place
+    return begin, known.place, repr(known.state), tuple(sorted(map(str, known.settled)))
+
+
 class _Client:
     """As much of `magnetar.Client` as the state topic needs."""
 
@@ -259,7 +291,10 @@ class _Client:
         return _Producer(self._world, self._life)
 
     @asynccontextmanager
-    async def checkpoint_consumer(self, topic: str, **given: object) -> AsyncIterator["_Reader"]:
+    async def checkpoint_consumer(
+        self, topic: str, *, start: magnetar.Checkpoint
+    ) -> AsyncIterator["_Reader"]:
+        self._life.read = start.after(0).entry_id
         yield _Reader(self._world, self._life)
 
     @asynccontextmanager
@@ -322,14 +357,15 @@ class _Producer:
 
 
 class _Reader:
-    """Gets what can be read, behind what is known."""
+    """Gets what can be read, behind where it was opened."""
 
     def __init__(self, world: World, life: ReadingLife) -> None:
         self._world, self._life = world, life
 
     async def receive_batch(self, most: int, timeout_s: float) -> list[object]:
-        world, known = self._world, self._life.known
-        found = await world.ask(self._life, "read", lambda: world.readable(known.place[1]))
+        world, life = self._world, self._life
+        found = await world.ask(life, "read", lambda: world.readable(life.read))
+        life.read = max([life.read, *(number for number, _, _ in found)])
         return [
             SimpleNamespace(
                 key=key, value=value, id=SimpleNamespace(entry=SimpleNamespace(key=(0, number)))

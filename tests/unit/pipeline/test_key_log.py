@@ -8,7 +8,17 @@ import pytest
 from magnetar import GroupRecord
 from magnetar.transactions.txn_id import TxnId
 from pipeline.errors import InvalidOption, StateUnreadable
-from pipeline.key_log import EARLIER_QUERIES, Entry, EntryKind, KeyState, Verdict, entry_of, text_of
+from pipeline.key_log import (
+    EARLIER_QUERIES,
+    Entry,
+    EntryKind,
+    KeyState,
+    Verdict,
+    Written,
+    digest_of,
+    entry_of,
+    text_of,
+)
 from pipeline.sink_options import SinkOptions, StateOption
 
 T0, T1 = TxnId(0, 0), TxnId(3, 1)
@@ -88,7 +98,6 @@ def test_who_begins_at_a_state_knows_what_was_before() -> None:
 
 def test_what_becomes_of_a_batch() -> None:
     state = folded(opened("a"), record("old", 3), record("q", 7, T1, "here"))
-    assert state.has_committed(T1)
     assert state.verdict(0, "q", 8, "there") is Verdict.WRITE
     assert state.verdict(0, "q", 7, "here") is Verdict.DONE
     assert state.verdict(0, "q", 7, None) is Verdict.DONE
@@ -108,13 +117,16 @@ def test_the_last_batches_of_few_queries_are_kept() -> None:
 
 def test_the_sink_is_told_where_the_key_is() -> None:
     given = {"serviceUrl": "pulsar://a", "topic": "t", "txnKey": "k", "txnEpoch": "0"}
-    state = StateOption("topic://public/default/s", (4, 17))
+    state = StateOption("topic://public/default/s", Written((4, 17), digest_of(b"what is there")))
     assert SinkOptions.of({**given, **state.options}, streaming=True).state == state
     assert SinkOptions.of(given, streaming=True).state is None
     for broken in (
         {"stateTopic": "s"},
         {"stateFrom": "4:17"},
         {"stateTopic": "s", "stateFrom": "4"},
+        {"stateTopic": "s", "stateFrom": "4:17"},
+        {"stateTopic": "s", "stateFrom": "4:17:short"},
+        {"stateFrom": str(state.start)},
     ):
         with pytest.raises(InvalidOption, match="open_key"):
             SinkOptions.of(given | broken, streaming=True)

@@ -8,23 +8,25 @@ from typing import cast
 import pytest
 
 import magnetar
-from magnetar.errors import InvalidArgument, TransactionNotFound
+from magnetar.errors import InvalidArgument, OperationTimedOut, TransactionNotFound
 from magnetar.transactions.txn_id import TxnId
 from pipeline.errors import StateUnreadable
-from pipeline.key_log import Entry, EntryKind, KeyState, text_of
+from pipeline.key_log import Entry, EntryKind, KeyState, Written, digest_of, text_of
 from pipeline.plain_groups import open_state
-from pipeline.state_topic import READ_S, KeyLog, ReadSoFar
+from pipeline.state_topic import APPEND_TRIES, READ_S, KeyLog, ReadSoFar
 from tests.simulation.loop import SimulatedLoop
 
 
-def log_of(known: ReadSoFar, client: object = None, reader: object = None) -> KeyLog:
+def log_of(
+    known: ReadSoFar, client: object = None, reader: object = None, producer: object = None
+) -> KeyLog:
     return KeyLog(
         cast("magnetar.Client", client),
         "k",
         "b",
         lambda state: True,
         known,
-        cast("magnetar.Producer[bytes]", None),
+        cast("magnetar.Producer[bytes]", producer),
         cast("magnetar.CheckpointConsumer[bytes]", reader),
     )
 
@@ -47,10 +49,10 @@ def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> 
 
     state = KeyState().after(Entry(EntryKind.OPEN, "a"))
     state = state.after(Entry(EntryKind.INTENT, "driver", 0, txn))
-    known = ReadSoFar((0, 1), state.after(Entry(EntryKind.OPEN, "b")))
+    known = ReadSoFar(place=(0, 1), state=state.after(Entry(EntryKind.OPEN, "b")))
     log = log_of(known, SimpleNamespace(end_transaction=end_transaction))
     with pytest.raises(StateUnreadable, match="another role"):
-        asyncio.run(log.read_up_to((0, 1)))
+        asyncio.run(log.read_up_to(Written((0, 1), "")))
 
 
 def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
@@ -70,8 +72,30 @@ def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
     asyncio.set_event_loop(loop)
     try:
         log = log_of(ReadSoFar(), reader=SimpleNamespace(receive_batch=receive_batch))
-        reading = loop.spawn(loop.new_host("client"), log.read_up_to((0, 3)))
+        reading = loop.spawn(loop.new_host("client"), log.read_up_to(Written((0, 3), "")))
         assert loop.run_until_complete(reading).epoch == 3
     finally:
         loop.bury()
         asyncio.set_event_loop(None)
+
+
+@pytest.mark.parametrize("unknown", [0, 1, APPEND_TRIES])
+def test_who_is_not_told_where_his_message_is_writes_it_again(unknown: int) -> None:
+    """A broker that knows what is sent again says that it has it, not where; nowhere is no place
+    up to which anything could be read."""
+    sent: list[bytes] = []
+
+    async def send(value: bytes, *, key: str) -> object:
+        sent.append(value)
+        place = (0, 7) if len(sent) > unknown else (-1, -1)
+        return SimpleNamespace(entry=SimpleNamespace(key=place))
+
+    entry = Entry(EntryKind.INTENT, "driver", 0, TxnId(1, 2))
+    log, value = log_of(ReadSoFar(), producer=SimpleNamespace(send=send)), text_of(entry).encode()
+    if unknown < APPEND_TRIES:
+        assert asyncio.run(log.append(entry)) == Written((0, 7), digest_of(value))
+        assert sent == [value] * (unknown + 1)
+    else:
+        with pytest.raises(OperationTimedOut, match="did not tell where"):
+            asyncio.run(log.append(entry))
+        assert len(sent) == APPEND_TRIES

@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Final, cast
 
 from magnetar.errors import ClientError
@@ -23,6 +24,14 @@ __all__ = ["AdminFailed", "AdminRest", "topic_path"]
 
 TIMEOUT_S: Final = 60
 REDIRECTS_MAX: Final = 5
+_NEXT_STEP: Final = "Ask again later; the broker's log may tell more."
+_NEXT_STEPS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        HTTPStatus.UNAUTHORIZED: "Give a token that the broker accepts.",
+        HTTPStatus.FORBIDDEN: "Give the token of a role that may ask for this.",
+        HTTPStatus.NOT_FOUND: "Check the name of the topic, and that the broker is Magnetar's.",
+    }
+)
 _SENT_ON: Final = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
 Json = Mapping[str, object]
 
@@ -90,7 +99,10 @@ class AdminRest:
                 if error.code in _SENT_ON and error.headers.get("Location"):
                     url = urllib.parse.urljoin(url, error.headers["Location"])
                     continue
-                raise AdminFailed(f"{url} refused ({error.code}): {_reason(error)}") from error
+                raise AdminFailed(
+                    f"{url} refused ({error.code}): {_reason(error).rstrip('. ')}. "
+                    f"{_NEXT_STEPS.get(error.code, _NEXT_STEP)}"
+                ) from error
             except (OSError, http.client.HTTPException) as error:
                 raise AdminFailed(
                     f"{url} does not answer ({error}); is it the address of the REST interface?"

@@ -16,7 +16,7 @@ Pure.  Rules:
 | null and one other | that one, nullable |
 | int and long; float and double; with null or not | bigint; double |
 
-- Other unions, and records inside of themselves, have no type there: `InvalidOption`.
+- Other unions, and records that contain themselves, have no type there: `InvalidOption`.
 - Everything is nullable, as Spark makes of what it reads.
 - Logical types but decimals are taken off before values are read (`plain`): numbers are faster.
 - `Form` makes what a library has read fit for Arrow: of Avro what it gives, of JSON what Java and
@@ -93,7 +93,7 @@ def form_of(tree: Json) -> Form:
     """Of a definition, whose outermost type is a record.  Raises `InvalidOption`."""
     form = _Builder().node(tree)
     if not isinstance(form.kind, StructType):
-        raise _refused("it is no record at the outside")
+        raise _refused("its outermost type is not a record")
     return form
 
 
@@ -134,7 +134,7 @@ class _Builder:
             raise _refused(f"there is no type {name}")
         found = self._named[short]
         if found is None:
-            raise _refused(f"the record {name} is inside of itself")
+            raise _refused(f"the record {name} contains itself")
         return found
 
     def _known(self, tree: Mapping[str, Json], form: Form) -> Form:

@@ -158,7 +158,9 @@ def load(path: Path) -> Audited | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidState(f"The state {path} cannot be read: {error}.") from error
+        raise InvalidState(
+            f"The state {path} cannot be read ({error}); give another file."
+        ) from error
 
 
 def store(path: Path, audited: Audited) -> None:
@@ -168,7 +170,9 @@ def store(path: Path, audited: Audited) -> None:
         beside.write_text(encode(audited), "utf-8")
         beside.replace(path)
     except OSError as error:
-        raise InvalidState(f"The state {path} cannot be written: {error}.") from error
+        raise InvalidState(
+            f"The state {path} cannot be written ({error}); give another file."
+        ) from error
 
 
 def _segment(told: Mapping[str, object]) -> AuditedSegment:

@@ -47,8 +47,8 @@ def generation_topic(target: str, generation: str | None) -> str:
         return target
     if not _GENERATION.fullmatch(generation):
         raise InvalidOption(
-            f"The generation is {generation!r}; it ends the name of a topic: letters, digits, "
-            "'.', '_' and '-'."
+            f"The generation is {generation!r}; it ends the name of a topic, so give it letters, "
+            "digits, '.', '_' and '-'."
         )
     return f"{target}-{generation}"
 

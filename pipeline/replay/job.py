@@ -179,8 +179,8 @@ def _read(spark: SparkSession, connection: Connection, job: Job, speed: Speed) -
         )
     except (AnalysisException, ParseException) as error:
         raise InvalidOption(
-            f"The filter or a selected column cannot be ({_first_line(error)}); columns are "
-            f"{', '.join(frame.columns)}."
+            f"The filter or a selected column is not valid ({_first_line(error)}). Write it in SQL "
+            f"on the columns {', '.join(frame.columns)}."
         ) from error
 
 

@@ -74,7 +74,7 @@ def job_of_text(text: str) -> Job:
         if told.pop("v") != VERSION:
             raise InvalidOption(
                 "The checkpoint is of a replay by another version of this command; go on with that "
-                "one, or give a checkpoint of its own."
+                "version, or give this replay a checkpoint of its own."
             )
         asked = told.pop("asked")
         select = tuple(asked.pop("select"))

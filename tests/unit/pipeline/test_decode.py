@@ -154,10 +154,10 @@ def test_every_type_of_json() -> None:
 @pytest.mark.parametrize(
     ("tree", "why"),
     [
-        ("string", "no record"),
+        ("string", "not a record"),
         (
             {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
-            "inside",
+            "contains itself",
         ),
         ({"type": "record", "name": "R", "fields": [{"name": "r", "type": "Q"}]}, "no type Q"),
         (

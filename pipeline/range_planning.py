@@ -11,7 +11,7 @@ Pure, but for what `Reading` tells.  Rules:
   that have one parent are read behind it (by the same task).  `Ordering.NONE` crosses every edge.
 - P4 A segment is planned once in a step, a child with what its ancestors have left of the budget.
 - P5 `window_ms`: nothing is read that was published later than that after the first unread entry of
-  the slowest segment.  The slowest one always moves.
+  the slowest segment.  The slowest one always moves.  A time that no bound can name holds nobody.
 - P6 What has nothing to be read keeps its place to the letter, so that a step without progress
   gives back the very cut that it began with.  What is skipped because it is gone is progress.
 """
@@ -27,7 +27,7 @@ from magnetar.reads.plan import RangePlan
 from pipeline.cut import BEGINNING, END, Cut, Place, ancestors, behind, entered, not_retained
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
-from protocol.ids import Position
+from protocol.ids import LONG_MAX, Position
 
 _log: Final = logging.getLogger(__name__)
 
@@ -230,7 +230,8 @@ class Planner:
         if self._window_ms is not None and step.before_ms is None:
             times = [self._first_time(i, step, layout, limits) for i in chosen]
             known = [time for time in times if time is not None]
-            step.before_ms = min(known) + self._window_ms if known else None
+            end_ms = min(known) + self._window_ms if known else LONG_MAX + 1
+            step.before_ms = end_ms if end_ms <= LONG_MAX else None
         before = len(step.moved)
         for segment_id, plan in self._within(step, chosen, layout, limits):
             if _is_empty(plan):

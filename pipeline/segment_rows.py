@@ -31,7 +31,7 @@ from pipeline.cut import END
 from pipeline.errors import DataLost
 from pipeline.reading import Reading
 from pipeline.tasks import SegmentRange
-from protocol.ids import EARLIEST, Position
+from protocol.ids import EARLIEST, LONG_MAX, Position
 
 __all__ = ["RowLimits", "SegmentRows"]
 
@@ -166,9 +166,10 @@ class SegmentRows:
     def _look_back(self, piece: Piece, since_ms: int) -> list[Piece]:
         """Of the same message, in order, published since then; no others are kept."""
         topic, end = self._range.topic, Position(piece.ledger_id, piece.entry_id)
+        from_ms = min(max(since_ms, 0), LONG_MAX)  # producers may say what is later than any bound
         try:
             plan = self._reading.plan(
-                topic, None, end=end, max_messages=1, from_publish_time_ms=max(since_ms, 0)
+                topic, None, end=end, max_messages=1, from_publish_time_ms=from_ms
             )
         except NotSupported:
             plan = self._reading.plan(topic, None, end=end, max_messages=1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from magnetar.layout import Layout, Segment
 from magnetar.reads.entries import StoredEntry
-from magnetar.reads.plan import RangePlan
+from magnetar.reads.plan import PlanLimits, RangePlan
 from protocol.ids import Position
 from protocol.key_hash import KEY_SPACE
 
@@ -170,6 +170,7 @@ class FakeTopic:
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
+        PlanLimits(max_messages, max_bytes, from_publish_time_ms, before_publish_time_ms)
         self.plans += 1
         segment = self._of(segment_topic)
         horizon = segment.horizon

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from magnetar.compression import CompressionType, compress
 from magnetar.layout import Layout
 from magnetar.reads.entries import StoredEntry
-from magnetar.reads.plan import RangePlan
+from magnetar.reads.plan import PlanLimits, RangePlan
 from protocol import pulsar_pb2 as pb
 from protocol.ids import Position
 from protocol.message import build_batch, build_entry, parse_metadata
@@ -93,6 +93,7 @@ class StoredSegment:
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
+        PlanLimits(max_messages, max_bytes, from_publish_time_ms, before_publish_time_ms)
         first = self.trimmed if start is None else self._index(start)
         lost, first = first < self.trimmed, max(first, self.trimmed)
         if from_publish_time_ms is not None:

@@ -19,6 +19,7 @@ from pipeline.range_planning import (
     shares,
 )
 from pipeline.tasks import SegmentRange, between, cut_large, gone_between, refuse_gone
+from protocol.ids import LONG_MAX
 from tests.unit.pipeline.fake_topic import FakeTopic, Row
 from tests.unit.pipeline.query import ACTIONS, UNBOUNDED, Query, change, check_cover, read
 
@@ -277,6 +278,19 @@ def test_a_window_is_not_held_by_an_early_time_further_on(early_ms: int) -> None
     query.drain()
     assert len(query.rows) == 20
     assert len(query.batches) > 2, "the window holds nothing"
+
+
+@pytest.mark.parametrize("time_ms", [LONG_MAX - 30, LONG_MAX - 29, 2**64 - 1])
+def test_a_window_goes_on_behind_a_time_without_end(time_ms: int) -> None:
+    """Brokers store what a producer says, and no bound is as late as that."""
+    topic = FakeTopic(1)
+    for _ in range(3):
+        topic.send([0])
+    topic.segments[0].entries[1].publish_time_ms = time_ms
+    query = Query(topic, window_ms=30)
+    query.drain()
+    assert len(query.rows) == 3
+    assert len(query.batches) > 1, "the window holds nothing"
 
 
 def lose(topic: FakeTopic, query: Query) -> Planner:

@@ -93,6 +93,13 @@ def test_pieces_that_each_have_a_time_are_found_too() -> None:
     assert values(segment, Place(LEDGER, 2), END) == [b"x" * 100]
 
 
+def test_pieces_of_a_time_without_end_are_found_and_no_beginning_is_missed() -> None:
+    """Brokers store what a producer says, and no bound is as late as that."""
+    one, two = (pieces(number, b"x" * 100, 2, publish_time=2**64 - 1) for number in (1, 2))
+    segment = StoredSegment([one[0], single(3, b"between"), one[1], two[1]])
+    assert values(segment, Place(LEDGER, 1), END) == [b"between", b"x" * 100]
+
+
 class WithoutTimes(StoredSegment):
     """At a broker that chooses no range by publish time."""
 

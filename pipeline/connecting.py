@@ -7,16 +7,21 @@ Rules:
 - Spark forks its workers and pickles readers and writers, so a client belongs to neither: it is
   found by the process and by what it connects to, and lives as long as the process does.
 - It runs on a thread of its own; any thread may call, and waits.
+- Processes begin at any time, also while a broker is restarted: where none is reached it is tried
+  again for the operation timeout, as later requests are.
 """
 
+import asyncio
 import os
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import lru_cache
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import magnetar
-from magnetar.errors import AlreadyClosed
+from magnetar.errors import AlreadyClosed, ConnectionLost
 from magnetar.sync.bridge import Bridge
+from magnetar.wire.backoff import Backoff
 from pipeline.options import Connection
 
 __all__ = ["Connected", "connected"]
@@ -34,9 +39,8 @@ class Connected:
     def __init__(self, connection: Connection) -> None:
         """Connects.  Raises what `magnetar.connect` does."""
         self._bridge = Bridge("magnetar pipeline")
-        url, settings = connection.service_url, connection.client_options()
         try:
-            self._client = self._bridge.run(lambda: magnetar.connect(url, **settings))
+            self._client = self._bridge.run(lambda: _reached(connection))
         except BaseException:
             self._bridge.close()
             raise
@@ -69,6 +73,20 @@ class Connected:
             self._bridge.run(reading.aclose)
         except AlreadyClosed:
             pass  # and the reading has ended with the client
+
+
+async def _reached(connection: Connection) -> magnetar.Client:
+    """A client that has reached a broker."""
+    loop, backoff = asyncio.get_running_loop(), Backoff(random.SystemRandom())
+    deadline = loop.time() + connection.operation_timeout_ms / 1000
+    while True:
+        try:
+            return await magnetar.connect(connection.service_url, **connection.client_options())
+        except ConnectionLost:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise
+        await asyncio.sleep(min(backoff.pause_s(), left_s))
 
 
 async def _next_of(items: AsyncGenerator[T, None]) -> tuple[T] | None:

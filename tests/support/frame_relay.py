@@ -31,6 +31,7 @@ class FrameRelay:
     broker_port: int
     port: int = field(default_factory=free_port)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -53,10 +54,12 @@ class FrameRelay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        writers = [writer]
+        writers = {writer}
+        self._writers |= writers
         try:
             from_broker, to_broker = await asyncio.open_connection(HOST, self.broker_port)
-            writers.append(to_broker)
+            writers.add(to_broker)
+            self._writers.add(to_broker)
             awaited: set[int] = set()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_on(reader, to_broker, awaited))
@@ -65,15 +68,15 @@ class FrameRelay:
             pass
         finally:
             self._tasks.discard(task)
+            self._writers -= writers
             for each in writers:
                 each.transport.abort()
 
     async def close(self) -> None:
-        """End all connections."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """End all connections.  Their tasks end by it: asyncio logs a trace of one cancelled."""
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, awaited: set[int]

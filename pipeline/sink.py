@@ -155,10 +155,22 @@ class Sink:
         return self._decided(lambda driver: driver.commit(reports, batch), messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None] = ()) -> bool:
-        """Abort what is open, or what the messages tell.  Whether something was."""
+        """Abort what is open, or what the messages tell.  Whether something was.
+
+        Raises nothing of ours: Spark would tell that, and not why the batch has failed.
+        """
         if self.options.key is None:
             return False
-        return self._decided(lambda driver: driver.abort(), messages)
+        try:
+            return self._decided(lambda driver: driver.abort(), messages)
+        except MagnetarError as error:
+            _log.warning(
+                "What a failed batch has left open is not aborted (%s); that is done when the key "
+                "%s is opened, or by its deadline.",
+                error,
+                self.options.key.name,
+            )
+            return False
 
     def _decided(
         self,

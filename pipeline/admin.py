@@ -66,7 +66,16 @@ class AdminRest:
 
     def lines(self, path: str) -> Iterator[Json]:
         """What is told line by line.  Raises `AdminFailed`, also when it broke off."""
-        with self._open("GET", path, None) as answer:
+        try:
+            opened = self._open("GET", path, None)
+        except AdminFailed as error:
+            if not _is_missing(error):
+                raise
+            raise AdminFailed(
+                f"{self._url}{path} is not there: only brokers of Magnetar tell it, and Apache "
+                "Pulsar's do not; give the REST address of one of Magnetar's."
+            ) from error
+        with opened as answer:
             for line in answer:
                 told = cast("Json", json.loads(line))
                 if told.get("end") is True:
@@ -79,7 +88,7 @@ class AdminRest:
         try:
             return self.get(path)
         except AdminFailed as error:
-            if isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 404:
+            if _is_missing(error):
                 return None
             raise
 
@@ -117,12 +126,17 @@ class _NotFollowed(urllib.request.HTTPRedirectHandler):
         """Never."""
 
 
+def _is_missing(error: AdminFailed) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, urllib.error.HTTPError) and cause.code == HTTPStatus.NOT_FOUND
+
+
 def _reason(error: urllib.error.HTTPError) -> str:
     text = error.read().decode(errors="replace")
     try:
         told = json.loads(text)
     except ValueError:
-        return text[:500]
+        return str(error.reason) if text.lstrip().startswith("<") else text[:500]
     return str(told.get("reason", text)) if isinstance(told, dict) else text[:500]
 
 

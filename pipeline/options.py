@@ -192,4 +192,14 @@ def _token_of(text: str | None) -> Token | None:
     if text is None or not text.startswith(_FILE):
         return text
     file = Path(unquote(urlsplit(text).path))
-    return lambda: file.read_text("utf-8").strip()
+
+    def token() -> str:
+        try:
+            return file.read_text("utf-8").strip()
+        except OSError as error:
+            raise InvalidOption(
+                f"The file {str(file)!r} of the option token cannot be read ({error.strerror}); it "
+                "must be on every machine of the query."
+            ) from error
+
+    return token

@@ -17,9 +17,12 @@ from tests.support.child_process import HOST
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """`[1]` for everything, save `/refused/CODE`."""
+    """`[1]`, save for `/refused/CODE`, and a page for `/missing`, as Apache Pulsar has one."""
 
     def do_GET(self) -> None:
+        if self.path == "/missing":
+            self.send_error(404)
+            return
         _, _, code = self.path.rpartition("/refused/")
         self.send_response(int(code) if code.isdecimal() else 200)
         self.end_headers()
@@ -71,3 +74,13 @@ def test_who_is_trusted_is_said_as_for_brokers(https_url: str, certificate: Cert
     assert rest_of(https_url, Where(tls_check_certificate=False)).get("/x") == [1]
     with pytest.raises(AdminFailed, match="CERTIFICATE_VERIFY_FAILED"):
         rest_of(https_url, Where()).get("/x")
+
+
+def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        with pytest.raises(AdminFailed, match="only brokers of Magnetar tell it"):
+            list(rest.lines("/missing"))
+        with pytest.raises(AdminFailed, match=r"/missing refused \(404\): Not Found"):
+            rest.get("/missing")
+        assert rest.find("/missing") is None

@@ -241,3 +241,13 @@ def test_a_token_is_no_file_of_another_machine(token: str) -> None:
     given = {"serviceUrl": "pulsar://host:6650", "token": token}
     with pytest.raises(InvalidOption, match="file:///PATH"):
         Connection.of(Options(given))
+
+
+async def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    given = {"serviceUrl": "pulsar://host:6650", "token": (tmp_path / "token").as_uri()}
+    token = Connection.of(Options(given)).client_options()["token"]
+    assert callable(token)
+    with pytest.raises(
+        InvalidOption, match=r"/token' of the option token cannot be read \(No such"
+    ):
+        token()

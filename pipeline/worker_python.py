@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["shortcoming", "warn_of_pythons"]
+__all__ = ["pythons_of", "shortcoming", "warn_of_pythons"]
 
 OURS: Final = ("magnetar", "pipeline")
 LIBRARIES: Final = (*OURS, "pyarrow")
@@ -33,7 +33,7 @@ _ASK: Final = (
 
 def warn_of_pythons(spark: "SparkSession") -> None:
     """Warn, once for each Python that cannot do it."""
-    for name, libraries in _pythons(spark).items():
+    for name, libraries in pythons_of(spark).items():
         why = shortcoming(name, libraries)
         if why is not None:
             warnings.warn(
@@ -42,7 +42,7 @@ def warn_of_pythons(spark: "SparkSession") -> None:
                 "and libraries, in the environment before the session is made, and leave "
                 "PYSPARK_DRIVER_PYTHON out or set it alike.",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,  # Whoever has called `pipeline.register`.
             )
 
 
@@ -74,14 +74,15 @@ def shortcoming(name: str, libraries: Sequence[str] = LIBRARIES) -> str | None:
     return f"has no {', no '.join(missing)}" if missing else None
 
 
-def _pythons(spark: "SparkSession") -> dict[str, Sequence[str]]:
+def pythons_of(spark: "SparkSession") -> dict[str, Sequence[str]]:
     """Those that run on this machine, by what Spark calls them, with what they need."""
     try:
         context = spark.sparkContext
         jvm, master = context._jvm, context.master  # Nothing else tells what the JVM starts.
         if jvm is None or master is None:
             return {}
-        planning = str(jvm.org.apache.spark.api.python.PythonUtils.defaultPythonExec())
+        utils = getattr(jvm.org.apache.spark.api.python, "PythonUtils$")
+        planning = str(getattr(utils, "MODULE$").defaultPythonExec())
     except Exception:  # noqa: BLE001 - Spark Connect has none of it, and this is advice alone
         return {}
     # What is given by --py-files Spark puts on the path of the processes that it starts.

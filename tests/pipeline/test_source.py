@@ -3,7 +3,9 @@
 import asyncio
 import datetime
 import json
+import os
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from magnetar.message_id import MessageId
 from magnetar.schema.avro import avro_of
 from magnetar.schema.json import json_of
 from pipeline.columns import BASE_SCHEMA
+from pipeline.worker_python import pythons_of
 from tests.client.conftest import Topic
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.rows import Pair, pairs, publish
@@ -333,6 +336,13 @@ async def test_values_are_decoded_by_the_schema_of_the_topic(
     assert [row.data.note for row in rows] == ["n", None]
     assert [row.data.at for row in rows] == [order.at.replace(tzinfo=None) for order in ORDERS]
     assert [row._corrupt for row in rows] == [None, None]
+
+
+def test_spark_tells_by_which_pythons_it_will_run_the_format(spark: SparkSession) -> None:
+    assert list(pythons_of(spark)) == [os.environ["PYSPARK_PYTHON"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline.register(spark)
 
 
 async def test_errors_say_what_to_do(source: MakeSource) -> None:

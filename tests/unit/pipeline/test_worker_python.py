@@ -57,8 +57,9 @@ def test_a_python_is_really_asked(tmp_path: Path) -> None:
 
 def session(planning: str, tasks: str, master: str = "local[2,4]", files: str = "") -> SparkSession:
     """As much of a session as is asked."""
-    utils = SimpleNamespace(defaultPythonExec=lambda: planning)
-    spark = SimpleNamespace(api=SimpleNamespace(python=SimpleNamespace(PythonUtils=utils)))
+    utils = SimpleNamespace(**{"MODULE$": SimpleNamespace(defaultPythonExec=lambda: planning)})
+    python = SimpleNamespace(**{"PythonUtils$": utils})
+    spark = SimpleNamespace(api=SimpleNamespace(python=python))
     jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=spark)))
     conf = {"spark.submit.pyFiles": files}
     context = SimpleNamespace(_jvm=jvm, getConf=lambda: conf, master=master, pythonExec=tasks)

@@ -5,6 +5,9 @@ Rules:
 - A task reduces its range of a segment to the last row of each key before anything is shuffled, in
   bounded memory; of what is left the row with the highest `order_key` wins, which sorts along every
   path of splits and merges.  Spark sorts with files where memory does not do.
+- Partitions of a regular topic have no order, and a key is in several of them if their number was
+  changed.  Then the last row of each partition counts, and of those the one that was published
+  last, by producers' clocks; how many such keys there were is told.
 - The write is one group: readers of the new topic see all of it or nothing.  The cut is kept with
   the decision, so whoever has read the generation can go on from there in the topic itself.
 - Run again for the same generation: if it is there, nothing is read or written; if not, nothing of
@@ -13,14 +16,15 @@ Rules:
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.window import WindowSpec
 
 import pipeline
 from pipeline.compact.combine import combined
@@ -59,14 +63,22 @@ class Generation:
     """Rows, by this run."""
     combined: int = 0
     """Rows that were left of them before they were sorted by key."""
+    torn: int = 0
+    """Keys with rows in several partitions, whose last row was found by the publish time."""
 
     def sentence(self) -> str:
         """For people."""
         if self.made_before:
             return f"{self.topic} was made before, up to {self.cut}. Nothing was written."
-        return (
+        said = (
             f"{self.topic} is made, up to {self.cut}: {self.read:,} rows read, "
             f"{self.combined:,} of them sorted by key."
+        )
+        if not self.torn:
+            return said
+        return (
+            f"{said} {self.torn:,} keys have rows in several partitions, between which there is no "
+            "order: of each the row was taken that was published last, by producers' clocks."
         )
 
 
@@ -91,6 +103,7 @@ def compact(
         return _made(asked, options, key, cut)
     _refuse_rows_of_others(TopicReading(connection, asked.target))
     pipeline.register(spark)
+    partitions = [each.segment_id for each in layout.segments.values() if each.legacy]
     frame = (
         spark.read.format(FORMAT)
         .schema(COLUMNS)
@@ -99,7 +112,7 @@ def compact(
     )
     counts = Counts()
     writer = (
-        last_rows(frame, asked, counts)
+        last_rows(frame, asked, counts, partitions)
         .write.format(FORMAT)
         .options(**connection.options(), **key.options)
         .options(topic=asked.target, jobId=job_id(options.topic, cut), positions=f"[{cut}]")
@@ -110,7 +123,8 @@ def compact(
             writer.save()
     except PySparkException as error:
         raise query_failed(error) from error
-    return Generation(asked.target, cut, False, counts.of("read"), counts.of("combined"))
+    torn = counts.of("torn") if len(partitions) > 1 else 0
+    return Generation(asked.target, cut, False, counts.of("read"), counts.of("combined"), torn)
 
 
 class Counts:
@@ -119,31 +133,66 @@ class Counts:
     def __init__(self) -> None:
         self._observed: dict[str, Observation] = {}
 
-    def counted(self, frame: DataFrame, name: str) -> DataFrame:
-        """The same rows."""
+    def counted(self, frame: DataFrame, name: str, which: Column | None = None) -> DataFrame:
+        """The same rows; counted are those of which `which` is true, or all."""
         self._observed[name] = Observation(name)
-        return frame.observe(self._observed[name], F.count(F.lit(1)).alias("rows"))
+        one = F.lit(1) if which is None else F.when(which, 1)
+        return frame.observe(self._observed[name], F.count(one).alias("rows"))
 
     def of(self, name: str) -> int:
         """Once the rows were written."""
         return int(self._observed[name].get["rows"])
 
 
-def last_rows(frame: DataFrame, asked: Compaction, counts: Counts) -> DataFrame:
-    """Of each key the last row, unless that is an old tombstone; rows without key if wanted."""
+def last_rows(
+    frame: DataFrame, asked: Compaction, counts: Counts, partitions: Collection[int] = ()
+) -> DataFrame:
+    """Of each key the last row, unless that is an old tombstone; rows without key if wanted.
+
+    `partitions` are the segments that are partitions of a regular topic.
+    """
     rows = counts.counted(frame, "read")
     if not asked.keyless:
         rows = rows.where("key IS NOT NULL")
     rows = counts.counted(rows.mapInArrow(combined, frame.schema), "combined")
     # Rows without key are each a group of their own, so that they are shuffled evenly.
     group = (F.col("key"), F.when(F.col("key").isNull(), F.col("order_key")))
-    newest = Window.partitionBy(*group).orderBy(F.col("order_key").desc())
-    rows = rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1")
+    of_key = Window.partitionBy(*group)
+    newest = of_key.orderBy(F.col("order_key").desc())
+    if len(partitions) > 1:
+        rows = _by_publish_time(rows, of_key, newest, partitions, counts)
+    else:
+        rows = rows.withColumn("rank", F.row_number().over(newest))
+    rows = rows.where("rank = 1")
     if asked.tombstones_ms is not None:
         horizon = F.timestamp_millis(F.lit(int(time.time() * 1000) - asked.tombstones_ms))
         dropped = F.col("value").isNull() & (F.col("publish_time") < horizon)
         rows = rows.where(~F.coalesce(dropped, F.lit(False)))
     return rows.select("key", "value", "properties", "event_time")
+
+
+def _by_publish_time(
+    rows: DataFrame,
+    of_key: WindowSpec,
+    newest: WindowSpec,
+    partitions: Collection[int],
+    counts: Counts,
+) -> DataFrame:
+    """Of each key the last row of each segment, with its `rank` among those, from 1.
+
+    What was written after the topic had become a scalable one comes after all of its partitions.
+    """
+    # The first 8 bytes of an order key are the segment.
+    segment = F.conv(F.hex(F.substring("order_key", 1, 8)), 16, 10).cast("bigint")
+    rows = rows.withColumn("segment", segment)
+    later = F.lag("segment").over(newest)
+    rows = rows.withColumn("later", later).where("later IS NULL OR later != segment")
+    rows = rows.withColumn("partition", F.col("segment").isin(*partitions))
+    published = F.when(F.col("partition"), F.col("publish_time"))
+    latest = of_key.orderBy(F.col("partition").asc(), published.desc(), F.col("order_key").desc())
+    rows = rows.withColumn("rank", F.row_number().over(latest))
+    rows = rows.withColumn("again", F.lag("partition").over(latest))
+    return counts.counted(rows, "torn", (F.col("rank") == 2) & F.col("again"))
 
 
 def _made(asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str) -> Generation:

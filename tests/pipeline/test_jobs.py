@@ -4,12 +4,14 @@ import asyncio
 import io
 import json
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from aiohttp import ClientSession
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from rich.console import Console
@@ -27,6 +29,7 @@ from pipeline.progress import Progress
 from pipeline.replay.job import Outcome, Speed, replay
 from pipeline.replay.request import Replay
 from pipeline.stream_reader import StreamReader
+from protocol.key_hash import key_hash
 from tests.client.conftest import Topic
 from tests.conftest import Report
 from tests.pipeline import rows
@@ -244,6 +247,36 @@ async def test_a_compaction_keeps_what_a_dict_keeps(
         run(Compaction(source.name, target.name, end=other))
     assert len(await stored(client, target.name)) == len(found)
     await check_cut(client, source, made, target)
+
+
+async def test_of_a_key_in_two_partitions_the_row_counts_that_was_published_last(
+    spark: SparkSession, service: BrokerUnderTest, client: magnetar.Client, topic: MakeTopic
+) -> None:
+    target = await topic()
+    name = f"grown-{uuid.uuid4().hex[:8]}"
+    source, rest = f"persistent://public/default/{name}", f"persistent/public/default/{name}"
+    async with ClientSession(service.admin_url) as admin:
+        (await admin.put(f"/admin/v2/{rest}/partitions", json=2)).raise_for_status()
+        keys = range(60)
+        expected = await put(client, source, [(key, key + 1) for key in keys])
+        (await admin.post(f"/admin/v2/{rest}/partitions", json=3)).raise_for_status()
+    expected |= await put(client, source, [(key, key + 100) for key in keys if key % 3])
+    with Progress("Compaction", Console(file=io.StringIO())) as progress:
+        asked = Compaction(source, target.name)
+        made = compact(spark, Connection(service.url), asked, progress)
+    assert dict(await stored(client, target.name)) == expected
+    moved = [
+        key
+        for key in keys
+        if key % 3 and partition_of(f"key-{key}", 2) != partition_of(f"key-{key}", 3)
+    ]
+    assert made.torn == len(moved) > 0
+    assert any(partition_of(f"key-{key}", 3) < partition_of(f"key-{key}", 2) for key in moved)
+    assert f"{len(moved)} keys have rows in several partitions" in made.sentence()
+
+
+def partition_of(key: str, partitions: int) -> int:
+    return (key_hash(key.encode()) & 0x7FFFFFFF) % partitions
 
 
 async def check_cut(

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import pipeline
+from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
 from pipeline.cut import Cut, entered
 from pipeline.cut_json import cut_of_text, text_of
@@ -58,6 +59,8 @@ class Outcome:
     finished: bool
     rows: int
     """That this run has read, those included that the filter has left out."""
+    written: int
+    """Of these, what the filter has let through."""
     batches: int
 
     def sentence(self) -> str:
@@ -65,12 +68,15 @@ class Outcome:
         if self.finished and not self.batches:
             return "The replay is finished: everything up to its end was written before."
         if self.finished:
-            return f"The replay is finished: {self.rows:,} rows read in {self.batches:,} batches."
+            return f"The replay is finished: {self._done()}."
         return (
-            f"{self.rows:,} rows read in {self.batches:,} batches; what else is before the end "
-            "cannot be read yet, as transactions are open (magnetar txn why tells which). Run the "
-            "same command again to go on."
+            f"{self._done()}; what else is before the end cannot be read yet, as transactions are "
+            "open (magnetar txn why tells which). Run the same command again to go on."
         )
+
+    def _done(self) -> str:
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        return f"{self.rows:,} rows read in {batches}, {self.written:,} of them for the target"
 
 
 def replay(
@@ -90,6 +96,7 @@ def replay(
     options = _options(connection, asked)
     topic = TopicReading(connection, options.topic)
     pipeline.register(spark)
+    _require(TopicReading(connection, asked.target))
     if job is None:
         job = _resolved(asked, options, topic)
         _read(spark, connection, job, speed)  # What cannot be is not written down.
@@ -97,7 +104,7 @@ def replay(
     job.check(asked)
     ahead = _ahead(files, job, options, topic)
     if not ahead:
-        return Outcome(finished=True, rows=0, batches=0)
+        return Outcome(finished=True, rows=0, written=0, batches=0)
     total = rows_in(topic, ahead)
     frame = _read(spark, connection, job, speed)
     key = pipeline.open_key(connection.service_url, job.key, **connection.client_options())
@@ -110,8 +117,19 @@ def replay(
         .trigger(availableNow=True)
         .start()
     )
-    rows, batches = _followed(query, progress, total)
-    return Outcome(not _ahead(files, job, options, topic), rows, batches)
+    rows, written, batches = _followed(query, progress, total)
+    return Outcome(not _ahead(files, job, options, topic), rows, written, batches)
+
+
+def _require(target: TopicReading) -> None:
+    """Raises `InvalidOption`; the sink would have a broker make it, misspelt or not."""
+    try:
+        target.layout()
+    except TopicNotFound as error:
+        raise InvalidOption(
+            f"There is no topic {target.topic} to write to; make it first (magnetar topics create "
+            f"{target.topic}), or mend its name."
+        ) from error
 
 
 def _options(connection: Connection, asked: Replay) -> SourceOptions:
@@ -188,9 +206,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _followed(query: "StreamingQuery", progress: Progress, total: int | None) -> tuple[int, int]:
-    """Wait for the end of the query, and tell of its batches; rows and batches that were read."""
-    rows, seen = 0, set[int]()
+def _followed(
+    query: "StreamingQuery", progress: Progress, total: int | None
+) -> tuple[int, int, int]:
+    """Wait for the end, and tell of batches; rows that were read and written, and batches."""
+    rows, written, seen = 0, 0, set[int]()
     try:
         active = True
         while active:
@@ -200,6 +220,7 @@ def _followed(query: "StreamingQuery", progress: Progress, total: int | None) ->
                 if each.batchId not in seen and each.numInputRows:
                     seen.add(each.batchId)
                     rows += each.numInputRows
+                    written += max(each.sink.numOutputRows, 0)
                     rate = each.processedRowsPerSecond
                     progress.show(rows, total, _said(rows, total, each.batchId, rate))
         query.awaitTermination()
@@ -208,7 +229,7 @@ def _followed(query: "StreamingQuery", progress: Progress, total: int | None) ->
     finally:
         if query.isActive:
             query.stop()
-    return rows, len(seen)
+    return rows, written, len(seen)
 
 
 def _said(rows: int, total: int | None, batch: int, rate: float) -> str:

@@ -85,13 +85,16 @@ async def test_a_replay_filters_projects_and_goes_on_to_its_end(
 
     with pytest.raises(InvalidOption, match="nothing_such"):
         run(replace(asked, where="nothing_such > 1"))
+    with pytest.raises(InvalidOption, match="topics create"):
+        run(replace(asked, target=f"{target.name}-misspelt"))
     outcome = run()
     assert outcome.finished
     assert outcome.rows == len(sent)
+    assert "400 of them for the target" in outcome.sentence()
     assert outcome.batches >= 4
     assert f"600 of {len(sent)} rows read" in out.getvalue()
     await rows.publish(client, source.name, [("k1", b"1")])  # Behind the end of the replay.
-    assert run() == Outcome(finished=True, rows=0, batches=0)
+    assert run() == Outcome(finished=True, rows=0, written=0, batches=0)
     with pytest.raises(InvalidOption, match="another replay"):
         run(Replay(source.name, target.name))
     expected = [(key, b"again-" + value) for key, value in sent if int(value) % 3]

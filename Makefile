@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml
-	@echo "Installing into $(VENV); this takes a minute or two ..."
+	@echo "Installing into $(VENV); 1.4 GB, which takes some minutes ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

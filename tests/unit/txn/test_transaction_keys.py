@@ -279,7 +279,7 @@ async def test_a_key_is_its_owners_own() -> None:
         keys, name = led.keys_of(led.coordinator_of(KEY), "alice", KEY)
         assert (await keys.open(name, NO_EPOCH, "")).epoch == 0
         txn = await led.begin(led.coordinator_of(KEY), 1000, "alice", KeyEpoch(KEY, 0))
-        with pytest.raises(Exception, match="no transaction"):
+        with pytest.raises(Exception, match="neither the owner"):
             await led.end(txn, COMMIT, None, KeyEpoch(KEY, 0))
         await open_key(led)
         await led.end(txn, COMMIT, "alice", KeyEpoch(KEY, 0))

@@ -11,7 +11,6 @@ Rules:
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -29,7 +28,16 @@ from pipeline.audit.group_checks import check_batches, check_positions
 from pipeline.audit.order_checks import check_entries, check_views
 from pipeline.audit.records import Plan, take_snapshot, trimmed_since
 from pipeline.audit.report import Report
-from pipeline.audit.scan import AuditedRange, scan
+from pipeline.audit.scan import AuditedRange
+from pipeline.audit.scan_tasks import (
+    Counted,
+    Scanned,
+    counted,
+    readable_of,
+    scanned,
+    transactions_of,
+    without_transactions,
+)
 from pipeline.audit.seen import NO_ROWS, SeenRange, SeenTransaction, Tally, joined
 from pipeline.audit.snapshot import SegmentState, Snapshot
 from pipeline.audit.suspect_job import check_order
@@ -79,7 +87,7 @@ def audit(
     parts = [part for part in every if part.segment_id not in before]
     findings = Findings()
     context = spark.sparkContext
-    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(_scanned, connection))
+    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(scanned, connection))
     ranges.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         scan_began_s = time.monotonic()
@@ -87,8 +95,8 @@ def audit(
         scan_s = time.monotonic() - scan_began_s
         snapshot = trimmed_since(snapshot, planner)
         _check_transactions(ranges, snapshot, before, findings)
-        facts = ranges.map(_without_transactions).collect()
-        readable = _readable_before(before) | _by_segment(ranges.map(_readable).collect())
+        facts = ranges.map(without_transactions).collect()
+        readable = _readable_before(before) | _by_segment(ranges.map(readable_of).collect())
     finally:
         ranges.unpersist()
     seen = _segments([each for _, each in facts])
@@ -112,34 +120,6 @@ def audit(
     return Report(snapshot, findings, seen, took_s, scan_s, before, now)
 
 
-Scanned = tuple[AuditedRange, SeenRange]
-Counted = tuple[int, Tally]
-
-
-def _scanned(connection: Connection, part: AuditedRange) -> Scanned:
-    return part, scan(connection, part)
-
-
-def _without_transactions(scanned: Scanned) -> Scanned:
-    part, seen = scanned
-    return part, replace(seen, transactions={})
-
-
-def _transactions_of(scanned: Scanned) -> Iterator[tuple[tuple[int, str], SeenTransaction]]:
-    for txn, seen in scanned[1].transactions.items():
-        yield (seen.segment_id, txn), seen
-
-
-def _readable(scanned: Scanned) -> Counted:
-    """What consumers should get of a range: nothing of what lay beyond the horizon of the cut."""
-    part, seen = scanned
-    total = NO_ROWS
-    if part.readable:
-        for each in seen.transactions.values():
-            total = total.plus(each.readable)
-    return part.segment_id, total
-
-
 def _readable_before(before: Mapping[int, AuditedSegment]) -> dict[int, tuple[int, int]]:
     return {
         segment_id: (each.readable.messages, each.readable.hash_sum)
@@ -152,16 +132,12 @@ def _readers_view(
 ) -> dict[int, tuple[int, int]]:
     readable = [part for part in parts if part.readable]
     ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
-    return _by_segment(ranges.map(partial(_counted, connection)).collect())
+    return _by_segment(ranges.map(partial(counted, connection)).collect())
 
 
-def _counted(connection: Connection, part: AuditedRange) -> Counted:
-    return _readable((part, scan(connection, part, raw=False)))
-
-
-def _by_segment(counted: Iterable[Counted]) -> dict[int, tuple[int, int]]:
+def _by_segment(rows: Iterable[Counted]) -> dict[int, tuple[int, int]]:
     found: dict[int, Tally] = {}
-    for segment_id, tally in counted:
+    for segment_id, tally in rows:
         found[segment_id] = found.get(segment_id, NO_ROWS).plus(tally)
     return {segment_id: (tally.messages, tally.hash_sum) for segment_id, tally in found.items()}
 
@@ -180,7 +156,7 @@ def _check_transactions(
     ranges: "RDD[Scanned]", snapshot: Snapshot, before: Collection[int], findings: Findings
 ) -> None:
     """Of each transaction and segment what all ranges saw, one partition at a time."""
-    together = ranges.flatMap(_transactions_of).reduceByKey(SeenTransaction.plus)
+    together = ranges.flatMap(transactions_of).reduceByKey(SeenTransaction.plus)
 
     def one_by_one() -> Iterator[SeenTransaction]:
         for _, seen in together.toLocalIterator():

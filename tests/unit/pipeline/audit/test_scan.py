@@ -1,5 +1,7 @@
-"""Rows of suspect producers, one by one."""
+"""What tasks do: rows of suspect producers, one by one; and what a worker has to import."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -8,6 +10,7 @@ from magnetar.errors import TopicNotFound
 from magnetar.reads import StoredEntry
 from pipeline.audit import scan
 from pipeline.audit.order_checks import suspects
+from pipeline.audit.scan_tasks import counted, scanned
 from pipeline.audit.suspect_job import by_place, checked_keys
 from pipeline.audit.violations import Findings, Rule
 from pipeline.options import Connection
@@ -74,3 +77,13 @@ def test_a_segment_that_is_taken_meanwhile_does_not_end_the_audit(
     monkeypatch.setattr(scan, "connected", lambda connection: Pruned())
     part = scan.AuditedRange(0, "t", Position(10, 0), Position(10, 3))
     assert scan.scan(Connection("pulsar://unused"), part).rows == 1
+
+
+def test_workers_import_what_a_scan_needs() -> None:
+    """A task's function is found by its module, which each worker imports with all it needs."""
+    modules = sorted({each.__module__ for each in (scanned, counted, by_place, checked_keys)})
+    told = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert set(modules) <= loaded
+    assert not loaded & {"pipeline.audit.job", "obstore", "pydantic", "pyarrow.parquet"}

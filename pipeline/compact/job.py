@@ -17,7 +17,7 @@ Rules:
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,16 +26,21 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.window import WindowSpec
 
+import magnetar
 import pipeline
+from magnetar.errors import MagnetarError
 from pipeline.compact.combine import combined
 from pipeline.compact.request import Compaction, job_id, key_name
+from pipeline.connecting import connected
 from pipeline.cut import entered
 from pipeline.cut_json import cut_of_text, text_of
 from pipeline.data_source import FORMAT
 from pipeline.errors import InvalidOption
+from pipeline.key_groups import KeyGroups
 from pipeline.keys import OpenedKey
 from pipeline.options import Connection, Options
 from pipeline.progress import Progress
+from pipeline.sink_options import TransactionKeyOption
 from pipeline.source_options import SourceOptions
 from pipeline.spark_failure import query_failed
 from pipeline.starting import Bound, BoundKind, end_cut, start_cut
@@ -123,6 +128,9 @@ def compact(
             writer.save()
     except PySparkException as error:
         raise query_failed(error) from error
+    except KeyboardInterrupt:
+        _abort(connection, key)
+        raise
     torn = counts.of("torn") if len(partitions) > 1 else 0
     return Generation(asked.target, cut, False, counts.of("read"), counts.of("combined"), torn)
 
@@ -193,6 +201,20 @@ def _by_publish_time(
     rows = rows.withColumn("rank", F.row_number().over(latest))
     rows = rows.withColumn("again", F.lag("partition").over(latest))
     return counts.counted(rows, "torn", (F.col("rank") == 2) & F.col("again"))
+
+
+def _abort(connection: Connection, key: OpenedKey) -> None:
+    """What the write has open: Spark is ended before it could do that."""
+
+    async def abort(client: magnetar.Client) -> None:
+        groups = KeyGroups(client, TransactionKeyOption(key.name, key.epoch))
+        try:
+            await groups.abort()
+        finally:
+            await groups.close()
+
+    with suppress(MagnetarError):  # It is aborted by its deadline, or by who opens the key.
+        connected(connection).run(abort)
 
 
 def _made(asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str) -> Generation:

@@ -252,7 +252,7 @@ class TransactionGroups:
         async with indexes.changing:
             stored = self._transactions.find(txn)
             try:
-                while stored is None or not indexes.left or _is_short(stored, until_ms):
+                while stored is None or not indexes.left or self._is_short(stored, until_ms):
                     stored = await self._grow(txn, indexes, until_ms)
             except BaseException:
                 if self._transactions.find(txn) is None:
@@ -273,7 +273,7 @@ class TransactionGroups:
         header, group = stored.header, stored.header.group
         assert group is not None, "the key named it as a group"
         grown = group if indexes.left else with_next_block(group)
-        if _is_short(stored, until_ms):
+        if self._is_short(stored, until_ms):
             header = raised(header, self._with_slack_of(until_ms), self._clock.now_ms())
         if grown is group and header is stored.header:
             return stored  # what is in memory was older
@@ -299,7 +299,7 @@ class TransactionGroups:
                 raise InvalidGroup(f"{group} is no group, so its deadline stays: name a group.")
             now_ms = self._clock.now_ms()
             until_ms = now_ms + bounded_timeout_ms(timeout_ms)
-            if not _is_short(stored, until_ms):
+            if not self._is_short(stored, until_ms):
                 return stored.header.deadline_ms
             header = raised(stored.header, self._with_slack_of(until_ms), now_ms)
             try:
@@ -368,6 +368,11 @@ class TransactionGroups:
             return False
         return True
 
+    def _is_short(self, stored: StoredHeader, until_ms: int) -> bool:
+        """Whether its deadline is before that, and may be moved on: clocks can be set back."""
+        longest_ms = self._clock.now_ms() + TXN_TIMEOUT_MAX_MS
+        return stored.header.deadline_ms < min(until_ms, longest_ms)
+
     def _with_slack_of(self, until_ms: int) -> int:
         now_ms = self._clock.now_ms()
         return now_ms + self._with_slack_ms(until_ms - now_ms)
@@ -375,11 +380,6 @@ class TransactionGroups:
     def _with_slack_ms(self, timeout_ms: int) -> int:
         asked_ms = bounded_timeout_ms(timeout_ms)
         return min(asked_ms + asked_ms // TXN_EXTENSION_SLACK, TXN_TIMEOUT_MAX_MS)
-
-
-def _is_short(stored: StoredHeader, until_ms: int) -> bool:
-    """Whether its deadline is before that."""
-    return stored.header.deadline_ms < until_ms
 
 
 def _fitting(header: Header, commit: GroupCommit) -> GroupCommit:

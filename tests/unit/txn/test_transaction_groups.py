@@ -28,7 +28,7 @@ from tests.unit.txn.grouped import (
     writes,
 )
 from tests.unit.txn.keyed import ABORT, COMMIT, KEY, NAME, begin, open_key, state_of
-from tests.unit.txn.virtual_time import in_virtual_time
+from tests.unit.txn.virtual_time import ClockSetBack, in_virtual_time
 from txn import records
 from txn.coordinator import Coordinator
 from txn.deadlines import Deadlines
@@ -412,6 +412,22 @@ async def test_g8_attempts_extend_their_group() -> None:
         assert await state_of(parts, first.attempt) is TxnState.OPEN
         await asyncio.sleep(2)
         assert await state_of(parts, first.attempt) is ABORT
+
+
+@pytest.mark.parametrize("looks", range(1, 4))
+def test_g8_an_attempt_begins_while_the_clock_is_set_back(looks: int) -> None:
+    @in_virtual_time
+    async def begun() -> None:
+        world = World()
+        world.clock = clock = ClockSetBack()
+        async with world.coordinators() as (led, _):
+            await open_key(led)
+            assert await attempt(led, timeout_ms=40_000) is not None
+            clock.looks = looks
+            assert await attempt(led, timeout_ms=TXN_TIMEOUT_MAX_MS) is not None
+            assert clock.looks <= 0
+
+    begun()
 
 
 @in_virtual_time

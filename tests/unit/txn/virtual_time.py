@@ -54,6 +54,21 @@ class VirtualClock:
         return START_MS + self.shift_ms + round(asyncio.get_running_loop().time() * 1000)
 
 
+class ClockSetBack(VirtualClock):
+    """One that is set back after so many looks at it; 0: never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def now_ms(self) -> int:
+        now_ms = super().now_ms()
+        self.looks -= 1
+        if self.looks == 0:
+            self.shift_ms -= 5_000
+        return now_ms
+
+
 def in_virtual_time(test: Callable[[], Awaitable[T]]) -> Callable[[], T]:
     """A test that runs on a loop of virtual time."""
 

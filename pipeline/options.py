@@ -37,6 +37,22 @@ CONNECTION_OPTIONS: Final = (
     "listenerName",
 )
 """Of everything that connects."""
+OF_OTHERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kafka.bootstrap.servers": "serviceUrl",
+        "service.url": "serviceUrl",
+        "subscribe": "topic",
+        "topics": "topic",
+        "startingoffsets": "start",
+        "startingtimestamp": "start",
+        "startingtime": "start",
+        "endingoffsets": "end",
+        "endingtimestamp": "end",
+        "endingtime": "end",
+        "maxoffsetspertrigger": "maxRowsPerTrigger",
+    }
+)
+"""What options of other sources, in lower case, are called here."""
 
 _FILE: Final = "file:"
 _FLAGS: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
@@ -56,7 +72,10 @@ class Options:
         for name in sorted(self._given):
             if name not in by_lower:
                 near = difflib.get_close_matches(name, by_lower, n=1)
-                hint = f"; do you mean {by_lower[near[0]]}?" if near else "; leave it out."
+                meant = OF_OTHERS.get(name) or (by_lower[near[0]] if near else None)
+                hint = (
+                    f"; do you mean {meant}?" if meant in by_lower.values() else "; leave it out."
+                )
                 raise InvalidOption(f"There is no option {name}{hint}")
 
     def text(self, name: str) -> str | None:

@@ -57,6 +57,9 @@ def test_defaults_and_names() -> None:
     ("given", "why"),
     [
         ({"maxRowPerTrigger": "5"}, "do you mean maxRowsPerTrigger"),
+        ({"subscribe": "t"}, "no option subscribe; do you mean topic"),
+        ({"startingOffsets": "latest"}, "no option startingoffsets; do you mean start"),
+        ({"somethingElse": "5"}, "no option somethingelse; leave it out"),
         ({"maxRowsPerTrigger": "0"}, "1 or more"),
         ({"maxRowsPerTrigger": "many"}, "1 or more"),
         ({"chain": "yes"}, "true or false"),

@@ -298,11 +298,14 @@ class MetadataHandle(MetadataStore):
         partition: str | None = None,
         fresh: bool = False,
         limit: int | None = None,
+        max_bytes: int | None = None,
     ) -> list[IndexHit]:
         found = await self._ask(
             "scan",
             f"{index} {lo}",
-            lambda s: s.scan_index(index, lo, hi, partition=partition, fresh=fresh, limit=limit),
+            lambda s: s.scan_index(
+                index, lo, hi, partition=partition, fresh=fresh, limit=limit, max_bytes=max_bytes
+            ),
         )
         return cast("list[IndexHit]", found)
 

@@ -72,6 +72,8 @@ LEAST_REIGN_S = 1.0
 """For so long a broker is not replaced because of what it asks for."""
 SETTLE_S = 200.0
 """Virtual time after which what is not delivered never will be."""
+UP_S = 600.0
+"""The longest that a broker may take to come up, those that crash as they start included."""
 
 
 class VirtualClock:
@@ -345,7 +347,9 @@ class World:
         return actor
 
     async def _until_up(self) -> None:
+        end = self.loop.time() + UP_S
         while not self.running.alive:
+            assert self.loop.time() < end, f"{self.running.host.name} has not come up in {UP_S} s"
             await asyncio.sleep(0.05)
 
     async def _quieten(self) -> None:

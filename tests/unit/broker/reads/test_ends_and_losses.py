@@ -262,6 +262,15 @@ async def test_who_does_not_own_the_topic_refuses_it(cluster: Cluster) -> None:
         assert refusal.value.code == pb.ServiceNotReady
 
 
+async def stalled_peers(broker: Broker, count: int) -> list[Reads]:
+    """Each with a connection of its own, from which it reads nothing until it is told to."""
+    peers = [Reads(await RawClient.open("127.0.0.1", broker.port)) for _ in range(count)]
+    for each in peers:
+        assert each.raw._transport is not None
+        each.raw._transport.pause_reading()
+    return peers
+
+
 async def test_a_peer_that_reads_nothing_holds_up_nobody(
     broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,12 +280,10 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody(
     producer = await reads.raw.create_producer(TOPIC)
     for _ in range(4):
         await producer.send(bytes(4_000_000))
-    stalled = [Reads(await RawClient.open("127.0.0.1", broker.port)) for _ in range(3)]
-    waiting = []
-    for each in stalled:
-        assert each.raw._transport is not None
-        each.raw._transport.pause_reading()
-        waiting += [asyncio.ensure_future(each.read_all(EARLIEST, LATEST)) for _ in range(6)]
+    stalled = await stalled_peers(broker, 3)
+    waiting = [
+        asyncio.ensure_future(each.read_all(EARLIEST, LATEST)) for each in stalled for _ in range(6)
+    ]
     await until(lambda: broker.segment_reads._ahead > 0)
     assert len(await reads.read_all(EARLIEST, LATEST)) == 4
     for each in stalled:
@@ -295,12 +302,10 @@ async def test_answers_that_wait_for_peers_are_bounded_however_many_peers_there_
     producer = await reads.raw.create_producer(TOPIC)
     await producer.send(bytes(4_000_000))
     own = set(broker.connections)
-    stalled = [Reads(await RawClient.open("127.0.0.1", broker.port)) for _ in range(6)]
-    waiting = []
-    for each in stalled:
-        assert each.raw._transport is not None
-        each.raw._transport.pause_reading()
-        waiting += [asyncio.ensure_future(each.read(EARLIEST, LATEST)) for _ in range(6)]
+    stalled = await stalled_peers(broker, 6)
+    waiting = [
+        asyncio.ensure_future(each.read(EARLIEST, LATEST)) for each in stalled for _ in range(6)
+    ]
     most = 0
     while any(each.writable for each in broker.connections - own):
         await asyncio.sleep(0)

@@ -1,96 +1,139 @@
-# make run | test | test-client | test-pipeline | test-cluster | cluster-faults | bench | bench-cluster | simulate | fuzz | stock-peer | client-peer | image-test
+# make test (default), run, test-all, nightly, bench.  The ## line of a target says what it does.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMMA := ,
+PROJECTS := pyproject.toml magnetar_broker/pyproject.toml
 
-.PHONY: run test test-client test-pipeline pipeline-kill pipeline-compact test-cluster cluster-faults offload-kills check proto
-.PHONY: bench bench-transactions bench-client bench-pipeline bench-cluster simulate simulate-mutants fuzz
-.PHONY: stock-peer client-peer image-test clean
+.PHONY: run spark check test test-all nightly test-client test-pipeline test-cluster
+.PHONY: pipeline-kill pipeline-compact cluster-faults histories image-test simulate simulate-mutants fuzz
+.PHONY: stock-peer client-peer bench bench-beside bench-transactions bench-client bench-pipeline bench-cluster bench-large-groups
+.PHONY: proto sync clean
 .DEFAULT_GOAL := test
 
-$(VENV)/.installed: pyproject.toml
-	@echo "Installing into $(VENV); 1.4 GB, which takes some minutes ..."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+# What is installed into $(VENV), by need: a broker and the client; what checks and tests need
+# besides; Spark.  Each stamp file means that its packages are installed.  A newer pyproject.toml
+# makes it stale.
+.NOTPARALLEL:  # pip must not install into one environment twice at once.
 
-run: $(VENV)/.installed  ## start the embedded broker on 6650 and 8080, data under ./data
+define install
+	@echo "Installing $(1) into $(VENV) (about $(2) MB) ..."
+	@$(BIN)/pip --version > /dev/null 2>&1 || { $(PYTHON) -m venv --clear $(VENV) && \
+	  $(BIN)/pip uninstall -qq --yes setuptools; }  # It comes with Python 3.11, and nothing needs it.
+	@set -o pipefail; $(BIN)/pip install --disable-pip-version-check --editable '.$(3)' --editable ./magnetar_broker | \
+	  awk '$$1 == "Collecting" { sub(/[^A-Za-z0-9._-].*/, "", $$2); print "  " $$2 } \
+	       /^Installing collected/ { print "  installing them ..." } { fflush() }'
+	@touch $@
+	@echo "Installed $(1): $(VENV) has $$(du -sm $(VENV) | cut -f 1) MB now."
+endef
+
+$(VENV)/.broker: $(PROJECTS)
+	$(call install,what a broker and the client need,140,)
+
+$(VENV)/.tests: $(PROJECTS)
+	$(call install,what checks and tests need,400,[check$(COMMA)test])
+	@touch $(VENV)/.broker
+
+$(VENV)/.spark: $(PROJECTS)
+	$(call install,Spark and what its jobs need,1000,[spark])
+	@touch $(VENV)/.broker
+
+spark: $(VENV)/.spark  ## install Spark and what the jobs on it need, beside the broker
+
+run: $(VENV)/.broker  ## start the embedded broker on 6650 and 8080, data under ./data
 	exec $(BIN)/magnetar standalone --data-dir ./data
 
-check: $(VENV)/.installed  ## style, types, import rules
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+# The tests: `python -m tests RUN` has the parts of each run.  PART=name runs one of them, WORKERS=n
+# says how many processes run its tests.
+ONE_PART = $(if $(PART),--part "$(PART)")
+ifdef WORKERS
+export MAGNETAR_TEST_WORKERS := $(WORKERS)
+endif
 
-test: check  ## everything that must hold of the broker, and the cores of the client
-	$(BIN)/python -m pytest --ignore=tests/client --ignore=tests/interop --ignore=tests/pipeline
+check: $(VENV)/.tests  ## style, types, import rules
+	$(BIN)/python -m tests check
 
-test-client: $(VENV)/.installed  ## the Python client on a broker, and beside the stock Java client
-	$(BIN)/python -m pytest tests/client tests/interop
+test: $(VENV)/.tests  ## style, types, import rules, the embedded broker and the client: some minutes
+	$(BIN)/python -m tests quick $(ONE_PART)
 
-test-pipeline: $(VENV)/.installed  ## source, sink and jobs on Spark (needs Java 17)
-	$(BIN)/python -m pytest tests/pipeline
+test-all: $(VENV)/.tests $(VENV)/.spark  ## the whole (needs Java 17, Maven and Go): some half an hour
+	$(BIN)/python -m tests all $(ONE_PART)
 
-pipeline-kill: $(VENV)/.installed  ## every way that a driver, a task or a broker may die (some minutes)
-	$(BIN)/python -m pytest tests/pipeline/kill tests/pipeline/test_harness.py -m "not cluster"
+nightly: $(VENV)/.tests $(VENV)/.spark  ## what takes hours, with seeds drawn anew
+	$(BIN)/python -m tests nightly $(ONE_PART)
 
-pipeline-compact: $(VENV)/.installed  ## a compaction of KEYS=1000000 keys, held against a dict
-	$(BIN)/python -m pytest tests/pipeline/test_jobs.py -k a_dict_keeps --compact-keys=$(or $(KEYS),1000000)
+test-client: $(VENV)/.tests $(VENV)/.spark  ## the Python client on a broker, and beside the stock Java client
+	MAGNETAR_TEST_EFFORT=whole $(BIN)/python -m pytest -m "not nightly" tests/client tests/interop
 
-test-cluster: $(VENV)/.installed  ## on real ZooKeeper, bookies and Oxia (needs Java 17, Maven and Go)
-	$(BIN)/python -m pytest -m cluster
-	$(BIN)/python -m pytest tests/stock --cluster=oxia
-	$(BIN)/python -m pytest tests/stock --cluster=zookeeper
-	$(if $(MAGNETAR_TEST_OXIA),$(BIN)/python -m pytest tests/stock --cluster=oxia-several,\
-	  @echo "Several brokers ran on ZooKeeper only: MAGNETAR_TEST_OXIA names no Oxia server.")
+test-pipeline: $(VENV)/.tests $(VENV)/.spark  ## source, sink and jobs on Spark (needs Java 17)
+	$(BIN)/python -m tests all --part Spark
 
-cluster-faults: $(VENV)/.installed  ## each fault of a cluster ROUNDS=10 times, under load
-	MAGNETAR_FAULT_ROUNDS=$(or $(ROUNDS),10) $(BIN)/python -m pytest tests/cluster/test_faults.py -m cluster -s
+test-cluster: $(VENV)/.tests $(VENV)/.spark  ## on real ZooKeeper, bookies and Oxia (needs Java 17, Maven and Go)
+	$(BIN)/python -m tests all --part cluster --part "Java client on clusters"
 
-offload-kills: $(VENV)/.installed  ## a broker killed at each request to an object store while it offloads
-	MAGNETAR_OFFLOAD_KILLS=16 $(BIN)/python -m pytest tests/chaos/test_sigkill_offload.py -s
+pipeline-kill: $(VENV)/.tests $(VENV)/.spark  ## every way that a driver, a task or a broker may die
+	$(BIN)/python -m tests nightly --part "kill matrix of Spark"
 
-proto: $(VENV)/.installed  ## regenerate the protobuf modules
+pipeline-compact: $(VENV)/.tests $(VENV)/.spark  ## a compaction of a million keys, held against a dict
+	$(BIN)/python -m tests nightly --part "a large compaction"
+
+cluster-faults: $(VENV)/.tests  ## each fault of a cluster ten times, under load
+	$(BIN)/python -m tests nightly --part "faults of a cluster"
+
+histories: $(VENV)/.tests  ## TRANSACTIONS=10000 on a cluster with every fault, by two clients, judged; of a seed drawn anew, or SEED=n
+	$(if $(SEED),MAGNETAR_TEST_SEED=$(SEED) )MAGNETAR_TEST_TRANSACTIONS=$(or $(TRANSACTIONS),10000) \
+	  $(BIN)/python -m tests nightly --part "histories of a cluster"
+
+proto: $(VENV)/.tests  ## regenerate the protobuf modules
 	$(BIN)/python -m scripts.generate_proto
 
-bench: $(VENV)/.installed  ## side by side with Apache Pulsar (needs Java 17 and Maven)
+sync: $(VENV)/.tests  ## regenerate the clients for threads
+	$(BIN)/python -m scripts.generate_sync
+
+bench: $(VENV)/.tests  ## side by side with Apache Pulsar (needs Java 17 and Maven)
 	$(BIN)/python -m bench
 
-bench-transactions: $(VENV)/.installed  ## of that, only transactions
+bench-transactions: $(VENV)/.tests  ## of that, only transactions
 	$(BIN)/python -m bench --measure transactions --output build/bench/transactions.json
 
-bench-client: $(VENV)/.installed  ## clients beside each other on one broker: ours, the stock Java one, the one from PyPI
+bench-beside: $(VENV)/.tests  ## the broker of REV=HEAD~1 beside this tree's, PAIRS=5 [MEASURE=names] [QUICK=1] [PEER=1]
+	$(BIN)/python -m bench.beside --rev "$(or $(REV),HEAD~1)" $(if $(PAIRS),--pairs $(PAIRS)) \
+	  $(if $(MEASURE),--measure "$(MEASURE)") $(if $(QUICK),--quick) $(if $(PEER),--peer)
+
+bench-client: $(VENV)/.tests  ## clients beside each other on one broker: ours, the stock Java one, the one from PyPI
 	$(BIN)/python -m bench.client
 
-bench-pipeline: $(VENV)/.installed  ## source and sink on Spark beside what Spark and the client can do; catching up; audits
+bench-pipeline: $(VENV)/.tests $(VENV)/.spark  ## source and sink on Spark beside what Spark and the client can do; catching up; audits
 	$(BIN)/python -m bench.pipeline
 
-bench-cluster: $(VENV)/.installed  ## brokers on three real bookies and ZooKeeper
+bench-cluster: $(VENV)/.tests  ## brokers on three real bookies and ZooKeeper
 	$(BIN)/python -m bench.cluster
 
-simulate: $(VENV)/.installed  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TRACE=1] [PROFILE=p] [LATE=1] [BREAK=rule]
+bench-large-groups: $(VENV)/.tests  ## how long others wait while a group of the largest size ends, and while segments load it
+	$(BIN)/python -m bench.large_groups
+
+simulate: $(VENV)/.tests  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TRACE=1] [PROFILE=p] [LATE=1] [BREAK=rule]
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
 	  --from $(or $(FROM),1) --minutes $(or $(MINUTES),10)) $(if $(TRACE),--trace) \
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(LATE),--late) $(if $(PLAIN),--plain) \
 	  $(if $(BREAK),--break $(BREAK))
 
-simulate-mutants: $(VENV)/.installed  ## each rule broken on purpose, MINUTES=5 at most to find each
+simulate-mutants: $(VENV)/.tests  ## each rule broken on purpose, MINUTES=5 at most to find each
 	$(BIN)/python -m tests.simulation --break all --from $(or $(FROM),1) --minutes $(or $(MINUTES),5) \
 	  $(if $(PROFILE),--profile $(PROFILE))
 
-fuzz: $(VENV)/.installed  ## mutated frames of a seed drawn anew, or of SEED=n
-	MAGNETAR_FUZZ_SEED=$(or $(SEED),random) $(BIN)/python -m pytest tests/fuzz -s
+fuzz: $(VENV)/.tests  ## mutated frames of a seed drawn anew, or of SEED=n
+	MAGNETAR_TEST_EFFORT=whole MAGNETAR_TEST_SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest tests/fuzz -s
 
-stock-peer: $(VENV)/.installed  ## the stock-client suite against Apache Pulsar itself
-	$(BIN)/python -m pytest tests/stock --peer
+stock-peer: $(VENV)/.tests  ## the stock-client suite against Apache Pulsar itself
+	$(BIN)/python -m pytest -m "not nightly" tests/java --peer
 
-client-peer: $(VENV)/.installed  ## the Python client's tests against Apache Pulsar itself
-	$(BIN)/python -m pytest tests/client tests/interop --peer
+client-peer: $(VENV)/.tests $(VENV)/.spark  ## the Python client's tests against Apache Pulsar itself
+	$(BIN)/python -m pytest -m "not nightly" tests/client tests/interop --peer
 
-image-test: $(VENV)/.installed  ## build and try the container image (Debian, root)
-	$(BIN)/python -m pytest tests/image -m image
+image-test: $(VENV)/.tests  ## build and try the container image (root on Debian 12; installs what that needs)
+	CI=true $(BIN)/python -m pytest tests/image -m image
 
 clean:
-	rm -rf $(VENV) build tests/stock/target
+	rm -rf $(VENV) build tests/java/target *.egg-info

@@ -28,10 +28,10 @@ from bench.measures import (
 )
 from bench.report import print_table
 from bench.transactions import transactions
-from tests.stock import stock_driver
-from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
-from tests.stock.peer_process import PeerProcess, resolve_jars
-from tests.stock.stock_driver import StockDriver
+from tests.java import stock_driver
+from tests.java.broker_under_test import BrokerUnderTest, MagnetarProcess
+from tests.java.peer_process import PeerProcess, resolve_jars
+from tests.java.stock_driver import StockDriver
 from tests.support.broker_process import ROOT
 from tests.support.child_process import free_port
 
@@ -57,12 +57,13 @@ MAKERS: Final[dict[str, Callable[[Path], BrokerUnderTest]]] = {"magnetar": magne
 
 @contextmanager
 def running(broker: BrokerUnderTest) -> Iterator[BrokerUnderTest]:
-    """The broker, started, and stopped at the end."""
-    broker.start()
+    """The broker, started, and stopped at the end; killed if something fails."""
     try:
+        broker.start()
         yield broker
-    finally:
         broker.stop()
+    finally:
+        broker.kill()
 
 
 def say(text: str) -> None:

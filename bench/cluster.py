@@ -2,21 +2,28 @@
 
 Two tables.  The first: one Magnetar broker beside one of Apache Pulsar, one after the other on the
 same bookies, with the same stock client.  The second: what a message and a transaction cost with
-1, 8 and 64 segments over 1, 2 and 3 Magnetar brokers.
+1, 8 and 64 segments over 1, 2 and 3 Magnetar brokers; transactions with so many open at once in
+all, and with so many for each broker, for what waits together is written together.
 
 Rules: as for `python -m bench`, but a transaction case that fails on the peer is told and left
 out, and the next one runs on a new broker: with metadata on ZooKeeper the peer's sends in
 transactions may not get through, and after that it answers no transaction at all.  Bookies have the
-memory of `BOOKIE_PROCESS`; every broker, or set of brokers, has metadata of its own.  Rates of
-several brokers are not shown: they share this machine's processors, so processor time is.
+memory of `BOOKIE_PROCESS`; every broker, or set of brokers, has metadata of its own.  Several
+brokers share this machine's processors, so processor time tells what they cost, and rates do not:
+they are shown since a transaction costs more where fewer are under way, as what waits together is
+written together.  With `--oxia` the second table is taken on that server.  Operations and processor
+time are counted until what transactions left is cleaned up; what the brokers use at rest is told by
+itself, and taken off.
 """
 
 import argparse
+import asyncio
 import json
 import shutil
 import statistics
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,13 +41,14 @@ from bench.peer_broker import PeerBroker
 from bench.processes import processor_s
 from bench.report import print_table
 from bench.transactions import CASES, transactions
-from tests.parts.bookie_part import BookieProcess
-from tests.parts.ground import Ground, new_ground
-from tests.stock import stock_driver
-from tests.stock.peer_process import resolve_jars
-from tests.stock.stock_driver import CaseFailed, StockDriver
+from tests.java import stock_driver
+from tests.java.peer_process import resolve_jars
+from tests.java.stock_driver import CaseFailed, StockDriver
+from tests.servers.bookie_part import BookieProcess
+from tests.servers.ground import Ground, new_ground
 from tests.support.broker_cluster import BrokerCluster
 from tests.support.broker_process import BrokerProcess
+from tests.support.empty_oxia import empty_oxia
 
 SEGMENTS: Final = (1, 8, 64)
 BROKERS: Final = (1, 2, 3)
@@ -56,6 +64,14 @@ BOOKIE_SETTINGS: Final = {
 """What bookies would have of a machine's memory, not what tests leave them: a quarter of the direct
 memory for each cache, as is BookKeeper's default, and its journal and entry log files."""
 WRITES: Final = "magnetar_metadata_writes_total"
+READS: Final = "magnetar_metadata_reads_total"
+"""Keys and scans asked for, and what watches told, for which the store is read too."""
+OPEN_AT_ONCE: Final = 32
+"""Transactions."""
+RESTING: Final = 10
+"""Operations in SETTLING_S that are no transaction's."""
+SETTLING_S: Final = 2.0
+SETTLED_TIMEOUT_S: Final = 120
 MOVES: Final = (
     "pulsar_lb_unload_bundle_total",
     "pulsar_lb_taken_over_total",
@@ -71,11 +87,32 @@ class Site:
 
     ground: Ground
     directory: Path
+    oxia: str | None = None
+    """`host:port` of the server for metadata of brokers, instead of ZooKeeper."""
+
+    @property
+    def store_name(self) -> str:
+        """Where brokers have their metadata."""
+        return "ZooKeeper" if self.oxia is None else "Oxia"
+
+    def metadata_store(self) -> str:
+        """URL of an empty place for the metadata of brokers."""
+        if self.oxia is None:
+            return self.ground.metadata_store()
+        asyncio.run(empty_oxia(self.oxia))
+        return f"oxia://{self.oxia}/default"
+
+    def zookeeper_packets(self) -> tuple[float, float]:
+        """Requests that ZooKeeper got so far, and events of watches that it sent."""
+        answer = asyncio.run(self.ground.zookeeper.ask("srvr"))
+        counters = dict(line.split(": ", 1) for line in answer.splitlines() if ": " in line)
+        requests, sent = float(counters["Received"]), float(counters["Sent"])
+        return requests, sent - requests  # each request has one answer
 
     def magnetar(self, count: int) -> BrokerCluster:
         """Brokers that share an empty metadata store, and the bookies."""
         settings = {
-            "metadata_store_url": self.ground.metadata_store(),
+            "metadata_store_url": self.metadata_store(),
             "bookkeeper_metadata_service_uri": self.ground.bookies.uri,
             "metadata_store_session_timeout_ms": SESSION_TIMEOUT_MS,
             "ledger_ensemble_size": 3,
@@ -99,13 +136,13 @@ class Served(Protocol):
 
 
 @contextmanager
-def new_site() -> Iterator[Site]:
+def new_site(oxia: str | None = None) -> Iterator[Site]:
     """ZooKeeper and three bookies, beside each other on one disk; gone at the end."""
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="cluster-", dir=OUTPUT.parent))
     try:
         with new_ground(directory, BOOKIE_SETTINGS, BOOKIE_PROCESS) as ground:
-            yield Site(ground, directory)
+            yield Site(ground, directory, oxia)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -184,25 +221,54 @@ def costs(site: Site, effort: Effort, brokers: int, segments: int) -> Results:
             segments=segments,
         )
         used = (_processor_s(cluster.brokers) - used) / facts["messages"]
-        writes = _metric(cluster.brokers, WRITES)
-        facts = run_case(
-            cluster,
-            driver,
-            effort,
-            "bench_transactions",
-            sends=10,
-            concurrent=32,
-            seconds=effort.transactions_s,
-            segments=segments,
-            batching=True,
-        )
-        writes = _metric(cluster.brokers, WRITES) - writes
-        return {
+        _settle(cluster.brokers)
+        in_all = _transaction_costs(site, cluster, driver, effort, segments, OPEN_AT_ONCE)
+        for_each = in_all
+        if brokers > 1:
+            concurrent = OPEN_AT_ONCE * brokers
+            for_each = _transaction_costs(site, cluster, driver, effort, segments, concurrent)
+        return in_all | {
             "processor_s_per_million": used * 1_000_000,
-            "writes_per_transaction": writes / facts["committed"],
+            "processor_ms_per_transaction_of_more": for_each["processor_ms_per_transaction"],
             "moved": _moved(cluster.brokers) - moved,
-            "transactions_per_s": statistics.median(facts["transactions_per_s"]),
         }
+
+
+def _transaction_costs(
+    site: Site,
+    cluster: BrokerCluster,
+    driver: StockDriver,
+    effort: Effort,
+    segments: int,
+    concurrent: int,
+) -> Results:
+    """What a transaction costs with so many open at once; nothing else is under way."""
+    brokers = cluster.brokers
+    writes, reads, used = _metric(brokers, WRITES), _metric(brokers, READS), _processor_s(brokers)
+    (requests, events), began_s = site.zookeeper_packets(), time.monotonic()
+    facts = run_case(
+        cluster,
+        driver,
+        effort,
+        "bench_transactions",
+        sends=10,
+        concurrent=concurrent,
+        seconds=effort.transactions_s,
+        segments=segments,
+        batching=True,
+    )
+    cores_at_rest = _settle(brokers)
+    used = _processor_s(brokers) - used - cores_at_rest * (time.monotonic() - began_s)
+    requests_now, events_now = site.zookeeper_packets()
+    return {
+        "processor_ms_per_transaction": used * 1000 / facts["committed"],
+        "writes_per_transaction": (_metric(brokers, WRITES) - writes) / facts["committed"],
+        "reads_per_transaction": (_metric(brokers, READS) - reads) / facts["committed"],
+        "requests_per_transaction": (requests_now - requests) / facts["committed"],
+        "events_per_transaction": (events_now - events) / facts["committed"],
+        "transactions_per_s": statistics.median(facts["transactions_per_s"]),
+        "cores_at_rest": cores_at_rest,
+    }
 
 
 def _processor_s(brokers: list[BrokerProcess]) -> float:
@@ -210,29 +276,51 @@ def _processor_s(brokers: list[BrokerProcess]) -> float:
 
 
 def _moved(brokers: list[BrokerProcess]) -> float:
-    return sum(_metric(brokers, name) for name in MOVES)
+    return _metric(brokers, *MOVES)
 
 
-def _metric(brokers: list[BrokerProcess], name: str) -> float:
+def _settle(brokers: list[BrokerProcess]) -> float:
+    """Return when what transactions left is cleaned up; processors that brokers use at rest."""
+    deadline_s = time.monotonic() + SETTLED_TIMEOUT_S
+    done = _metric(brokers, WRITES, READS)
+    while time.monotonic() < deadline_s:
+        began_s, used, before = time.monotonic(), _processor_s(brokers), done
+        time.sleep(SETTLING_S)
+        done = _metric(brokers, WRITES, READS)
+        if done - before < RESTING:
+            return (_processor_s(brokers) - used) / (time.monotonic() - began_s)
+    raise TimeoutError(f"Metadata operations went on for {SETTLED_TIMEOUT_S} s: look why.")
+
+
+def _metric(brokers: list[BrokerProcess], *names: str) -> float:
+    """The sum of these metrics over the brokers."""
+    told = tuple(f"{name}{end}" for name in names for end in "{ ")
     total = 0.0
     for each in brokers:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{each.http_port}/metrics", timeout=30
         ) as answer:
             for line in answer.read().decode().splitlines():
-                if line.startswith((f"{name}{{", f"{name} ")):
+                if line.startswith(told):
                     total += float(line.split()[-1])
     return total
 
 
-def print_costs(results: list[tuple[int, int, Results]]) -> None:
+def print_costs(results: list[tuple[int, int, Results]], store_name: str) -> None:
     """One row for each number of segments and brokers."""
-    table = Table(title="What it costs over several brokers (3 bookies, ZooKeeper)")
+    table = Table(title=f"What it costs over several brokers (3 bookies, {store_name})")
     for name in (
         "segments",
         "brokers",
         "processor s per million messages",
-        "metadata writes per transaction",
+        "processor ms per txn",
+        f"with {OPEN_AT_ONCE} for each",
+        "cores at rest",
+        "metadata writes per txn",
+        "metadata reads per txn",
+        "ZooKeeper requests per txn",
+        "watch events per txn",
+        "txn per s",
         "moved leaders",
     ):
         table.add_column(name, justify="right")
@@ -241,7 +329,14 @@ def print_costs(results: list[tuple[int, int, Results]]) -> None:
             str(segments),
             str(brokers),
             f"{figures['processor_s_per_million']:.1f}",
+            f"{figures['processor_ms_per_transaction']:.2f}",
+            f"{figures['processor_ms_per_transaction_of_more']:.2f}",
+            f"{figures['cores_at_rest']:.3f}",
             f"{figures['writes_per_transaction']:.2f}",
+            f"{figures['reads_per_transaction']:.2f}",
+            f"{figures['requests_per_transaction']:.2f}",
+            f"{figures['events_per_transaction']:.2f}",
+            f"{figures['transactions_per_s']:.0f}",
             f"{figures['moved']:.0f}",
         )
     Console().print(table)
@@ -251,8 +346,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short runs: shows that it works")
     parser.add_argument("--only", choices=("beside", "costs"), help="one of the two tables")
+    parser.add_argument(
+        "--segments", type=int, nargs="+", default=SEGMENTS, help="rows of the costs"
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT.with_name("cluster.json"))
+    parser.add_argument(
+        "--oxia",
+        metavar="HOST:PORT",
+        help="for the costs, metadata on this Oxia server (0.14.4 or newer), whose namespace "
+        "`default` is EMPTIED",
+    )
     options = parser.parse_args()
+    if options.oxia is not None and options.only != "costs":
+        parser.error("--oxia is for the costs: give --only costs too")
     effort = Effort.quick() if options.quick else Effort()
     missing = stock_driver.missing_tools()
     if missing:
@@ -262,30 +368,32 @@ def main() -> int:
     resolve_jars()
     document: dict[str, object] = {"machine": machine()}
     try:
-        with new_site() as site:
-            measure(site, effort, options.only, document)
+        with new_site(options.oxia) as site:
+            measure(site, effort, options, document)
     finally:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
         print(f"as JSON: {options.output}")
     return 0
 
 
-def measure(site: Site, effort: Effort, only: str | None, document: dict[str, object]) -> None:
+def measure(
+    site: Site, effort: Effort, options: argparse.Namespace, document: dict[str, object]
+) -> None:
     """The tables asked for, printed; the document has what was measured when something fails."""
-    if only != "costs":
+    if options.only != "costs":
         beside, failures = side_by_side(site, effort)
         document |= {"beside": beside, "failures": failures}
         print_table(beside, None)
         for remark in (*failures, *early(beside)):
             print(remark)
-    if only != "beside":
+    if options.only != "beside":
         rows: list[tuple[int, int, Results]] = []
         document["costs"] = rows
         rows.extend(
             (segments, brokers, costs(site, effort, brokers, segments))
-            for segments, brokers in product(SEGMENTS, BROKERS)
+            for segments, brokers in product(options.segments, BROKERS)
         )
-        print_costs(rows)
+        print_costs(rows, site.store_name)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.processes import peak_resident_mib, processor_s, resident_mib
-from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.stock_driver import Facts, StockDriver
+from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.stock_driver import StockDriver
 from tests.support.broker_process import ROOT
+from tests.support.json_line_process import Facts
 from tests.support.raw_client import BrokerError, RawClient
 
 Results = dict[str, float]
+"""Names of figures, and figures.  `..._processor_ms` is processor time of the broker: for
+1,000 messages, for one transaction, or for one start; warm-ups count too."""
 SERVED_TIMEOUT_S: Final = 120
 IDLE_S: Final = 5.0
 CASE_TIMEOUT_S: Final = 900
@@ -42,6 +45,7 @@ class Effort:
     raw_warmup_s: float = 5.0
     transactions_s: int = 8
     commits: int = 300
+    case_timeout_s: int = CASE_TIMEOUT_S
 
     @classmethod
     def quick(cls) -> "Effort":
@@ -51,7 +55,7 @@ class Effort:
 
 def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:
     """From the start of the process, on an empty directory, to the first answered lookup."""
-    took = []
+    took, used = [], []
     for _ in range(starts):
         broker = make()
         begin = time.perf_counter()
@@ -59,9 +63,10 @@ def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:
         try:
             asyncio.run(first_served(broker.url))
             took.append((time.perf_counter() - begin) * 1000)
+            used.append(processor_s(broker.pid) * 1000)
         finally:
             broker.kill()
-    return {"start_ms": statistics.median(took)}
+    return {"start_ms": statistics.median(took), "start_processor_ms": statistics.median(used)}
 
 
 async def first_served(url: str) -> None:
@@ -92,30 +97,62 @@ def run_case(
     broker: BrokerUnderTest, driver: StockDriver, effort: Effort, name: str, **args: object
 ) -> Facts:
     """What a case of the stock client measured."""
+    timeout_s = effort.case_timeout_s
     started = driver.start(
-        name, broker.url, broker.admin_url, timeoutS=CASE_TIMEOUT_S, runs=effort.runs, **args
+        name, broker.url, broker.admin_url, timeoutS=timeout_s, runs=effort.runs, **args
     )
-    return started.result(CASE_TIMEOUT_S)
+    return started.result(timeout_s)
 
 
 def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
     """Publish and consume, and awaited sends, through the stock Java client."""
-    results: Results = {}
-    for name, batching, messages in (
-        ("batched", True, effort.messages_batched),
-        ("single", False, effort.messages_single),
-    ):
-        begin, used = time.perf_counter(), processor_s(broker.pid)
-        facts = run_case(
-            broker, driver, effort, "bench_throughput", batching=batching, messages=messages
-        )
-        took = time.perf_counter() - begin
-        results[f"{name}_messages_per_s"] = statistics.median(facts["messages_per_s"])
-        results[f"{name}_broker_cores"] = (processor_s(broker.pid) - used) / took
+    return (
+        batched_sends(broker, driver, effort)
+        | single_sends(broker, driver, effort)
+        | awaited_sends(broker, driver, effort)
+    )
+
+
+def batched_sends(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
+    """Publish and consume, many messages in an entry."""
+    return _throughput("batched", True, effort.messages_batched, broker, driver, effort)
+
+
+def single_sends(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
+    """Publish and consume, each message an entry."""
+    return _throughput("single", False, effort.messages_single, broker, driver, effort)
+
+
+def awaited_sends(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
+    """How long a send takes when nothing else is under way."""
+    used = processor_s(broker.pid)
     facts = run_case(broker, driver, effort, "bench_latency", sends=effort.sends)
-    results["send_p50_us"] = statistics.median(facts["p50_us"])
-    results["send_p99_us"] = statistics.median(facts["p99_us"])
-    return results
+    used = processor_s(broker.pid) - used
+    return {
+        "send_p50_us": statistics.median(facts["p50_us"]),
+        "send_p99_us": statistics.median(facts["p99_us"]),
+        "send_processor_ms": used * 1_000_000 / facts["sends"],
+    }
+
+
+def _throughput(
+    form: str,
+    batching: bool,
+    messages: int,
+    broker: BrokerUnderTest,
+    driver: StockDriver,
+    effort: Effort,
+) -> Results:
+    begin, used = time.perf_counter(), processor_s(broker.pid)
+    facts = run_case(
+        broker, driver, effort, "bench_throughput", batching=batching, messages=messages
+    )
+    took, used = time.perf_counter() - begin, processor_s(broker.pid) - used
+    return {
+        f"{form}_messages_per_s": statistics.median(facts["messages_per_s"]),
+        f"{form}_broker_cores": used / took,
+        f"{form}_processor_ms": used * 1_000_000 / facts["messages"],
+    }
 
 
 def create_topic(broker: BrokerUnderTest, local: str, segments: int = 1) -> None:
@@ -137,11 +174,12 @@ def raw_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
     create_topic(broker, local)
     port = int(broker.url.rpartition(":")[2])
     begin, used = time.perf_counter(), processor_s(broker.pid)
-    rates = run_generator(port, f"segment://public/default/{local}/0000-ffff-0", effort)
-    took = time.perf_counter() - begin
+    done = run_generator(port, f"segment://public/default/{local}/0000-ffff-0", effort)
+    took, used = time.perf_counter() - begin, processor_s(broker.pid) - used
     return {
-        "raw_sends_per_s": statistics.median(rates),
-        "raw_broker_cores": (processor_s(broker.pid) - used) / took,
+        "raw_sends_per_s": statistics.median(done.rates),
+        "raw_broker_cores": used / took,
+        "raw_processor_ms": used * 1_000_000 / done.sends,
         "peak_rss_mib": peak_resident_mib(broker.pid),
     }
 
@@ -158,14 +196,22 @@ def generator_limit(effort: Effort) -> float:
     assert sink.stdout is not None
     assert sink.stdin is not None
     try:
-        return statistics.median(run_generator(int(sink.stdout.readline()), "any", effort))
+        return statistics.median(run_generator(int(sink.stdout.readline()), "any", effort).rates)
     finally:
         sink.stdin.close()
         sink.wait(10)
 
 
-def run_generator(port: int, topic: str, effort: Effort) -> list[float]:
-    """Sends per second of each run, from a generator in its own process."""
+@dataclass(frozen=True)
+class Generated:
+    """What a generator did: sends per second of each run, and all its sends, warm-up too."""
+
+    rates: list[float]
+    sends: int
+
+
+def run_generator(port: int, topic: str, effort: Effort) -> Generated:
+    """A generator in its own process."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "bench.raw_generator"),
@@ -180,5 +226,5 @@ def run_generator(port: int, topic: str, effort: Effort) -> list[float]:
     )
     if done.returncode != 0:
         raise RuntimeError(f"the raw generator failed:\n{done.stderr}")
-    rates: list[float] = json.loads(done.stdout)["sends_per_s"]
-    return rates
+    facts = json.loads(done.stdout)
+    return Generated(facts["sends_per_s"], facts["sends"])

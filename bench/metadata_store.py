@@ -15,15 +15,16 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 import uvloop
 
 from storage.clock import SystemClock
+from storage.metadata.operations import Operation
 from storage.metadata.sqlite import SqliteMetadataStore
-from storage.metadata.sqlite_writer import SqliteWriter
+from storage.metadata.sqlite_writer import Committed, SqliteWriter
 from storage.metadata.store import IndexEntry
 
 KEYS = 20_000
@@ -59,7 +60,7 @@ def count_commits(writer: SqliteWriter) -> Callable[[], int]:
     commits = 0
     commit = writer.commit
 
-    def counted(operations):  # type: ignore[no-untyped-def]
+    def counted(operations: Sequence[Operation]) -> Committed:
         nonlocal commits
         commits += 1
         return commit(operations)

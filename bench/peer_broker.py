@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.stock.peer_process import CONFIGURATION, PeerProcess
+from tests.java.peer_process import CONFIGURATION, PeerProcess
 from tests.support.child_process import free_port
 
 SETUP_TIMEOUT_S: Final = 120

@@ -5,8 +5,8 @@
 Rules: a frame is an encoded head with the sequence id patched in, and one entry that all sends
 share (the metadata keeps sequence id 0: brokers go by the command's); at most `--window` sends are
 unanswered; every receipt is read, and its sequence id must be the next. Prints one JSON object with
-the sends per second of each run. What this process can do at most is measured against
-`bench.sink`.
+the sends per second of each run, and how many sends there were in all. What this process can do at
+most is measured against `bench.sink`.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.frames import encode_command
-from protocol.message import build_entry
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import encode_command
+from magnetar.protocol.message import build_entry
 
 PAYLOAD_BYTES: Final = 1024
 PRODUCER_ID: Final = 1
@@ -128,6 +128,11 @@ class Generator:
         self._entry = build_entry(metadata, bytes(PAYLOAD_BYTES))
         self._head = head_maker(len(self._entry))
 
+    @property
+    def sends(self) -> int:
+        """Since it is open."""
+        return self._sent
+
     def open(self) -> None:
         """CONNECT, LOOKUP (which makes a broker load the topic), PRODUCER."""
         connect = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
@@ -216,7 +221,7 @@ def main() -> None:
     generator.run(options.warmup_s)
     rates = [generator.run(options.seconds) for _ in range(options.runs)]
     generator.close()
-    print(json.dumps({"sends_per_s": rates}))
+    print(json.dumps({"sends_per_s": rates, "sends": generator.sends}))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import sys
 import threading
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.frames import encode_command, encode_send_receipt
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import encode_command, encode_send_receipt
 
 _SIZE: Final = struct.Struct(">I")
 RECEIVE_BYTES: Final = 1024 * 1024

@@ -12,8 +12,8 @@ from typing import Final
 
 from bench.measures import Effort, Results, run_case
 from bench.processes import processor_s
-from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.stock_driver import StockDriver
+from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.stock_driver import StockDriver
 
 MANY: Final = 10_000
 
@@ -50,6 +50,7 @@ def _rate(
     return {
         f"{form}_transactions_per_s": statistics.median(facts["transactions_per_s"]),
         f"{form}_transactions_broker_cores": used / sum(facts["seconds"]),
+        f"{form}_transactions_processor_ms": used * 1000 / facts["committed"],
         f"{form}_commit_p50_ms": statistics.median(facts["commit_p50_ms"]),
         f"{form}_commit_p99_ms": statistics.median(facts["commit_p99_ms"]),
     }

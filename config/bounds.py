@@ -5,9 +5,13 @@ Sizes are bytes unless the name says otherwise; times end in `_S` or `_MS`.
 
 # Wire
 MAX_MESSAGE_SIZE = 5 * 1024 * 1024
-"""Largest message (metadata and payload) a producer may send; announced in CONNECTED."""
+"""Largest payload of an entry that a producer may send; announced in CONNECTED, unless the ledger
+store takes less."""
+ENTRY_HEADROOM = 9 * 1024
+"""What an entry may have besides: metadata, and the ten bytes before it.  Less than the headroom of
+frames, as there is a command around an entry too when it goes to consumers."""
 MAX_FRAME_SIZE = MAX_MESSAGE_SIZE + 10 * 1024
-"""Largest frame; Pulsar's own headroom for the command around a message."""
+"""Largest frame; Pulsar's own headroom for what is around a payload."""
 MAX_PENDING_REQUESTS = 1000
 """Requests of one connection that may be in progress; reading pauses above it."""
 CONNECTION_INFLIGHT_BYTES = 32 * 1024 * 1024
@@ -60,8 +64,12 @@ SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
 """The same in bytes."""
 SEQUENCE_SNAPSHOT_S = 60
 """The same in time, so that quiet topics give space back too."""
+SEQUENCE_READS_AT_ONCE = 32
+"""Publish times of last messages that a seal reads at the same time."""
 MAX_PARTITIONS = 10_000
 """Partitions of one topic."""
+MAX_TOPIC_PROPERTIES_BYTES = 16 * 1024
+"""Properties that one request gives to a regular topic, as JSON."""
 MAX_PATTERN_CHARACTERS = 100
 """Longest topic pattern that is evaluated here."""
 MAX_PATTERN_STATES = 500
@@ -120,6 +128,8 @@ MAX_SCHEMA_VERSIONS = 1000
 # Storage
 ROLL_OVER_BUFFER_ENTRIES = 20_000
 """Appends held while a managed ledger opens its next ledger."""
+LEDGER_BUSY_PAUSE_S = 0.05
+"""Pause before appends that were held back are tried again on a ledger that takes none for now."""
 ROLL_OVER_ATTEMPTS = 3
 """Ledgers in a row that may fail without storing anything before callers get the error."""
 OPEN_LEDGER_HANDLES = 64
@@ -159,6 +169,10 @@ CURSOR_RETRY_MAX_S = 10
 """Longest pause between attempts to write a position when the store fails."""
 CURSOR_LEDGER_LOOKBACK = 16
 """Entries from the end of a cursor ledger that are tried when the last one is damaged."""
+LEDGER_NAMING_MS = 3600 * 1000
+"""Within this time of its making a ledger is named in a record, or it never is."""
+ORPHANED_LEDGER_AGE_MS = 24 * 3600 * 1000
+"""Age from which a ledger that no record names is taken for left over by a crash."""
 ENTRY_INDEX_BLOCKS = 512
 """Blocks in which the entries of a ledger are counted, 32 bytes each; then their length doubles."""
 ENTRY_INDEXES_KEPT = 1000
@@ -285,7 +299,8 @@ RECORD_LOOK_RETRY_S = 1.0
 DAG_COALESCE_S = 0.05
 """Moves of a topic's segments and lead within this time are told together."""
 SEGMENT_OWNER_TRIES = 6
-"""How often the owner of a segment is looked up again for one call, while it changes."""
+"""How often the owner of a segment or partition is looked up again for one call, while it
+changes."""
 SEGMENT_OWNER_RETRY_PAUSE_S = 0.1
 """Pause after the first of those tries; the n-th is n times as long."""
 SEGMENT_CALL_S = 30.0
@@ -345,10 +360,21 @@ TXN_TIMEOUT_MAX_MS = 24 * 3600 * 1000
 """Longest timeout of a transaction: as long as that it may hold readers back."""
 TXN_DEADLINE_LOOK_S = 10
 """Longest pause of the timer of deadlines, so that changes of the wall clock are noticed."""
+CLOCK_SKEW_MAX_MS = 5_000
+"""By how much the clock of a broker may differ from the metadata store's; more and it does not
+start.  Deadlines that another broker set wait twice as long."""
+CLOCK_CHECK_S = 60
+"""How often the two are compared."""
 TXN_SWEEP_S = 60
 """How often open transactions past their deadline are looked for that nobody here knows of."""
 TXN_CONCURRENT_ENDS = 256
 """Aborts of timed-out transactions, and reads of headers after a resync, that run at once."""
+TXN_SLICE_ENDS = 256
+"""Attempts of one group that are gone through in one turn of the loop: told of their end, decoded,
+or begun to be cleaned up."""
+TXN_CLEANING_AT_ONCE = 64
+"""Claims and records of ended transactions that one broker deletes or puts at once, so that what
+clients wait for does not queue up behind a large commit."""
 TXN_LISTED = 1_000
 """Most transactions that one REST answer lists; it tells how many there are."""
 TXN_WATCHES = 100
@@ -468,8 +494,8 @@ BOOKIE_QUARANTINE_S = 300.0
 """How long such a bookie is left out of new ensembles."""
 ENSEMBLE_CHANGES = 100
 """Ensemble changes of one writer; a ledger that needs more is given up for the next one."""
-LEDGER_PENDING_ADDS = 200_000
-"""Appends of one ledger that wait for bookies; above it appends fail."""
+LEDGER_PENDING_ADDS = 400_000
+"""Appends of all ledgers that wait for bookies; above it appends are refused."""
 LEDGER_PENDING_BYTES = 512 * 1024 * 1024
 """The same in bytes.  Callers stop before (BROKER_INFLIGHT_BYTES): this is for what they miss."""
 WRITER_DRAIN_S = 5.0
@@ -506,8 +532,9 @@ bookie holds for one of its threads before it refuses (2500 reads, 10 000 adds b
 BOOKIE_INFLIGHT_BYTES = 32 * 1024 * 1024
 """The same in bytes of requests; a larger one goes alone."""
 BOOKIE_WAITING_REQUESTS = 500_000
-"""Requests that wait behind those; above it they are refused.  Callers stop before."""
-BOOKIE_WAITING_BYTES = BROKER_INFLIGHT_BYTES
+"""Requests that wait behind those; above it they are refused.  More than LEDGER_PENDING_ADDS: a
+refused add would pass for a failure of the bookie."""
+BOOKIE_WAITING_BYTES = LEDGER_PENDING_BYTES + 64 * 1024 * 1024
 """The same in bytes."""
 BOOKIE_LATE_TIMEOUTS = 4
 """Timeouts after which a connection whose answer is still not there is given up."""

@@ -47,7 +47,7 @@ class Settings(BaseSettings):
 
     # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir
     metadata_store_url: str = Field(
-        "", description="oxia://HOST:PORT/NAMESPACE or zk:HOST:PORT,HOST:PORT/CHROOT"
+        "", description="oxia://HOST:PORT,HOST:PORT/NAMESPACE or zk:HOST:PORT,HOST:PORT/CHROOT"
     )
     bookkeeper_metadata_service_uri: str = Field(
         "",
@@ -75,7 +75,8 @@ class Settings(BaseSettings):
     )
     ledger_password: SecretStr = Field(SecretStr(""), description="Password of ledgers on bookies")
     bookkeeper_max_frame_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
-        5 * MIB + 10_240, description="nettyMaxFrameSizeBytes of the bookies"
+        5 * MIB + 10_240,
+        description="nettyMaxFrameSizeBytes of the bookies; the largest message goes by it",
     )
     bookkeeper_tls_trust_certs_file: Path | None = Field(
         None, description="Certificates to trust (PEM); makes connections to bookies use TLS"

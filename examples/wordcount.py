@@ -14,10 +14,10 @@ import uuid
 
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, explode, split
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
+import magnetar.spark
 import magnetar.sync
-import pipeline
 
 SENTENCES = [
     "a segment is split and its children go on where it ended",
@@ -25,12 +25,12 @@ SENTENCES = [
     "no word is lost and no word is counted twice",
 ]
 HALF = 300
-"""Sentences before the split, and as many after it."""
+"""Number of sentences before the split, and after it."""
 PATIENCE_S = 300
 
 
 def publish(url: str, topic: str, first: int) -> int:
-    """So many sentences; how many words that are."""
+    """Publish `HALF` sentences; returns the number of their words."""
     words = 0
     with magnetar.sync.connect(url) as client, client.producer(topic, schema=str) as producer:
         for number in range(first, first + HALF):
@@ -42,29 +42,32 @@ def publish(url: str, topic: str, first: int) -> int:
 
 
 def magnetar_topics(admin_url: str, *arguments: str) -> None:
-    """`magnetar topics ...`"""
-    command = [sys.executable, "-m", "broker.cli.main", "topics", *arguments]
+    """Run `magnetar topics ...`, a command of magnetar-broker."""
+    command = [sys.executable, "-m", "magnetar.cli.main", "topics", *arguments]
     subprocess.run([*command, "--admin-url", admin_url], check=True)
 
 
 def counted(spark: SparkSession) -> int:
-    """Words that the query has counted so far."""
-    return spark.sql("SELECT coalesce(sum(count), 0) FROM words").first()[0]
+    """The number of words that the query has counted so far."""
+    row = spark.sql("SELECT coalesce(sum(count), 0) FROM words").first()
+    assert row is not None, "a sum is one row"
+    return int(row[0])
 
 
 def wait_for(spark: SparkSession, query: StreamingQuery, words: int) -> None:
-    """Until so many are counted."""
+    """Wait until the query has counted so many words."""
     deadline = time.monotonic() + PATIENCE_S
     while counted(spark) < words:
-        if query.exception() is not None:
-            raise query.exception()
+        error = query.exception()
+        if error is not None:
+            raise error
         if time.monotonic() > deadline:
             sys.exit(f"{counted(spark)} of {words} words were counted in {PATIENCE_S} s")
         time.sleep(0.5)
 
 
 def main() -> None:
-    """See above."""
+    """Publish, split the topic, publish again, and compare the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
     parser.add_argument("--admin-url", default="http://127.0.0.1:8080")
@@ -79,7 +82,7 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .getOrCreate()
     )
-    pipeline.register(spark)
+    magnetar.spark.register(spark)
     sentences = spark.readStream.format("pulsar5").options(serviceUrl=given.url, topic=topic).load()
     words = sentences.select(explode(split(col("value").cast("string"), " ")).alias("word"))
     with tempfile.TemporaryDirectory() as checkpoint:

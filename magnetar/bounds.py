@@ -54,6 +54,8 @@ MAX_UNCOMPRESSED_BYTES: Final = 1024 * 1024 * 1024
 """The most that a compressed payload may announce; it is unpacked whole."""
 LAYOUT_WAIT_S: Final = RETRY_LIMIT_S + 10.0
 """How long messages of a segment that the broker has ended wait for the layout that says so."""
+SEALED_ASKED_AT_ONCE: Final = 16
+"""Sealed segments that a producer with a name asks at the same time what they have of it."""
 SEAL_PATIENCE_S: Final = 12.0
 """How long what a sealed segment has not answered waits for it, while its broker says that it is
 not ready.  More than a broker takes to take over a segment; less than a send may take by default.
@@ -129,6 +131,9 @@ DEMO_SILENCE_S: Final = 0.5
 
 MAX_ACK_GROUP: Final = 1000
 """Acknowledgements that wait together before they are sent, and in one ACK (Pulsar's number)."""
+MAX_KNOWN_IN_HAND: Final = 50_000
+"""Batches and messages of a shared segment known from before a new attachment (Pulsar's number of
+unacknowledged messages that a consumer may have)."""
 MAX_UNANSWERED_ACKS: Final = 10_000
 """Groups of acknowledgements that a broker has not answered; of the oldest it is not known then."""
 CHUNKED_BYTES: Final = 256 * 1024 * 1024

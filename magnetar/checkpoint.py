@@ -1,4 +1,4 @@
-"""How far a checkpoint consumer had come, as bytes that anybody may keep.
+"""How far a checkpoint consumer had come, as bytes that anybody may keep.  Pure.
 
 Pure.  The bytes are those of the Java client (v5): one byte for the kind (0 positions, 1 earliest,
 2 latest), and for positions their number, then segment, length and id of each, big-endian.  Only

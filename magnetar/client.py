@@ -26,15 +26,16 @@ from weakref import WeakSet
 from magnetar.bounds import CLOSE_FLUSH_S, READ_BYTES
 from magnetar.checkpoint import Checkpoint
 from magnetar.consume.checkpoint_consumer import CheckpointConsumer
-from magnetar.consume.consumer_settings import QueueOptions, QueueSettings
 from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, NamespaceStreamConsumer
-from magnetar.consume.ordered_settings import (
+from magnetar.consume.queue_consumer import QueueConsumer
+from magnetar.consume.settings import (
     CheckpointOptions,
     CheckpointSettings,
+    QueueOptions,
+    QueueSettings,
     StreamOptions,
     StreamSettings,
 )
-from magnetar.consume.queue_consumer import QueueConsumer
 from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
@@ -45,6 +46,8 @@ from magnetar.opening import ClosedAfterwards, Openable, Opening, completed, fin
 from magnetar.options import ProducerOptions
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import PlanLimits, RangePlan
 from magnetar.reads.segment_reads import SegmentReads
@@ -52,13 +55,11 @@ from magnetar.schema.choose import schema_for
 from magnetar.schema.plain import BYTES
 from magnetar.schema.schema import Schema
 from magnetar.settings import ClientOptions, ClientSettings, check_positive
-from magnetar.transactions.attached import AttachedTransaction
+from magnetar.transactions.attached_transaction import AttachedTransaction
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.transaction import Transaction
-from magnetar.transactions.txn_id import TxnId
 from magnetar.wire.pool import ConnectionPool
-from protocol.ids import Position
 
 __all__ = ["Client", "connect"]
 
@@ -127,7 +128,10 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> Opening["Client"]:
 
 
 class Client(ClosedAfterwards):
-    """See the module's rules.  Made by `connect`; belongs to the loop that it is opened on."""
+    """A client of one cluster: opens producers, consumers and transactions, and closes them.
+
+    Made by `connect`; belongs to the loop that it is opened on.
+    """
 
     def __init__(
         self, url: str, settings: ClientSettings, *, rng: random.Random | None = None
@@ -150,7 +154,10 @@ class Client(ClosedAfterwards):
         await self.context.pool.any()
 
     async def close(self) -> None:
-        """See the module's rules.  Cancelling it does not stop it.  Raises `WrongLoop`."""
+        """Close all that the client has opened, then its connections.
+
+        Cancelling it does not stop it.  Raises `WrongLoop`.
+        """
         self._check_loop()
         if self._closing is None:
             self._closing = self.context.loop.create_task(self._close())

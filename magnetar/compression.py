@@ -1,4 +1,4 @@
-"""Compression of payloads, as the wire has it: a batch or a message at once.
+"""Compression of payloads, as the wire has it: a batch or a message at once.  Pure.
 
 Pure.  Rules:
 

@@ -10,16 +10,15 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from magnetar.bounds import RETRY_FIRST_S, RETRY_JITTER, RETRY_LIMIT_S
 from magnetar.errors import WrongLoop
 from magnetar.identity import Identities
+from magnetar.protocol.backoff import Backoff
 from magnetar.settings import ClientSettings
+from magnetar.wire.pool import ConnectionPool
 
-if TYPE_CHECKING:
-    from magnetar.wire.pool import ConnectionPool
-
-__all__ = ["ClientContext", "check_loop"]
+__all__ = ["ClientContext", "check_loop", "client_backoff"]
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -44,11 +43,16 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def client_backoff(rng: random.Random, limit_s: float = RETRY_LIMIT_S) -> Backoff:
+    """Pauses of a new series of attempts; luck takes a part of each away."""
+    return Backoff(RETRY_FIRST_S, limit_s, lambda: 1 - RETRY_JITTER * rng.random())
+
+
 @dataclass(frozen=True, slots=True)
 class ClientContext:
     """Of one client."""
 
-    pool: "ConnectionPool"
+    pool: ConnectionPool
     settings: ClientSettings = field(default_factory=ClientSettings)
     ids: Identities = field(default_factory=Identities)
     rng: random.Random = field(default_factory=random.Random)
@@ -57,6 +61,10 @@ class ClientContext:
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
         return self.wall_clock_ms()
+
+    def backoff(self, limit_s: float = RETRY_LIMIT_S) -> Backoff:
+        """See `client_backoff`; with the context's luck."""
+        return client_backoff(self.rng, limit_s)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -1,4 +1,4 @@
-"""What can go wrong for a user of the client.
+"""What can go wrong for a user of the client.  Pure.
 
 Rules: every error is a `MagnetarError`.  What a broker refused is a `BrokerError`: one class for
 each `ServerError`, found by `error_of`.  What happened on this side is a `ClientError`.  Each says
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from protocol.server_error import MagnetarError, ServerError
+from magnetar.protocol.server_error import MagnetarError, ServerError
 
 __all__ = [
     "AlreadyClosed",

@@ -1,4 +1,4 @@
-"""The numbers by which a broker knows what this client has there.
+"""The numbers by which a broker knows what this client has there.  Pure.
 
 Rules: each kind counts from 1; no number is used twice in the life of a client, so a late answer
 never meets the wrong one, and something keeps its number when it moves to another connection.
@@ -6,7 +6,7 @@ never meets the wrong one, and something keeps its number when it moves to anoth
 
 from itertools import count
 
-from protocol.ids import ConsumerId, ProducerId, RequestId
+from magnetar.protocol.ids import ConsumerId, ProducerId, RequestId
 
 __all__ = ["Identities"]
 

@@ -1,4 +1,4 @@
-"""What a client knows of a topic's DAG, and the segment that a key belongs to.
+"""What a client knows of a topic's DAG, and the segment that a key belongs to.  Pure.
 
 Pure.  Rules:
 
@@ -23,9 +23,9 @@ from types import MappingProxyType
 from typing import Final
 
 from magnetar.errors import BrokerFailed
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import KEY_SPACE, key_hash
-from protocol.names import SegmentName, parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import KEY_SPACE, key_hash
+from magnetar.protocol.names import SegmentName, parse_topic_name
 
 LAST_HASH: Final = KEY_SPACE - 1
 _NON_NEGATIVE: Final = 0x7FFFFFFF

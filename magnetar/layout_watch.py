@@ -28,13 +28,13 @@ from magnetar.errors import (
     OperationTimedOut,
 )
 from magnetar.layout import Layout, layout_of
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.names import TopicDomain, parse_topic_name
 from magnetar.refusals import Refusals
 from magnetar.wire.attachment import Attachment
 from magnetar.wire.connection import Connection, PeerKind
 from magnetar.wire.requests import error_in
-from protocol import pulsar_pb2 as pb
-from protocol.frames import Frame
-from protocol.names import TopicDomain, parse_topic_name
 
 __all__ = ["LayoutWatch"]
 
@@ -43,7 +43,7 @@ FailureListener = Callable[[MagnetarError], None]
 
 
 class LayoutWatch(Attachment):
-    """See the module's rules."""
+    """Follows the layout of one scalable topic, over reconnects."""
 
     def __init__(self, context: ClientContext, topic: str, create_if_missing: bool = True) -> None:
         """Of `topic`, as the user named it.  Raises `InvalidTopicName`."""

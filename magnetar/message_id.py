@@ -1,4 +1,4 @@
-"""Where a message lies, and how far a consumer had come with it.
+"""Where a message lies, and how far a consumer had come with it.  Pure.
 
 Pure.  Rules:
 
@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from magnetar.errors import InvalidArgument
-from protocol import pulsar_pb2 as pb
-from protocol.ack_set import MAX_BATCH_SIZE
-from protocol.ids import LONG_MAX, from_wire, to_wire
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ack_set import MAX_BATCH_SIZE
+from magnetar.protocol.ids import LONG_MAX, from_wire, to_wire
 
 __all__ = [
     "EARLIEST_ENTRY",

@@ -101,7 +101,7 @@ async def completed(work: Coroutine[None, None, R]) -> R:
 
 
 class Opening(Generic[T]):
-    """See the module's rules."""
+    """Something that is opened when it is awaited, or entered by `async with`."""
 
     __slots__ = ("_make", "_opened")
 

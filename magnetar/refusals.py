@@ -1,4 +1,4 @@
-"""When a broker refuses what it had granted before.
+"""When a broker refuses what it had granted before.  Pure.
 
 Pure.  Rules: before the first success a refusal is what it is.  Afterwards one that would be for
 good may still be that of a broker which has yet to hear of something, so it is worth another try,

@@ -11,7 +11,6 @@ from typing import TypeVar
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError, OperationTimedOut
 from magnetar.wire.attachment import is_retriable
-from magnetar.wire.backoff import Backoff
 
 __all__ = ["retried"]
 
@@ -32,7 +31,7 @@ async def retried(
     once.
     """
     limit_s = context.settings.operation_timeout_s if timeout_s is None else timeout_s
-    backoff = Backoff(context.rng)
+    backoff = context.backoff()
     last: MagnetarError | None = None
     try:
         async with asyncio.timeout(limit_s):

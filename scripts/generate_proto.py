@@ -15,7 +15,7 @@ from pathlib import Path
 from grpc_tools import protoc  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("protocol", "storage")
+ROOMS = ("magnetar", "storage")
 _NAME = re.compile(r"^( *)(\w+): (.*)")
 _CLASS = re.compile(r"^class (\w+)\(_message\.Message\)", re.MULTILINE)
 _BARE_MAPPING = re.compile(r"(?<!as )\b_Mapping\b(?!\[)")

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from protocol.server_error import OperatorError, ServerError
+from magnetar.protocol.server_error import OperatorError, ServerError
 
 FORMAT_VERSION = 1
 FORMAT_FILE = "FORMAT"

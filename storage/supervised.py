@@ -21,7 +21,8 @@ from typing import ClassVar
 import structlog
 
 from config.bounds import RESTART_PAUSE_MAX_S, RESTART_PAUSE_MIN_S
-from protocol.server_error import MagnetarError, PeerError, ServerError
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +85,7 @@ class Supervised:
 
     async def _repeat(self, what: str, run: Run, *, for_ever: bool) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        pause_s = RESTART_PAUSE_MIN_S
+        backoff = Backoff(RESTART_PAUSE_MIN_S, RESTART_PAUSE_MAX_S)
         while True:
             began_s = loop.time()
             failure: BaseException | None = None
@@ -102,10 +103,10 @@ class Supervised:
             if _is_last(what, failure, cancelled=task is not None and task.cancelling() > 0):
                 return
             if loop.time() - began_s > RESTART_PAUSE_MAX_S:
-                pause_s = RESTART_PAUSE_MIN_S
+                backoff.reset()
+            pause_s = backoff.pause_s()
             _tell(what, failure, pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, RESTART_PAUSE_MAX_S)
 
 
 def _is_last(what: str, failure: BaseException | None, *, cancelled: bool) -> bool:

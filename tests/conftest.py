@@ -1,17 +1,25 @@
-"""Fixtures that tests of several rooms use."""
+"""Fixtures that tests of several rooms use, and the summary at the end of a run."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ("tests.parts.fixtures", "tests.stock.fixtures")
+pytest_plugins = ("tests.servers.fixtures", "tests.java.fixtures")
+
+SPARK_IS_HERE = find_spec("pyspark") is not None
+collect_ignore = (
+    [] if SPARK_IS_HERE else ["pipeline", "unit/magnetar/spark", "interop/test_source.py"]
+)
 
 Report = Callable[[str], None]
-REPORTED = pytest.StashKey[list[str]]()
+COUNTED = "counted, not judged"
+"""Name of the test property that carries such a line.  Properties reach the controller from every
+worker."""
 
 
 def pytest_configure() -> None:
@@ -32,14 +40,27 @@ def _hear_ctrl_c() -> None:
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
     """Adds a line to the end of the run's output: what is counted, not judged."""
-    return request.config.stash.setdefault(REPORTED, []).append
+
+    def add(line: str) -> None:
+        request.node.user_properties.append((COUNTED, line))
+
+    return add
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    lines = config.stash.get(REPORTED, [])
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not SPARK_IS_HERE:
+        terminalreporter.section("left out")
+        names = ", ".join(collect_ignore)
+        terminalreporter.write_line(f"{names}: they need Spark's packages (`make spark`).")
+    lines = dict.fromkeys(
+        str(line)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "teardown"
+        for name, line in report.user_properties
+        if name == COUNTED
+    )
     if lines:
-        terminalreporter.section("counted, not judged")
+        terminalreporter.section(COUNTED)
         for line in lines:
             terminalreporter.write_line(line)

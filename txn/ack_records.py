@@ -13,20 +13,20 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from config.bounds import TXN_PAGE
+from magnetar.protocol.txn_id import TxnId
 from txn import records
 from txn.records import AckRecord, TxnState
 from txn.store import TransactionStore
-from txn.txn_id import TxnId
 
 _T = TypeVar("_T")
 
 
 async def delete_ended(store: TransactionStore, strays: Sequence[AckRecord]) -> None:
     """Delete those of these records whose transactions have ended (A6); the others stay."""
-    for txn, found in _by_transaction(strays).items():
-        stored = await store.read_header(txn)
-        if stored is None or stored.header.state is not TxnState.OPEN:
-            await delete_records(store, found)
+    by_transaction = _by_transaction(strays)
+    async for txn, header in store.read_headers(by_transaction):
+        if header is None or header.state is not TxnState.OPEN:
+            await delete_records(store, by_transaction[txn])
 
 
 async def forget_subscription(store: TransactionStore, segment: str, subscription: str) -> None:
@@ -54,10 +54,10 @@ async def for_each(
 ) -> None:
     """The work for every item, so many at once; after a failure no more is begun."""
     for start in range(0, len(items), at_once):
-        await all_of(work(item) for item in items[start : start + at_once])
+        await run_all(work(item) for item in items[start : start + at_once])
 
 
-async def all_of(work: Iterable[Coroutine[object, object, None]]) -> None:
+async def run_all(work: Iterable[Coroutine[object, object, None]]) -> None:
     """Everything, to its end, also when some of it fails; then the first failure."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:

@@ -13,52 +13,57 @@ Rules:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import structlog
 
-from config.bounds import TXN_PAGE, TXN_PRUNE_S
-from protocol.ids import EARLIEST, Position
-from protocol.server_error import InternalError, MagnetarError
-from storage.managed_ledger_types import AppendOutcomeUnknown, ManagedLedgerState
+from config.bounds import TXN_PRUNE_S, TXN_SLICE_ENDS
+from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.server_error import InternalError, MagnetarError
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.types import (
+    AppendOutcomeUnknown,
+    ManagedLedgerState,
+    ManagedLedgerTerminated,
+)
 from txn import records
 from txn.buffer_core import SegmentBufferCore
 from txn.buffer_effects import (
     Admission,
-    Admitted,
+    AdmitWrites,
     DeleteClaims,
     Effect,
     ForgetAborted,
-    Forgotten,
-    HorizonMoved,
     Log,
+    MaxReadPositionMoved,
     OpenOnSegment,
     PutClaim,
     ReadAborted,
     ReadHeader,
     RecordAborted,
-    Refused,
+    RefuseWrites,
+    StopFollowing,
     StopOwner,
 )
 from txn.errors import SegmentOwnershipLost, TransactionEnded
 from txn.forget_segment import forget_segment
-from txn.header import state_for_use
+from txn.header import state_for_writes
 from txn.membership import ENDED
 from txn.owner_work import OwnerWork
 from txn.parts import TransactionParts
 from txn.records import Claim, TxnState
 from txn.segment_owner import SegmentOwner
-from txn.txn_id import TxnId
 
 log = structlog.get_logger(__name__)
 
 Then = Callable[[MagnetarError | None], None]
+T = TypeVar("T")
 
 
 class SegmentLog(Log, Protocol):
-    """What the buffer needs of a managed ledger."""
+    """The part of a managed ledger that the buffer uses."""
 
     @property
     def state(self) -> ManagedLedgerState:
@@ -66,8 +71,8 @@ class SegmentLog(Log, Protocol):
         ...
 
 
-class _Joined:
-    """What ADD_PARTITION_TO_TXN waits with.  It only wakes a task, so it may be called at once."""
+class _JoinWaiter:
+    """The future of one ADD_PARTITION_TO_TXN; only wakes a task, so it may be called at once."""
 
     __slots__ = ("done",)
 
@@ -84,7 +89,7 @@ class _Joined:
 
 
 class SegmentBuffer:
-    """See the module's rules."""
+    """The write side of transactions on one segment: carries out its core's effects."""
 
     core_class: ClassVar[type[SegmentBufferCore]] = SegmentBufferCore
 
@@ -97,12 +102,13 @@ class SegmentBuffer:
         self._ledger = ledger
         self._store = parts.store
         self._decisions = parts.decisions
+        self._cleanup_slots = parts.cleanup_slots
         self._core = self.core_class(segment, ledger)
         self._loop = asyncio.get_running_loop()
         self._follower = self._decided
         self._waiting: dict[TxnId, list[Then]] = {}
         self._claimed: TxnId | None = None
-        """Whose claim became durable just now: the task that put it reads the header too."""
+        """The transaction whose claim became durable just now; its task reads the header too."""
         self._listeners: dict[object, Callable[[], None]] = {}
         self._work = OwnerWork(segment)
         self._todo: deque[Effect] = deque()
@@ -123,7 +129,6 @@ class SegmentBuffer:
         except BaseException:
             buffer._end()
             raise
-        buffer._flush()
         buffer._prune()
         return buffer
 
@@ -135,28 +140,24 @@ class SegmentBuffer:
         txns = list(self._core.members)
         for txn in txns:
             self._decisions.follow(txn, self._follower)
-        for page in range(0, len(txns), TXN_PAGE):
-            await asyncio.gather(*(self._load_header(txn) for txn in txns[page : page + TXN_PAGE]))
+        await self._load_headers(txns)
         self._core.loaded(await self._store.aborted_on(self.segment))
 
-    async def _load_header(self, txn: TxnId) -> None:
-        self._core.header_loaded(txn, await self._state_of(txn))
+    async def _load_headers(self, txns: Sequence[TxnId]) -> None:
+        async for txn, header in self._store.read_headers(txns):
+            self._core.header_loaded(txn, None if header is None else header.state)
 
     def _may_load(self, claims: Iterable[Claim]) -> list[Claim]:
         """W6: claims up to the own epoch.  Where it is not taken there is no other owner."""
         epoch = self.owner.epoch
         return [claim for claim in claims if not epoch or claim.epoch <= epoch]
 
-    async def _state_of(self, txn: TxnId) -> TxnState | None:
-        stored = await self._store.read_header(txn)
-        return None if stored is None else stored.header.state
-
     # What is asked
 
     @property
-    def horizon(self) -> Position:
+    def max_read_position(self) -> Position:
         """Entries up to it may be read; it never moves back."""
-        return self._core.horizon
+        return self._core.max_read_position
 
     @property
     def anything_aborted(self) -> bool:
@@ -169,7 +170,7 @@ class SegmentBuffer:
         return not self._work.busy and not self._core.members
 
     def is_aborted(self, txn: TxnId) -> bool:
-        """Whether entries of it at or before the horizon are never to be delivered."""
+        """Whether entries of it at or before the max read position are never to be delivered."""
         return self._core.is_aborted(txn)
 
     @property
@@ -193,10 +194,10 @@ class SegmentBuffer:
         return len(self._core.members)
 
     def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
-        """What is not finished here, and what it pins; with a limit what pins most, first."""
+        """List the unfinished transactions and their pins; with a limit, the lowest pins first."""
         return self._core.open_transactions(limit)
 
-    def on_horizon(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def on_max_read_position(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` when the end of a transaction lets more be read; returns its removal."""
         token = object()
         self._listeners[token] = listener
@@ -210,6 +211,10 @@ class SegmentBuffer:
         False: `then` follows from the loop, once: None when joined (ask again, for it may have
         ended since), else why not.
         """
+        if self._ledger.state is ManagedLedgerState.TERMINATED:
+            # A claim would be of no use: nothing more is written here.
+            self._loop.call_soon(then, self._terminated_error())
+            return False
         answer = self._core.admit(txn) if not self._work.ended else Admission.STOPPED
         if answer is Admission.JOINED:
             return True
@@ -234,7 +239,7 @@ class SegmentBuffer:
         """
         if self._ledger.state is ManagedLedgerState.TERMINATED:
             return
-        joined = _Joined(self._loop)
+        joined = _JoinWaiter(self._loop)
         if not self.admit(txn, joined):
             await joined.done
 
@@ -275,8 +280,8 @@ class SegmentBuffer:
         for claim in self._may_load(await self._store.claims_on(self.segment)):
             if claim.txn not in self._core.members:
                 found.setdefault(claim.txn, set()).add(claim.epoch)
-        for txn, epochs in found.items():
-            self._core.stray(txn, epochs, await self._state_of(txn))
+        async for txn, header in self._store.read_headers(found):
+            self._core.stray(txn, found[txn], None if header is None else header.state)
             self._flush()
         self._core.prune(self._ledger.previous_position(EARLIEST).ledger_id)
         self._flush()
@@ -320,31 +325,35 @@ class SegmentBuffer:
         self._flush()
 
     def _flush(self) -> None:
-        """Do what the core wants done, in order; what fails does not keep the rest."""
-        if self._flushing:
-            return
-        self._flushing = True
+        """Do what the core wants done, in order, unless that is under way."""
+        if not self._flushing:
+            self._flushing = True
+            self._do_slice()
+
+    def _do_slice(self) -> None:
+        """TXN_SLICE_ENDS effects now, the rest in later turns; one that fails keeps no other."""
         todo, core = self._todo, self._core
         try:
-            while todo or core.has_effects:
+            for _ in range(TXN_SLICE_ENDS):
                 todo.extend(core.take_effects())
-                while todo:
-                    self._do(todo.popleft())
+                if not todo:
+                    break
+                self._carry_out(todo.popleft())
         finally:
-            self._flushing = False
-            if todo or core.has_effects:
-                self._loop.call_soon(self._flush)
+            self._flushing = bool(todo or core.has_effects)
+            if self._flushing:
+                self._loop.call_soon(self._do_slice)
 
-    def _do(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         match effect:
             case PutClaim(txn):
                 self._decisions.follow(txn, self._follower)
                 self._work.start(self._put_claim(txn))
             case ReadHeader(txn):
                 self._read_header(txn)
-            case Admitted(txn):
+            case AdmitWrites(txn):
                 self._answer(txn, None)
-            case Refused(txn, error):
+            case RefuseWrites(txn, error):
                 self._answer(txn, error or self._ended_error(txn))
             case ReadAborted(txn):
                 self._work.start(self._read_aborted(txn))
@@ -354,9 +363,9 @@ class SegmentBuffer:
                 self._work.start(self._delete_claims(txn, epochs))
             case ForgetAborted(txn):
                 self._work.start(self._forget_aborted(txn))
-            case Forgotten(txn):
+            case StopFollowing(txn):
                 self._decisions.forget(txn, self._follower)
-            case HorizonMoved():
+            case MaxReadPositionMoved():
                 for listener in list(self._listeners.values()):
                     listener()
             case StopOwner(error):
@@ -365,7 +374,7 @@ class SegmentBuffer:
 
     def _answer(self, txn: TxnId, error: MagnetarError | None) -> None:
         for then in self._waiting.pop(txn, ()):
-            if type(then) is _Joined:
+            if type(then) is _JoinWaiter:
                 then(error)
             else:
                 self._loop.call_soon(then, error)
@@ -377,7 +386,7 @@ class SegmentBuffer:
             self._work.start(self._check_header(txn))
 
     async def _put_claim(self, txn: TxnId) -> None:
-        """W1, W2: the core is told when the claim is stored, and has the header read only then."""
+        """W1, W2: put the claim, hand that event to the core, and only then read the header."""
         core = self._core
         try:
             epoch = await self.owner.take()
@@ -403,19 +412,18 @@ class SegmentBuffer:
         except MagnetarError as error:
             self._core.header_failed(txn, error)
         else:
-            state = None if stored is None else state_for_use(stored.header, txn)
+            state = None if stored is None else state_for_writes(stored.header, txn)
             self._core.header_checked(txn, state)
         self._flush()
 
     async def _read_aborted(self, txn: TxnId) -> None:
+        # Without a slot: until it is read the transaction holds readers back.
         up_to = await self._work.until_done(lambda: self._store.read_aborted(self.segment, txn))
         self._core.aborted_read(txn, up_to)
         self._flush()
 
     async def _record_aborted(self, txn: TxnId, up_to: Position) -> None:
-        stands = await self._work.until_done(
-            lambda: self._store.record_aborted(self.segment, txn, up_to)
-        )
+        stands = await self._cleaned(lambda: self._store.record_aborted(self.segment, txn, up_to))
         self._core.aborted_recorded(txn, stands)
         if self._prune_timer is None and not self._work.ended:
             self._prune_timer = self._loop.call_later(TXN_PRUNE_S, self._prune)
@@ -424,17 +432,24 @@ class SegmentBuffer:
     async def _delete_claims(self, txn: TxnId, epochs: Sequence[int]) -> None:
         for epoch in epochs:
             key = records.claim_key(txn, self.segment, epoch)
-            await self._work.until_done(partial(self._store.delete_operation, txn, key))
+            await self._cleaned(partial(self._store.delete_operation, txn, key))
         self._core.claims_deleted(txn)
         self._flush()
 
     async def _forget_aborted(self, txn: TxnId) -> None:
-        await self._work.until_done(lambda: self._store.forget_aborted(self.segment, txn))
+        await self._cleaned(lambda: self._store.forget_aborted(self.segment, txn))
+
+    async def _cleaned(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat the work, within the bound on cleanup, until it succeeds; return its result."""
+        return await self._work.until_done(work, self._cleanup_slots)
 
     def _ended_error(self, txn: TxnId) -> MagnetarError:
         return TransactionEnded(
             f"Transaction {txn} has ended and takes no writes on {self.segment}: begin another."
         )
+
+    def _terminated_error(self) -> MagnetarError:
+        return ManagedLedgerTerminated(f"{self.segment} is sealed: write to its successors.")
 
     def _stopped_error(self) -> MagnetarError:
         return SegmentOwnershipLost(f"{self.segment} is being closed here: connect again.")

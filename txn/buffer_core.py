@@ -17,36 +17,48 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from config.bounds import TXN_ENDED_KEPT
-from protocol.ids import EARLIEST, Position
-from protocol.server_error import MagnetarError
+from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
 from txn.buffer_effects import (
     Admission,
-    Admitted,
+    AdmitWrites,
     DeleteClaims,
     Effect,
     ForgetAborted,
-    Forgotten,
-    HorizonMoved,
     Log,
+    MaxReadPositionMoved,
     OpenOnSegment,
     PutClaim,
     ReadAborted,
     ReadHeader,
     RecordAborted,
-    Refused,
+    RefuseWrites,
+    StopFollowing,
     StopOwner,
 )
 from txn.errors import TransactionAssertion
-from txn.horizon import Horizon
-from txn.membership import ENDED, FORGETTABLE, PINNING, WAITING, Member, Membership, require_move
+from txn.max_read_position import MaxReadPosition
+from txn.membership import (
+    ENDED,
+    FORGETTABLE,
+    MOVES,
+    PINNING,
+    WAITING,
+    Member,
+    Membership,
+)
 from txn.records import Claim, TxnState
-from txn.txn_id import TxnId
 
 _M = Membership
 
 
 class SegmentBufferCore:
-    """See the module's rules.  After each event `take_effects` has what is to be done."""
+    """The state of every transaction on one segment, as one owner knows it.
+
+    Methods that are named by what happened (`claim_durable`, `appended`) are events; `take_effects`
+    then returns what the shell has to do.
+    """
 
     def __init__(self, segment: str, log: Log, *, ended_kept: int = TXN_ENDED_KEPT) -> None:
         self.segment = segment
@@ -60,15 +72,15 @@ class SegmentBufferCore:
         self._members: dict[TxnId, Member] = {}
         self._aborted: dict[TxnId, Position] = {}
         self._ended: dict[TxnId, None] = {}
-        self._horizon = Horizon()
+        self._max_read_position = MaxReadPosition()
         self._effects: list[Effect] = []
 
     # What is asked
 
     @property
-    def horizon(self) -> Position:
+    def max_read_position(self) -> Position:
         """The last entry that may be read, once all is loaded."""
-        return self._horizon.look(self._log.last_confirmed)
+        return self._max_read_position.advance(self._log.last_confirmed)
 
     @property
     def members(self) -> Mapping[TxnId, Member]:
@@ -81,11 +93,11 @@ class SegmentBufferCore:
         return self._aborted
 
     def is_aborted(self, txn: TxnId) -> bool:
-        """Whether its entries at or before the horizon are never to be read (W9)."""
+        """Whether its entries at or before the max read position are never to be read (W9)."""
         return txn in self._aborted
 
     def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
-        """What is not finished, in the order it came; with a limit what pins most, first."""
+        """List the unfinished transactions as they came; with a limit, the lowest pins first."""
         members: Iterable[Member] = self._members.values()
         if limit is not None:
             members = heapq.nsmallest(limit, members, key=self._pins_before)
@@ -93,7 +105,7 @@ class SegmentBufferCore:
             OpenOnSegment(
                 each.txn,
                 each.state,
-                self._horizon.pin_of(each.txn),
+                self._max_read_position.pin_of(each.txn),
                 each.first,
                 each.entries,
                 each.in_flight,
@@ -103,7 +115,7 @@ class SegmentBufferCore:
         ]
 
     def _pins_before(self, member: Member) -> tuple[bool, Position]:
-        pin = self._horizon.pin_of(member.txn)
+        pin = self._max_read_position.pin_of(member.txn)
         return pin is None, pin or EARLIEST
 
     @property
@@ -112,7 +124,7 @@ class SegmentBufferCore:
         return bool(self._effects)
 
     def take_effects(self) -> Sequence[Effect]:
-        """What is to be done, in order; handed out once."""
+        """Return the effects to carry out, in order, each once."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -135,9 +147,9 @@ class SegmentBufferCore:
             return
         if state is TxnState.OPEN and member.floor is not None:
             self._move(member, _M.LOADED)
-            self._horizon.pin(txn, member.floor)
+            self._max_read_position.pin(txn, member.floor)
         else:
-            self._conclude(member, state)
+            self._make_end_visible(member, state)
 
     def loaded(self, aborted: Mapping[TxnId, Position]) -> None:
         """The aborted set, read after the headers (W8)."""
@@ -148,12 +160,12 @@ class SegmentBufferCore:
                 f"{self.segment} was loaded before all headers were read: report this as a defect."
             )
         self._running = True
-        self._horizon.look(self._log.last_confirmed)
+        self._max_read_position.advance(self._log.last_confirmed)
 
     # Joining
 
     def admit(self, txn: TxnId) -> Admission:
-        """Whether a write may be appended now."""
+        """Return whether a write may be appended now; ask for a claim if none was put yet."""
         if self.stopped:
             return Admission.STOPPED
         member = self._members.get(txn)
@@ -188,8 +200,8 @@ class SegmentBufferCore:
 
     def claim_durable(self, txn: TxnId) -> None:
         """The own claim is stored."""
-        member = self._at(txn, _M.CLAIMING)
-        if member is None or self._told_meanwhile(member):
+        member = self._member_in(txn, _M.CLAIMING)
+        if member is None or self._refuse_if_ended(member):
             return
         self._after_claim(member)
 
@@ -200,12 +212,12 @@ class SegmentBufferCore:
 
     def claim_failed(self, txn: TxnId, error: MagnetarError) -> None:
         """The epoch was not taken, or the claim may or may not be stored."""
-        self._not_joined(self._at(txn, _M.CLAIMING), error)
+        self._not_joined(self._member_in(txn, _M.CLAIMING), error)
 
     def header_checked(self, txn: TxnId, state: TxnState | None) -> None:
-        """What the header said after the claim."""
-        member = self._at(txn, _M.CHECKING)
-        if member is None or self._told_meanwhile(member):
+        """The header was read, after the claim became durable; `state` None: there is none."""
+        member = self._member_in(txn, _M.CHECKING)
+        if member is None or self._refuse_if_ended(member):
             return
         if state is not TxnState.OPEN:
             self._ended_unjoined(member, state)
@@ -214,37 +226,37 @@ class SegmentBufferCore:
 
     def _join(self, member: Member) -> None:
         self._move(member, _M.JOINED)
-        self._effects.append(Admitted(member.txn))
+        self._effects.append(AdmitWrites(member.txn))
 
     def header_failed(self, txn: TxnId, error: MagnetarError) -> None:
         """The header could not be read."""
-        self._not_joined(self._at(txn, _M.CHECKING), error)
+        self._not_joined(self._member_in(txn, _M.CHECKING), error)
 
     def _not_joined(self, member: Member | None, error: MagnetarError) -> None:
         """Back to where the next write claims again."""
-        if member is None or self._told_meanwhile(member):
+        if member is None or self._refuse_if_ended(member):
             return
         self._move(member, _M.UNPROVEN if member.floor is None else _M.LOADED)
-        self._effects.append(Refused(member.txn, error))
+        self._effects.append(RefuseWrites(member.txn, error))
         if not member.epochs:
             self._forget(member)
 
-    def _told_meanwhile(self, member: Member) -> bool:
-        if member.told:
+    def _refuse_if_ended(self, member: Member) -> bool:
+        if member.end_known:
             self._ended_unjoined(member, member.end)
-        return member.told
+        return member.end_known
 
     def _ended_unjoined(self, member: Member, end: TxnState | None) -> None:
         """Ended before this owner appended anything (W9: without header the claim is void)."""
         if member.floor is not None:
-            self._known(member, end)
+            self._take_end(member, end)
         else:
             self._refuse(member)
 
     def _refuse(self, member: Member) -> None:
         """W12: nothing was appended under the own claim, which may be void already."""
         self._move(member, _M.REFUSING)
-        self._end(member)
+        self._end_writes(member)
         self._delete_claims(member)
 
     # Appending
@@ -259,8 +271,8 @@ class SegmentBufferCore:
             )
         member.issued += 1
         member.in_flight += 1
-        if self._horizon.pin_of(txn) is None:
-            self._horizon.pin(txn, self._log.last_confirmed)
+        if self._max_read_position.pin_of(txn) is None:
+            self._max_read_position.pin(txn, self._log.last_confirmed)
 
     def appended(self, txn: TxnId, position: Position) -> None:
         """An append is durable.  In order of `issued`."""
@@ -272,8 +284,8 @@ class SegmentBufferCore:
         if member.first is None:
             member.first = position
             if member.floor is None and member.state in PINNING:
-                self._horizon.pin(txn, self._log.previous_position(position))
-                self._look()
+                self._max_read_position.pin(txn, self._log.previous_position(position))
+                self._advance_max_read_position()
         if member.state is _M.ABORTED:
             self._clean_aborted(member)
 
@@ -283,9 +295,10 @@ class SegmentBufferCore:
         if member is None or self.stopped:
             return
         member.in_flight -= 1
+        # Unpin only when no other append is in flight: that one may still become the first entry.
         if member.first is None and member.floor is None and not member.in_flight:
-            self._horizon.unpin(txn)
-            self._look()
+            self._max_read_position.unpin(txn)
+            self._advance_max_read_position()
         if member.state is _M.ABORTED:
             self._clean_aborted(member)
 
@@ -294,7 +307,7 @@ class SegmentBufferCore:
         if not self.stopped:
             self.stopped = True
             waiting = [each.txn for each in self._members.values() if each.state in WAITING]
-            self._effects = [Refused(txn, error) for txn in waiting]
+            self._effects = [RefuseWrites(txn, error) for txn in waiting]
             self._effects.append(StopOwner(error))
 
     # The end of a transaction
@@ -305,16 +318,16 @@ class SegmentBufferCore:
         if member is None or self.stopped or state is TxnState.OPEN:
             return
         if member.state is _M.SCANNED:
-            self._conclude(member, state)
+            self._make_end_visible(member, state)
         elif member.state in WAITING:
-            member.told, member.end = True, state
+            member.end_known, member.end = True, state
         elif member.state is _M.UNPROVEN:
             self._refuse(member)
         elif member.state in (_M.LOADED, _M.JOINED):
-            self._known(member, state)
+            self._take_end(member, state)
 
-    def _known(self, member: Member, end: TxnState | None) -> None:
-        self._effects.append(Refused(member.txn, None))
+    def _take_end(self, member: Member, end: TxnState | None) -> None:
+        self._effects.append(RefuseWrites(member.txn, None))
         if end is None:
             self._move(member, _M.JUDGING)
             self._effects.append(ReadAborted(member.txn))
@@ -322,27 +335,29 @@ class SegmentBufferCore:
             self.aborts += 1
             self._refuse(member)
         else:
-            self._conclude(member, end)
+            self._make_end_visible(member, end)
 
     def aborted_read(self, txn: TxnId, up_to: Position | None) -> None:
         """W9: what stands in the aborted record, of a transaction whose header is gone."""
-        member = self._at(txn, _M.JUDGING)
+        member = self._member_in(txn, _M.JUDGING)
         if member is not None:
-            self._conclude(member, TxnState.COMMITTED if up_to is None else TxnState.ABORTED)
+            self._make_end_visible(
+                member, TxnState.COMMITTED if up_to is None else TxnState.ABORTED
+            )
 
-    def _conclude(self, member: Member, end: TxnState | None) -> None:
+    def _make_end_visible(self, member: Member, end: TxnState | None) -> None:
         """Visibility moves now; cleaning follows.  None: void, nothing is marked (W9)."""
         txn = member.txn
         if end is TxnState.ABORTED:
             self._aborted.setdefault(txn, self._log.last_confirmed)
             self._move(member, _M.ABORTED)
             self.aborts += 1
-            self._end(member)
+            self._end_writes(member)
             self._clean_aborted(member)
         else:
             self._move(member, _M.COMMITTED)
             self.commits += end is TxnState.COMMITTED
-            self._end(member)
+            self._end_writes(member)
             self._delete_claims(member)
 
     def _clean_aborted(self, member: Member) -> None:
@@ -357,7 +372,7 @@ class SegmentBufferCore:
     def aborted_recorded(self, txn: TxnId, up_to: Position) -> None:
         """The aborted record is durable, at that position."""
         self._aborted[txn] = max(up_to, self._aborted.get(txn, up_to))
-        member = self._at(txn, _M.ABORTED)
+        member = self._member_in(txn, _M.ABORTED)
         if member is not None:
             self._move(member, _M.RECORDED)
             self._delete_claims(member)
@@ -382,7 +397,7 @@ class SegmentBufferCore:
         if self.stopped or txn in self._members or end is TxnState.OPEN:
             return
         member = self._members[txn] = Member(txn, _M.SCANNED, set(epochs))
-        self._conclude(member, end)
+        self._make_end_visible(member, end)
 
     def prune(self, first_ledger_id: int) -> None:
         """Older ledgers are gone: so are the aborted entries in them."""
@@ -395,29 +410,30 @@ class SegmentBufferCore:
 
     # Within
 
-    def _at(self, txn: TxnId, state: Membership) -> Member | None:
+    def _member_in(self, txn: TxnId, state: Membership) -> Member | None:
         member = self._members.get(txn)
         return member if member and member.state is state and not self.stopped else None
 
     def _move(self, member: Member, to: Membership) -> None:
-        require_move(f"Transaction {member.txn} on {self.segment}", member.state, to)
-        member.state = to
+        member.state = MOVES.move(
+            member.state, to, "Transaction {} on {}", member.txn, self.segment
+        )
 
-    def _end(self, member: Member) -> None:
-        """The decision is known: the horizon may move, waiting writes are refused."""
-        self._horizon.unpin(member.txn)
+    def _end_writes(self, member: Member) -> None:
+        """The decision is known: the max read position may move, waiting writes are refused."""
+        self._max_read_position.unpin(member.txn)
         self._ended[member.txn] = None
         if len(self._ended) > self._ended_kept:
             del self._ended[next(iter(self._ended))]
-        self._effects.append(Refused(member.txn, None))
-        self._look()
+        self._effects.append(RefuseWrites(member.txn, None))
+        self._advance_max_read_position()
 
-    def _look(self) -> None:
+    def _advance_max_read_position(self) -> None:
         if self._running:
-            shown = self._horizon.shown
-            if self._horizon.look(self._log.last_confirmed) > shown:
-                self._effects.append(HorizonMoved())
+            shown = self._max_read_position.current
+            if self._max_read_position.advance(self._log.last_confirmed) > shown:
+                self._effects.append(MaxReadPositionMoved())
 
     def _forget(self, member: Member) -> None:
         del self._members[member.txn]
-        self._effects.append(Forgotten(member.txn))
+        self._effects.append(StopFollowing(member.txn))

@@ -1,20 +1,20 @@
-"""What the pure core of a segment's buffer hands out, and what it says about transactions.
+"""The effects that the pure core of a segment's buffer asks for, and its reports.
 
-Rule: an effect is finished by handing its event to the core, however often it has to be tried.
+The shell tries an effect as often as it takes, and finishes it by handing its event to the core.
 """
 
 import enum
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.ids import Position
-from protocol.server_error import MagnetarError
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
 from txn.membership import Membership
-from txn.txn_id import TxnId
 
 
 class Log(Protocol):
-    """What the core asks of a managed ledger: how far it is durable, and what lies before."""
+    """The part of a managed ledger that the core reads: its end, and the entries before one."""
 
     @property
     def last_confirmed(self) -> Position:
@@ -27,7 +27,7 @@ class Log(Protocol):
 
 
 class Admission(enum.Enum):
-    """What is answered to a write."""
+    """The answer to a write."""
 
     JOINED = "joined"
     """Append now."""
@@ -52,15 +52,15 @@ class ReadHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """Who waits may append."""
+class AdmitWrites:
+    """Let the waiting writes append."""
 
     txn: TxnId
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Who waits may not: the transaction ended, or (with an error) the store failed."""
+class RefuseWrites:
+    """Refuse the waiting writes: the transaction ended, or (with an error) the store failed."""
 
     txn: TxnId
     error: MagnetarError | None
@@ -97,14 +97,14 @@ class ForgetAborted:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class StopFollowing:
     """The transaction is not followed any more."""
 
     txn: TxnId
 
 
 @dataclass(frozen=True, slots=True)
-class HorizonMoved:
+class MaxReadPositionMoved:
     """More may be read."""
 
 
@@ -118,14 +118,14 @@ class StopOwner:
 Effect = (
     PutClaim
     | ReadHeader
-    | Admitted
-    | Refused
+    | AdmitWrites
+    | RefuseWrites
     | ReadAborted
     | RecordAborted
     | DeleteClaims
     | ForgetAborted
-    | Forgotten
-    | HorizonMoved
+    | StopFollowing
+    | MaxReadPositionMoved
     | StopOwner
 )
 

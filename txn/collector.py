@@ -22,14 +22,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from config.bounds import TXN_PAGE, TXN_TOPIC_LOADS
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.store import VersionConflict
 from storage.supervised import Supervised
 from txn.key_store import TransactionKeyStore
 from txn.parts import TransactionParts
 from txn.records import AckRecord, Claim, TxnState
 from txn.store import StoredHeader
-from txn.txn_id import CoordinatorId
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ RecordsLeft = Callable[[str, Sequence[Claim | AckRecord]], Awaitable[bool]]
 
 
 class Collector:
-    """See the module's rules."""
+    """The periodic deletion of headers of ended transactions, for the coordinators led here."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Collector:
         try:
             found = await self._store.operations_of(stored.txn) if listed else ()
             if not found:
-                if stored.header.tied is not None:
+                if stored.header.key_epoch is not None:
                     keys = TransactionKeyStore(self._store.metadata, stored.txn.coordinator)
                     await keys.note_end(stored.txn, stored.header)
                 return await self._store.delete_header(stored)
@@ -137,7 +137,7 @@ class Collector:
             async with room:
                 try:
                     if not await self._records_left(segment, found):
-                        await self._store.nudge(segment, self._parts.clock.now_ms())
+                        await self._store.request_cleanup(segment, self._parts.clock.now_ms())
                 except MagnetarError as error:
                     log.warning("transaction_records_left", segment=segment, error=str(error))
 

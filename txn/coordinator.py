@@ -13,8 +13,8 @@ Rules:
   its end, or another change, conflicts and reads again (G2, G8).
 - A deadline that has come ends what still has it on the version that is written (G8).
 - An END that was begun is finished even if the one who asked goes away.
-- A beginning that is cut short, or whose outcome is unknown, is aborted at once: nobody was told
-  its id, and nobody would see it among what is open.
+- A beginning that is cancelled, or whose outcome is unknown, is aborted at once: no client has its
+  id, and the list of open transactions would not show it.
 """
 
 import asyncio
@@ -23,8 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
+from storage.histogram import Histogram
 from storage.metadata.store import VersionConflict
-from txn.counters import EXECUTION_BUCKETS_MS, Histogram
+from txn.counters import EXECUTION_BUCKETS_MS
 from txn.deadlines import Deadlines
 from txn.errors import (
     InvalidTxnStatus,
@@ -38,25 +40,24 @@ from txn.header import (
     EndVerdict,
     bounded_timeout_ms,
     decide_end,
-    ended,
+    end_header,
     header_of,
     is_owner,
-    not_open,
-    refusal,
+    not_open_error,
+    refusal_error,
 )
 from txn.numbers import NumberBlocks
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
 from txn.transaction_groups import TransactionGroups
-from txn.transaction_key import require_tie
+from txn.transaction_key import require_key_epoch
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import CoordinatorId, TxnId
 
 
 @dataclass(slots=True)
 class CoordinatorCounters:
-    """What one coordinator counted while this process led it."""
+    """Counters of one coordinator since this process began to lead it."""
 
     created: int = 0
     committed: int = 0
@@ -74,7 +75,7 @@ class CoordinatorCounters:
 
 
 class Coordinator:
-    """See the module's rules."""
+    """One transaction coordinator: begins its transactions and ends them, each with one write."""
 
     numbers_class: ClassVar[type[NumberBlocks]] = NumberBlocks
     keys_class: ClassVar[type[TransactionKeys]] = TransactionKeys
@@ -102,11 +103,13 @@ class Coordinator:
         self.groups = self.groups_class(self, self.keys, parts)
         """The groups of these keys."""
         self._open: dict[TxnId, StoredHeader] = {}
+        self._foreign_deadlines: set[TxnId] = set()
+        """Open transactions whose deadline was set by another process, so by another clock."""
         self._beginning = 0
-        self._ends: set[asyncio.Task[bool]] = set()
-        self._asked = 0
-        """ENDs under way in the tasks of those who asked."""
-        self._none_asked: asyncio.Future[None] | None = None
+        self._end_tasks: set[asyncio.Task[bool]] = set()
+        self._inline_ends = 0
+        """ENDs under way in their callers' tasks."""
+        self._inline_ends_done: asyncio.Future[None] | None = None
 
     async def close(self) -> None:
         """Forget what is open, at once, and finish what was begun.
@@ -116,14 +119,15 @@ class Coordinator:
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
+        self._foreign_deadlines.clear()
         self.groups.close()
         await self.keys.close()
-        while self._asked:
-            if self._none_asked is None:
-                self._none_asked = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._none_asked)
-        while self._ends:
-            await asyncio.wait(self._ends)
+        while self._inline_ends:
+            if self._inline_ends_done is None:
+                self._inline_ends_done = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._inline_ends_done)
+        while self._end_tasks:
+            await asyncio.wait(self._end_tasks)
         await self._numbers.close()
 
     @property
@@ -139,7 +143,7 @@ class Coordinator:
     def find(self, txn: TxnId) -> StoredHeader | None:
         """An open transaction, or attempt of an open group, that is known here (G1)."""
         stored = self._open.get(txn.group)
-        if stored is None or not txn.attempt:
+        if stored is None or not txn.attempt_index:
             return stored
         header = header_of(stored.header, txn)
         return None if header is None else StoredHeader(txn, header, stored.version)
@@ -152,13 +156,13 @@ class Coordinator:
         """Take in open transactions that were begun before this process led the coordinator."""
         for stored in found:
             if stored.txn not in self._open and stored.header.state is TxnState.OPEN:
-                self._keep(stored)
+                self._track_open(stored)
 
     async def begin(
         self,
         timeout_ms: int,
         owner: str | None,
-        tied: KeyEpoch | None = None,
+        key_epoch: KeyEpoch | None = None,
         group: Group | None = None,
     ) -> TxnId:
         """Begin a transaction, of a key or of none, or a group, which has a key.
@@ -166,14 +170,14 @@ class Coordinator:
         That its key may have it is for `keys` to see to.
         Raises `TooManyTransactions`, `MetadataError`.
         """
-        self._require_room()
+        self._require_capacity()
         self._beginning += 1
         try:
             number = await self._numbers.take()
             txn = TxnId(self.coordinator_id, number)
             now_ms = self._parts.clock.now_ms()
             header = Header(
-                TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner, tied, group
+                TxnState.OPEN, bounded_timeout_ms(timeout_ms), now_ms, None, owner, key_epoch, group
             )
             try:
                 version = await self._store.create_header(txn, header)
@@ -183,11 +187,11 @@ class Coordinator:
                     "this as a defect, and begin another one."
                 ) from None
             except BaseException:
-                self._begin_end(self._undo(txn, header))
+                self._start_end_task(self._abort_uncertain_begin(txn, header))
                 raise
         finally:
             self._beginning -= 1
-        self._keep(StoredHeader(txn, header, version))
+        self._track_open(StoredHeader(txn, header, version), by_our_clock=True)
         if group is not None:
             self.groups.created(txn, group)
         self.counters.created += 1
@@ -204,34 +208,34 @@ class Coordinator:
         """
         stored = self.find(txn) or await self._store.read_header(txn)
         if stored is None or not is_owner(stored.header, owner):
-            raise refusal(txn, None, EndVerdict.NOT_FOUND)
-        require_tie(txn, stored.header, owner, key)
+            raise refusal_error(txn, None, EndVerdict.NOT_FOUND)
+        require_key_epoch(txn, stored.header, owner, key)
         if stored.header.state is not TxnState.OPEN:
-            raise not_open(txn, stored.header)
-        if stored.header.group is not None and not txn.attempt:
-            raise refusal(txn, stored.header, EndVerdict.OF_GROUP)
+            raise not_open_error(txn, stored.header)
+        if stored.header.group is not None and not txn.attempt_index:
+            raise refusal_error(txn, stored.header, EndVerdict.OF_GROUP)
         return stored.header
 
-    async def end(
+    async def end_transaction(
         self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
     ) -> None:
         """End it.
 
         Raises `TransactionNotFound`, `InvalidTxnStatus`, `InvalidTransactionKey`, `MetadataError`.
         """
-        await self._ended(txn, action, owner, key)
+        await self._end_shielded(txn, action, owner, key)
 
-    async def header(self, txn: TxnId) -> StoredHeader | None:
+    async def read_header(self, txn: TxnId) -> StoredHeader | None:
         """The header, open or ended; None if there is none (any more).
 
         By what is stored: one that is in memory as open may have been ended by another leader (K6).
         """
         stored = await self._store.read_header(txn)
         if stored is None or stored.header.state is not TxnState.OPEN:
-            self._forget(txn)
+            self._untrack_open(txn)
         return stored
 
-    async def change(self, stored: StoredHeader, header: Header) -> StoredHeader:
+    async def change_header(self, stored: StoredHeader, header: Header) -> StoredHeader:
         """The open group with another header (G2, G8).
 
         Raises `VersionConflict`, `MetadataError`.
@@ -239,7 +243,7 @@ class Coordinator:
         version = await self._store.change_header(stored.txn, header, stored.version)
         changed = StoredHeader(stored.txn, header, version)
         self.counters.header_writes += 1
-        self._keep(changed)
+        self._track_open(changed, by_our_clock=header.deadline_ms != stored.header.deadline_ms)
         return changed
 
     async def commit_group(self, stored: StoredHeader, group: Group) -> None:
@@ -252,7 +256,7 @@ class Coordinator:
     async def abort(self, txn: TxnId) -> TxnState | None:
         """How it ended, by this or before (K2); None if there is none (any more)."""
         try:
-            await self._ended(txn, TxnState.ABORTED, OPERATOR)
+            await self._end_shielded(txn, TxnState.ABORTED, OPERATOR)
         except InvalidTxnStatus:
             return TxnState.COMMITTED
         except TransactionNotFound:
@@ -262,11 +266,11 @@ class Coordinator:
     async def abort_open(self, txn: TxnId) -> bool:
         """Whether it was aborted by this (G6, G7); what ended before, or is gone, is fine."""
         try:
-            return await self._ended(txn, TxnState.ABORTED, OPERATOR)
+            return await self._end_shielded(txn, TxnState.ABORTED, OPERATOR)
         except (InvalidTxnStatus, TransactionNotFound):
             return False
 
-    async def _ended(
+    async def _end_shielded(
         self,
         txn: TxnId,
         action: TxnState,
@@ -275,22 +279,25 @@ class Coordinator:
         *,
         if_due: bool = False,
     ) -> bool:
-        """Whether it was ended by this; `if_due`: only if its deadline has come.
+        """End it, though the caller is cancelled; return whether this call ended it.
 
-        Whoever asks does it, as a task between the write and its answer would cost two turns of the
-        loop.  If they go away a task does it again: the same end again is fine.
+        `if_due`: only if its deadline has come.
         """
-        self._asked += 1
+        # The caller's task writes: one of its own between write and answer would cost two turns of
+        # the loop.  If the caller is cancelled a task ends it again, which is harmless (T2).
+        self._inline_ends += 1
         try:
-            return await self._end(txn, action, owner, key, if_due=if_due)
+            return await self._end_on_stored_version(txn, action, owner, key, if_due=if_due)
         except asyncio.CancelledError:
-            self._begin_end(self._end(txn, action, owner, key, if_due=if_due))
+            self._start_end_task(
+                self._end_on_stored_version(txn, action, owner, key, if_due=if_due)
+            )
             raise
         finally:
-            self._asked -= 1
-            if not self._asked and self._none_asked is not None:
-                self._none_asked.set_result(None)
-                self._none_asked = None
+            self._inline_ends -= 1
+            if not self._inline_ends and self._inline_ends_done is not None:
+                self._inline_ends_done.set_result(None)
+                self._inline_ends_done = None
 
     async def time_out(self, txn: TxnId) -> None:
         """The deadline has come, unless it was raised (G8).
@@ -298,29 +305,29 @@ class Coordinator:
         Raises `MetadataError`; what ended otherwise is fine.
         """
         try:
-            written = await self._ended(txn, TxnState.ABORTED, OPERATOR, if_due=True)
+            written = await self._end_shielded(txn, TxnState.ABORTED, OPERATOR, if_due=True)
         except (TransactionNotFound, InvalidTxnStatus):
             return
         self.counters.timed_out += written
 
-    async def _undo(self, txn: TxnId, header: Header) -> bool:
+    async def _abort_uncertain_begin(self, txn: TxnId, header: Header) -> bool:
         """End what may or may not have begun; a second put tells which, whenever the first came."""
         with suppress(VersionConflict):
             await self._store.create_header(txn, header)
-        return await self._end(txn, TxnState.ABORTED, OPERATOR)
+        return await self._end_on_stored_version(txn, TxnState.ABORTED, OPERATOR)
 
-    def _begin_end(self, work: Coroutine[object, object, bool]) -> asyncio.Task[bool]:
+    def _start_end_task(self, work: Coroutine[object, object, bool]) -> asyncio.Task[bool]:
         task = asyncio.get_running_loop().create_task(work)
-        self._ends.add(task)
-        task.add_done_callback(self._end_done)
+        self._end_tasks.add(task)
+        task.add_done_callback(self._on_end_task_done)
         return task
 
-    def _end_done(self, task: asyncio.Task[bool]) -> None:
-        self._ends.discard(task)
+    def _on_end_task_done(self, task: asyncio.Task[bool]) -> None:
+        self._end_tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
 
-    async def _end(
+    async def _end_on_stored_version(
         self,
         txn: TxnId,
         action: TxnState,
@@ -336,12 +343,12 @@ class Coordinator:
             if stored is None:
                 stored = await self._store.read_header(txn)
             header = None if stored is None else stored.header
-            verdict = decide_end(header, action, owner, is_attempt=txn.attempt > 0)
+            verdict = decide_end(header, action, owner, is_attempt=txn.attempt_index > 0)
             if header is not None and verdict is not EndVerdict.NOT_OWNER:
-                require_tie(txn, header, owner, key)
+                require_key_epoch(txn, header, owner, key)
             if verdict is EndVerdict.WRITE and stored is not None:
-                if if_due and stored.header.deadline_ms > self._parts.clock.now_ms():
-                    self._keep(stored)  # it was extended
+                if if_due and self._due_ms(stored) > self._parts.clock.now_ms():
+                    self._track_open(stored)  # it was extended
                     return False
                 try:
                     await self._write_end(stored, action)
@@ -351,11 +358,11 @@ class Coordinator:
                     continue
                 break
             if stored is None or stored.header.state is not TxnState.OPEN:
-                self._forget(txn)
+                self._untrack_open(txn)
             if verdict is EndVerdict.DONE:
                 break
             counters.header_cas_reject += 1
-            raise refusal(txn, header, verdict)
+            raise refusal_error(txn, header, verdict)
         counters.end.observe(loop.time() - began_s)
         return verdict is EndVerdict.WRITE
 
@@ -363,9 +370,9 @@ class Coordinator:
         """T2: on the version read.  Raises `VersionConflict`."""
         now_ms = self._parts.clock.now_ms()
         await self._store.end_header(
-            stored.txn, ended(stored.header, action, now_ms), stored.version
+            stored.txn, end_header(stored.header, action, now_ms), stored.version
         )
-        self._forget(stored.txn)
+        self._untrack_open(stored.txn)
         self._parts.counters.header_cas_ok += 1
         self.counters.header_writes += 1
         if stored.header.group is not None:
@@ -377,7 +384,7 @@ class Coordinator:
         else:
             self.counters.aborted += 1
 
-    def _require_room(self) -> None:
+    def _require_capacity(self) -> None:
         in_use = len(self._open) + self._beginning
         if self._max_open and in_use >= self._max_open:
             raise TooManyTransactions(
@@ -385,11 +392,25 @@ class Coordinator:
                 "may have: end some, or raise transaction_max_open_per_coordinator."
             )
 
-    def _keep(self, stored: StoredHeader) -> None:
+    def _track_open(self, stored: StoredHeader, *, by_our_clock: bool = False) -> None:
+        due_ms = stored.header.deadline_ms if by_our_clock else self._due_ms(stored)
+        if due_ms == stored.header.deadline_ms:
+            self._foreign_deadlines.discard(stored.txn)
+        else:
+            self._foreign_deadlines.add(stored.txn)
         self._open[stored.txn] = stored
-        self._deadlines.add(stored.txn, stored.header.deadline_ms)
+        self._deadlines.add(stored.txn, due_ms)
 
-    def _forget(self, txn: TxnId) -> None:
+    def _due_ms(self, stored: StoredHeader) -> int:
+        """When its deadline has come by this process's clock for sure, whoever set it."""
+        known, deadline_ms = self._open.get(stored.txn), stored.header.deadline_ms
+        ours = known is not None and known.header.deadline_ms == deadline_ms
+        if ours and stored.txn not in self._foreign_deadlines:
+            return deadline_ms
+        return deadline_ms + self._parts.clock_slack_ms
+
+    def _untrack_open(self, txn: TxnId) -> None:
         if self._open.pop(txn, None) is not None:
+            self._foreign_deadlines.discard(txn)
             self._deadlines.discard(txn)
             self.groups.forget(txn)

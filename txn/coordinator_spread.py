@@ -22,15 +22,15 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 
 from config.bounds import COORDINATOR_KEPT_MAX_S, COORDINATOR_KEPT_S
-from txn.txn_id import CoordinatorId
+from magnetar.protocol.txn_id import CoordinatorId
 
 
-def successors(
+def assign_successors(
     unled: Collection[CoordinatorId],
     leaders: Mapping[CoordinatorId, str],
     candidates: Collection[str],
 ) -> dict[CoordinatorId, str]:
-    """Who stands for each of `unled`; {} when there is no candidate.  Brokers by their id."""
+    """Assign a broker id to each of `unled`; {} when there is no candidate."""
     counts = dict.fromkeys(candidates, 0)
     for broker_id in leaders.values():
         if broker_id in counts:
@@ -43,7 +43,7 @@ def successors(
     return chosen
 
 
-def stands_for(
+def choose_candidacies(
     me: str,
     unled: Collection[CoordinatorId],
     left_alone: Collection[CoordinatorId],
@@ -51,11 +51,11 @@ def stands_for(
     candidates: Collection[str],
     tried: Collection[CoordinatorId] = (),
 ) -> tuple[list[CoordinatorId], list[CoordinatorId]]:
-    """What this broker is chosen for; only if that is nothing: what else it takes, one at most.
+    """Return what this broker is chosen for, or else what it takes besides, one at most.
 
     `left_alone` are those of `unled` that nobody stood for in time.  Nothing `tried` is named.
     """
-    chosen = successors(unled, leaders, candidates)
+    chosen = assign_successors(unled, leaders, candidates)
     mine = [number for number, broker_id in chosen.items() if broker_id == me]
     if new := [number for number in mine if number not in tried]:
         return new, []
@@ -65,14 +65,14 @@ def stands_for(
     return [], sorted(alone, key=lambda number: (_rank(number, me), number))[:1]
 
 
-def surplus(
+def choose_surplus(
     me: str,
     leaders: Mapping[CoordinatorId, str],
     candidates: Collection[str],
     parallelism: int,
     kept: Collection[CoordinatorId] = (),
 ) -> list[CoordinatorId]:
-    """What this broker gives up, if it is a candidate and there are others; nothing of `kept`."""
+    """Return the coordinators that this broker gives up; never those in `kept`."""
     if me not in candidates:
         return []
     share = math.ceil(parallelism / len(candidates))
@@ -82,8 +82,8 @@ def surplus(
     return led[share:]
 
 
-class Kept:
-    """What this broker won after it had been left alone, until it may be surplus again.
+class RetainedCoordinators:
+    """Coordinators that this broker took because the chosen broker did not, and may keep a while.
 
     All times are in seconds of one clock that only goes forward.
     """
@@ -93,7 +93,7 @@ class Kept:
     def __init__(self, me: str) -> None:
         self._me = me
         self._candidates: frozenset[str] = frozenset()
-        """Those that it is kept among."""
+        """The candidates when these coordinators were taken; others void them."""
         self._since_s: float | None = None
         """When something was first left alone among them."""
         self._until_s: dict[CoordinatorId, float] = {}
@@ -118,7 +118,7 @@ class Kept:
     def numbers(
         self, leaders: Mapping[CoordinatorId, str], candidates: Collection[str], now_s: float
     ) -> Collection[CoordinatorId]:
-        """What is kept by now: what another one leads was not won, and is forgotten."""
+        """Return the coordinators to keep now; forget those that another broker leads."""
         self._see(candidates)
         self._until_s = {
             number: until_s

@@ -7,7 +7,7 @@ Rules:
 - What is led is served at once; open transactions that are stored are taken in behind that, and
   looked for again every TXN_SWEEP_S by their deadlines, as one may have been begun by a leader that
   did not know yet that it no longer was, or by a request that was cut short.
-- However many are won at once, one look at what is open takes their transactions in.
+- However many are won at once, one scan of the open headers takes their transactions in.
 - A transaction whose deadline has come is aborted, bounded in number at once; what fails is tried
   again after a second.
 """
@@ -24,22 +24,22 @@ from config.bounds import (
     TXN_CONCURRENT_ENDS,
     TXN_SWEEP_S,
 )
-from protocol.key_hash import coordinator_of_key
-from protocol.server_error import MagnetarError, OperatorError, ServerError
+from magnetar.protocol.key_hash import coordinator_of_key
+from magnetar.protocol.server_error import MagnetarError, OperatorError, ServerError
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
 from storage.supervised import Supervised
 from txn import records
 from txn.coordinator import Coordinator
+from txn.coordinator_elections import CoordinatorBrokers, CoordinatorElections, Leader
 from txn.deadlines import Deadlines
 from txn.errors import CoordinatorNotFound, InvalidTransactionKey
-from txn.leadership import Elections, Electorate, Leader
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
 from txn.transaction_groups import TransactionGroups
 from txn.transaction_key import KeyName, key_name
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import CoordinatorId, TxnId
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class CoordinatorCountDiffers(OperatorError):
 
 
 class Coordinators:
-    """See the module's rules."""
+    """The cluster's transaction coordinators, and those of them that this process leads."""
 
     coordinator_class: ClassVar[type[Coordinator]] = Coordinator
 
@@ -66,13 +66,13 @@ class Coordinators:
         parallelism: int,
         max_open: int,
         session_timeout_ms: int,
-        electorate: Electorate | None = None,
+        electorate: CoordinatorBrokers | None = None,
     ) -> None:
-        """`session_timeout_ms` and `electorate` as for `Elections`."""
+        """`session_timeout_ms` and `electorate` as for `CoordinatorElections`."""
         self.parallelism = parallelism
         self._parts = parts
         self._max_open = max_open
-        self._elections = Elections(
+        self._elections = CoordinatorElections(
             parts.store.metadata,
             me,
             parallelism,
@@ -122,7 +122,7 @@ class Coordinators:
         return coordinator in self._led
 
     def assignments(self) -> Mapping[CoordinatorId, Leader]:
-        """Who serves each coordinator; one without a leader is left out."""
+        """Return the broker that serves each coordinator; one without a leader is left out."""
         return self._elections.leaders
 
     def balance(self) -> None:
@@ -189,7 +189,7 @@ class Coordinators:
         keys, name = self.keys_of(txn.coordinator, owner, key.key)
         return await keys.under(name, key.epoch, lambda: coordinator.require_open(txn, owner, key))
 
-    async def end(
+    async def end_transaction(
         self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
     ) -> None:
         """End it.
@@ -199,10 +199,12 @@ class Coordinators:
         """
         coordinator = self._served(txn.coordinator)
         if key is None:
-            await coordinator.end(txn, action, owner)
+            await coordinator.end_transaction(txn, action, owner)
             return
         keys, name = self.keys_of(txn.coordinator, owner, key.key)
-        await keys.under(name, key.epoch, lambda: coordinator.end(txn, action, owner, key))
+        await keys.under(
+            name, key.epoch, lambda: coordinator.end_transaction(txn, action, owner, key)
+        )
 
     def keys_of(
         self, coordinator: CoordinatorId, owner: str | None, key: str
@@ -258,7 +260,7 @@ class Coordinators:
         return None if coordinator is None else coordinator.find(txn)
 
     def led(self) -> Sequence[Coordinator]:
-        """What this process serves, by number."""
+        """Return the coordinators that this process serves, by number."""
         return [self._led[number] for number in sorted(self._led)]
 
     def _served(self, coordinator: CoordinatorId) -> Coordinator:

@@ -4,8 +4,7 @@ Rules:
 
 - Deadlines are wall-clock times; the timer is the loop's.  It looks again at least every
   TXN_DEADLINE_LOOK_S, so that a wall clock that is put forward is noticed.
-- What is due is told once, in pages, from the loop; whoever is told puts back what is to be tried
-  again.
+- `due` is called once for each deadline, in pages, from the loop; it adds again what it must retry.
 - What is taken back leaves the heap lazily: it is built anew when most of it is stale.
 """
 
@@ -14,14 +13,14 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from config.bounds import TXN_DEADLINE_LOOK_S, TXN_PAGE
+from magnetar.protocol.txn_id import TxnId
 from storage.clock import Clock
-from txn.txn_id import TxnId
 
 _STALE_ALLOWED = 1024
 
 
 class Deadlines:
-    """See the module's rules."""
+    """The deadlines of open transactions, behind one timer; `due` gets those that have passed."""
 
     def __init__(self, clock: Clock, due: Callable[[Sequence[TxnId]], None]) -> None:
         self._clock = clock
@@ -36,14 +35,14 @@ class Deadlines:
         return len(self._deadlines)
 
     def add(self, txn: TxnId, deadline_ms: int) -> None:
-        """Tell it at that time; an earlier word about it is void."""
+        """Set the transaction's deadline, in place of an earlier one."""
         self._deadlines[txn] = deadline_ms
         heapq.heappush(self._heap, (deadline_ms, txn))
         if self._timer is None or deadline_ms < self._timer_for_ms:
             self._arm()
 
     def discard(self, txn: TxnId) -> None:
-        """Do not tell it."""
+        """Remove the transaction's deadline."""
         if self._deadlines.pop(txn, None) is None:
             return
         if len(self._heap) > 2 * len(self._deadlines) + _STALE_ALLOWED:
@@ -51,7 +50,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Remove all deadlines and set no timer any more."""
         self._closed = True
         self._deadlines.clear()
         self._heap.clear()
@@ -64,6 +63,7 @@ class Deadlines:
 
     def _arm(self) -> None:
         self._disarm()
+        # A stale entry at the top would wake the loop for nothing.
         self._drop_stale()
         if self._closed or not self._heap:
             return

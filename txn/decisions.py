@@ -1,17 +1,20 @@
-"""How participants learn that a transaction ended: one watch on the index of ended headers.
+"""How participants learn that a transaction ended: one watch on the headers that they follow.
 
 Rules:
 
-- Follow first, read the header second (W7): what ends after `follow` is told, what ended before is
+- Follow first, read the header second (W2, W7): a later end calls the follower, an earlier one is
   in the header that is read.
-- Followers of an attempt are told of its group's end, with what that means for it (G1).
-- A follower is told once for each transaction, from the loop, never from within `follow`.
-- What nobody follows costs nothing but a look at its key.
+- Followers of an attempt are called at its group's end, with the attempt's own state (G1).
+- A follower is called once for each transaction, from the loop, never from within `follow`.
+- A change of a header that nobody follows costs a comparison of its key and no read, so brokers
+  that take no part in a transaction add nothing to its cost.
 - After a resync, and when a watch broke, every followed header is read again.  One that is gone is
   told as None: the transaction ended and was collected, and the follower must look at its own
   records (W9).
 - A header that cannot be read is read again, later each time, for as long as somebody follows;
   others do not wait for it.
+- In one turn of the loop TXN_SLICE_ENDS attempts of a group are reported, in the order in which
+  they were followed.
 """
 
 import asyncio
@@ -19,30 +22,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS
-from protocol.server_error import MagnetarError
+from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS, TXN_SLICE_ENDS
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.following import Following
 from storage.metadata.store import Event
 from storage.supervised import Supervised
 from txn import records
 from txn.errors import CorruptTransactionRecord
 from txn.header import header_of
-from txn.records import TxnState
+from txn.records import Header, TxnState
 from txn.store import TransactionStore, stored_header
-from txn.txn_id import TxnId
 
 log = structlog.get_logger(__name__)
 
 Follower = Callable[[TxnId, TxnState | None], None]
 """Called with the final state, or None when the header is gone."""
 
-_FINAL = ("A", "D")
-"""Bounds of all final states in their index: ABORTED and COMMITTED."""
+_HEADERS = records.HEADERS.removesuffix("/")
 _FIRST_RETRY_S = 0.1
 
 
 class Decisions:
-    """See the module's rules."""
+    """A watch of headers that calls the followers of a transaction when it has ended."""
 
     def __init__(self, store: TransactionStore) -> None:
         self._store = store
@@ -50,24 +53,26 @@ class Decisions:
         self._attempts: dict[TxnId, dict[TxnId, None]] = {}
         """Followed attempts, by group."""
         self._following = Following(
-            lambda: store.metadata.watch_index(records.FINAL_STATE_INDEX, *_FINAL),
+            lambda: store.metadata.watch_children(_HEADERS, wanted=self._is_followed),
             self._read_all,
             self._take_event,
         )
-        self._unread: dict[TxnId, float] = {}
-        """To be read, with the pause after a failure."""
+        self._unread: dict[TxnId, Backoff | None] = {}
+        """Headers to be read, each by its group or transaction; with pauses once a read failed."""
+        self._stopped = False
         self._wake = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
         self._tasks = Supervised()
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Begin to watch headers and to call followers."""
         self._following.watch()
         self._tasks.keep("transaction_ends", self._following.run)
         self._tasks.keep("transaction_headers", self._read_unread)
 
     async def stop(self) -> None:
-        """Tell nothing more."""
+        """Call no follower any more."""
+        self._stopped = True
         await self._tasks.stop()
         self._following.close()
         for timer in self._timers:
@@ -75,18 +80,18 @@ class Decisions:
         self._timers.clear()
 
     def follow(self, txn: TxnId, follower: Follower) -> None:
-        """Tell `follower` when the transaction has ended."""
+        """Call `follower` when the transaction has ended."""
         self._followers.setdefault(txn, {})[follower] = None
-        if txn.attempt:
+        if txn.attempt_index:
             self._attempts.setdefault(txn.group, {})[txn] = None
 
     def forget(self, txn: TxnId, follower: Follower) -> None:
-        """Do not tell it, if it has not been told."""
+        """Do not call `follower` for this transaction any more."""
         followers = self._followers.get(txn)
         if followers is not None:
             followers.pop(follower, None)
             if not followers:
-                self._pop(txn)
+                self._remove_followers(txn)
 
     @property
     def followed(self) -> int:
@@ -98,11 +103,21 @@ class Decisions:
 
     async def _take_event(self, event: Event) -> None:
         try:
-            self._take(event)
+            self._take_header_event(event)
         except CorruptTransactionRecord as error:
             log.error("transaction_header_corrupt", error=str(error))
 
-    def _take(self, event: Event) -> None:
+    def _is_followed(self, key: str) -> bool:
+        """Whether the header's transaction, or an attempt of it, is followed."""
+        if not self._followers:
+            return False
+        try:
+            of = records.txn_of_header(key)
+        except CorruptTransactionRecord:
+            return False
+        return of in self._followers or of in self._attempts
+
+    def _take_header_event(self, event: Event) -> None:
         of = records.txn_of_header(event.key)
         followed = self._followed_at(of)
         if not followed:
@@ -115,34 +130,44 @@ class Decisions:
         except CorruptTransactionRecord:
             self._read_soon(followed)
             raise
-        for txn in followed:
-            header = header_of(stored, txn)
-            self._tell(txn, None if header is None else header.state)
+        self._call_followers(followed, stored)
 
     def _followed_at(self, of: TxnId) -> Sequence[TxnId]:
         """The transactions that somebody follows of whom this header tells (G1)."""
         own = (of,) if of in self._followers else ()
         return (*own, *self._attempts[of]) if of in self._attempts else own
 
-    def _pop(self, txn: TxnId) -> Mapping[Follower, None]:
-        """Its followers, who are to be told nothing more."""
-        attempts = self._attempts.get(txn.group) if txn.attempt else None
+    def _remove_followers(self, txn: TxnId) -> Mapping[Follower, None]:
+        """Remove and return the followers of a transaction."""
+        attempts = self._attempts.get(txn.group) if txn.attempt_index else None
         if attempts is not None:
             attempts.pop(txn, None)
             if not attempts:
                 del self._attempts[txn.group]
         return self._followers.pop(txn, {})
 
-    def _tell(self, txn: TxnId, state: TxnState | None) -> None:
-        for follower in self._pop(txn):
+    def _call_followers(self, txns: Sequence[TxnId], said: Header | None) -> None:
+        """Tell what their header says: TXN_SLICE_ENDS now, the others in later turns."""
+        if self._stopped:
+            return
+        for txn in txns[:TXN_SLICE_ENDS]:
+            header = None if said is None else header_of(said, txn)
+            if header is None or header.state is not TxnState.OPEN:
+                self._call_followers_of(txn, None if header is None else header.state)
+        rest = txns[TXN_SLICE_ENDS:]
+        if rest:
+            asyncio.get_running_loop().call_soon(self._call_followers, rest, said)
+
+    def _call_followers_of(self, txn: TxnId, state: TxnState | None) -> None:
+        for follower in self._remove_followers(txn):
             try:
                 follower(txn, state)
             except Exception:
                 log.exception("transaction_follower_failed", txn=str(txn))
 
-    def _read_soon(self, txns: Iterable[TxnId], pause_s: float = _FIRST_RETRY_S) -> None:
+    def _read_soon(self, txns: Iterable[TxnId], backoff: Backoff | None = None) -> None:
         for txn in txns:
-            self._unread.setdefault(txn, pause_s)
+            self._unread.setdefault(txn.group, backoff)
         self._wake.set()
 
     async def _read_unread(self) -> None:
@@ -154,31 +179,30 @@ class Decisions:
             if not self._unread:
                 self._wake.clear()
             try:
-                await asyncio.gather(*(self._read(txn, pause_s) for txn, pause_s in page))
+                await asyncio.gather(*(self._read(txn, backoff) for txn, backoff in page))
             except BaseException:  # a cancellation of what one waited for, too
                 self._read_soon(txn for txn, _ in page)
                 raise
 
-    async def _read(self, txn: TxnId, pause_s: float) -> None:
-        if txn not in self._followers:
+    async def _read(self, of: TxnId, backoff: Backoff | None) -> None:
+        if not self._followed_at(of):
             return
         try:
-            stored = await self._store.read_header(txn)
+            stored = await self._store.read_header(of)
         except MagnetarError as error:
+            backoff = backoff or Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
+            pause_s = backoff.pause_s()
             log.warning(
-                "transaction_header_not_read", txn=str(txn), error=str(error), next_try_s=pause_s
+                "transaction_header_not_read", txn=str(of), error=str(error), next_try_s=pause_s
             )
-            self._read_later(txn, pause_s)
+            self._read_later(of, pause_s, backoff)
             return
-        if stored is None:
-            self._tell(txn, None)
-        elif stored.header.state is not TxnState.OPEN:
-            self._tell(txn, stored.header.state)
+        self._call_followers(self._followed_at(of), None if stored is None else stored.header)
 
-    def _read_later(self, txn: TxnId, pause_s: float) -> None:
+    def _read_later(self, txn: TxnId, pause_s: float, backoff: Backoff) -> None:
         def again() -> None:
             self._timers.discard(timer)
-            self._read_soon((txn,), min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S))
+            self._read_soon((txn,), backoff)
 
         timer = asyncio.get_running_loop().call_later(pause_s, again)
         self._timers.add(timer)

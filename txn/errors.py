@@ -1,4 +1,4 @@
-"""What can be wrong with a transactional request, with the code that clients map (PIP-471).
+"""Errors of transactional requests, with the codes that clients map (PIP-473).  Pure.
 
 Rules: `InvalidTxnStatus` and `TransactionNotFound` end a transaction for its client;
 `TransactionConflict` refuses one acknowledgement, after which the transaction can only abort;
@@ -11,7 +11,8 @@ word EXPIRED, by which clients tell it from others.
 from http import HTTPStatus
 from typing import ClassVar, Final
 
-from protocol.server_error import InternalError, OperatorError, PeerError, ServerError
+from magnetar.protocol.server_error import InternalError, OperatorError, PeerError, ServerError
+from magnetar.protocol.txn_id import TxnId
 
 EXPIRED: Final = "ExpiredTransaction"
 """In the sentence about a transaction that an older epoch of its key began."""
@@ -38,9 +39,17 @@ class TransactionEnded(PeerError):
 
 
 class TransactionConflict(PeerError):
-    """What is to be acknowledged is acknowledged, or held by another transaction."""
+    """The message is acknowledged already, or held by another transaction."""
 
     code: ClassVar[ServerError] = ServerError.TRANSACTION_CONFLICT
+
+
+class HeldByTransactions(TransactionConflict):
+    """Transactions hold the message; these `holders` may have ended meanwhile (A8)."""
+
+    def __init__(self, message: str, holders: frozenset[TxnId] = frozenset()) -> None:
+        super().__init__(message)
+        self.holders = holders
 
 
 class CoordinatorNotFound(PeerError):

@@ -25,8 +25,8 @@ from config.bounds import (
     TXN_GROUP_WINNERS,
     TXN_KEY_BYTES,
 )
+from magnetar.protocol.txn_id import LAST_ATTEMPT, TxnId
 from txn.errors import InvalidGroup
-from txn.txn_id import LAST_ATTEMPT, TxnId
 
 HASH_SUM_MODULUS: Final = 1 << 64
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class SegmentCount(NamedTuple):
-    """Of the rows that were written to one segment; `hash_sum` of their payloads, modulo 2^64."""
+    """The rows written to one segment; `hash_sum` is of their payloads, modulo 2^64."""
 
     messages: int
     hash_sum: int
@@ -51,7 +51,7 @@ Counts = Mapping[str, SegmentCount]
 
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
-    """What a group committed, and what for.
+    """The winners that a group committed, and the batch that it committed them for.
 
     `positions`: how far its inputs had been read, as its committer wrote it.  `winners`: indexes of
     the attempts that are part of it, with counts, unless only `totals` are kept.
@@ -65,7 +65,7 @@ class GroupCommit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the header of a group has besides that of a plain transaction.
+    """The part of a group's header that a plain transaction's header lacks.
 
     Indexes from 1 to `reserved` are of attempts, or of none (G2).
     """
@@ -84,7 +84,7 @@ class Group:
 
 
 class GroupRecord(NamedTuple):
-    """What the last group of a key that committed was for; `group` is which one."""
+    """The batch of the last group of a key that committed; `group` is that group."""
 
     batch: Batch
     positions: str | None
@@ -106,7 +106,7 @@ def with_next_block(group: Group) -> Group:
     return replace(group, reserved=min(group.reserved + TXN_ATTEMPT_BLOCK, LAST_ATTEMPT))
 
 
-def in_totals(commit: GroupCommit) -> GroupCommit:
+def with_totals(commit: GroupCommit) -> GroupCommit:
     """The same with each segment's total instead of what each winner wrote there."""
     totals: dict[str, SegmentCount] = dict(commit.totals or {})
     for counts in commit.winners.values():
@@ -125,10 +125,10 @@ def bounded_commit(
     winners: Iterable[tuple[TxnId, Counts]],
     totals: Counts | None = None,
 ) -> GroupCommit:
-    """What is to be committed, by index; `totals` of what is not told of each winner.
+    """Return the commit with winners by index, or only `totals` where counts are too many.
 
-    Whose attempts these are is for `require_winners` to see.  Raises `InvalidGroup` for what is too
-    much, and for an attempt that is named twice.
+    `require_winners` checks that the attempts are the group's.  Raises `InvalidGroup` above a
+    bound, and for an attempt that is named twice.
     """
     require_name("query", batch.query)
     if batch.number < 0:
@@ -140,9 +140,9 @@ def bounded_commit(
         )
     by_index: dict[int, Counts] = {}
     for attempt, counts in winners:
-        if attempt.attempt in by_index:
+        if attempt.attempt_index in by_index:
             raise InvalidGroup(f"Attempt {attempt} is named twice among the winners: name it once.")
-        by_index[attempt.attempt] = counts
+        by_index[attempt.attempt_index] = counts
     if len(by_index) > TXN_GROUP_WINNERS:
         raise InvalidGroup(
             f"A group has {len(by_index)} winners, and {TXN_GROUP_WINNERS} at most: write with "
@@ -158,13 +158,13 @@ def bounded_commit(
         )
     commit = GroupCommit(batch, positions, by_index, totals)
     counted = sum(len(counts) for counts in by_index.values())
-    return in_totals(commit) if totals or counted > TXN_GROUP_COUNTS else commit
+    return with_totals(commit) if totals or counted > TXN_GROUP_COUNTS else commit
 
 
 def require_winners(txn: TxnId, group: Group, winners: Sequence[TxnId]) -> None:
     """Raise `InvalidGroup` unless all of them are attempts of that group (G4)."""
     for winner in winners:
-        if winner.group != txn or not group.is_reserved(winner.attempt):
+        if winner.group != txn or not group.is_reserved(winner.attempt_index):
             raise InvalidGroup(
                 f"{winner} is no attempt of group {txn}: name those that were begun in it."
             )

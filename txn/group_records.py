@@ -14,12 +14,12 @@ Rules:
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from magnetar.protocol.txn_id import TxnId
 from txn.group import Batch, Counts, Group, GroupCommit, GroupRecord, SegmentCount
 from txn.record_json import integer, text
-from txn.txn_id import parse_txn_id
 
 
-def encoded_group(group: Group) -> Mapping[str, object]:
+def encode_group(group: Group) -> Mapping[str, object]:
     """The members of a group's part."""
     members: dict[str, object] = {"nonce": group.nonce, "reserved": group.reserved}
     commit = group.commit
@@ -46,7 +46,7 @@ def _placed(counts: Counts, places: Mapping[str, int]) -> list[tuple[int, int, i
     return [(places[name], count.messages, count.hash_sum) for name, count in counts.items()]
 
 
-def decoded_group(value: object) -> Group:
+def decode_group(value: object) -> Group:
     """The group's part of a header.  Raises ValueError, LookupError or TypeError."""
     members = cast("Mapping[str, object]", value)
     nonce, reserved = text(members["nonce"]), integer(members["reserved"])
@@ -79,8 +79,8 @@ def _counts(numbers: Sequence[object], segments: Sequence[str]) -> Counts:
     }
 
 
-def encoded_record(record: GroupRecord) -> Mapping[str, object]:
-    """What a key keeps of the last group that committed."""
+def encode_group_record(record: GroupRecord) -> Mapping[str, object]:
+    """Encode the part of a key that tells the last group that committed."""
     members: dict[str, object] = {
         "query": record.batch.query,
         "batch": record.batch.number,
@@ -91,18 +91,18 @@ def encoded_record(record: GroupRecord) -> Mapping[str, object]:
     return members
 
 
-def decoded_record(value: object) -> GroupRecord:
+def decode_group_record(value: object) -> GroupRecord:
     """... back.  Raises ValueError, LookupError or TypeError."""
     members = cast("Mapping[str, object]", value)
-    return GroupRecord(_batch(members), _positions(members), parse_txn_id(text(members["group"])))
+    return GroupRecord(_batch(members), _positions(members), TxnId.parse(text(members["group"])))
 
 
-def encoded_batches(batches: Sequence[Batch]) -> list[tuple[str, int]]:
+def encode_batches(batches: Sequence[Batch]) -> list[tuple[str, int]]:
     """The last batches of earlier queries."""
     return [(batch.query, batch.number) for batch in batches]
 
 
-def decoded_batches(value: object) -> tuple[Batch, ...]:
+def decode_batches(value: object) -> tuple[Batch, ...]:
     """... back.  Raises ValueError, LookupError or TypeError."""
     pairs = [_list(each) for each in _list(value)]
     if any(len(pair) != 2 for pair in pairs):

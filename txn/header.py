@@ -17,27 +17,30 @@ Rules:
 """
 
 import enum
-from collections.abc import Mapping
 from dataclasses import replace
 
 from config.bounds import TXN_TIMEOUT_DEFAULT_MS, TXN_TIMEOUT_MAX_MS
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.state_table import StateTable
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import InvalidTxnStatus, TransactionAssertion, TransactionNotFound
 from txn.records import Header, TxnState
-from txn.txn_id import TxnId
 
-MOVES: Mapping[TxnState, frozenset[TxnState]] = {
-    TxnState.OPEN: frozenset({TxnState.COMMITTED, TxnState.ABORTED}),
-    TxnState.COMMITTED: frozenset(),
-    TxnState.ABORTED: frozenset(),
-}
+STATE_MOVES: StateTable[TxnState] = StateTable(
+    {
+        TxnState.OPEN: frozenset({TxnState.COMMITTED, TxnState.ABORTED}),
+        TxnState.COMMITTED: frozenset(),
+        TxnState.ABORTED: frozenset(),
+    },
+    defect=TransactionAssertion,
+)
 
 OPERATOR = "\x00operator"
 """As an owner: whoever runs the broker, its timers included.  No principal has such a name."""
 
 
 class EndVerdict(enum.Enum):
-    """What is to be done about an END."""
+    """The outcome of deciding an END."""
 
     WRITE = "write the end"
     DONE = "it ended so already"
@@ -48,11 +51,11 @@ class EndVerdict(enum.Enum):
 
 
 def header_of(header: Header, txn: TxnId) -> Header | None:
-    """What the header that lies at `header_key(txn)` says of that transaction (G1).
+    """Read a transaction, or an attempt of a group, out of the header stored for it (G1).
 
     Of an attempt it tells the state; None if there is no such attempt.
     """
-    index = txn.attempt
+    index = txn.attempt_index
     if not index:
         return header
     group = header.group
@@ -63,22 +66,22 @@ def header_of(header: Header, txn: TxnId) -> Header | None:
     return replace(header, state=TxnState.ABORTED)
 
 
-def state_for_use(header: Header, txn: TxnId) -> TxnState | None:
-    """What writes and acknowledgements find: a group has none of its own (G1)."""
-    return None if header.group is not None and not txn.attempt else header.state
+def state_for_writes(header: Header, txn: TxnId) -> TxnState | None:
+    """Return the state that decides over writes and acknowledgements; a group takes none (G1)."""
+    return None if header.group is not None and not txn.attempt_index else header.state
 
 
 def decide_end(
     header: Header | None, action: TxnState, owner: str | None, *, is_attempt: bool = False
 ) -> EndVerdict:
-    """What an END with that action, asked for by that owner, is to do (T2, T3, G4)."""
+    """Decide an END with that action by that owner (T2, T3, G4)."""
     if header is None:
         return EndVerdict.NOT_FOUND
     if not is_owner(header, owner):
         return EndVerdict.NOT_OWNER
     if is_attempt or (header.group is not None and action is TxnState.COMMITTED):
         return EndVerdict.OF_GROUP
-    if action in MOVES[header.state]:
+    if action in STATE_MOVES[header.state]:
         return EndVerdict.WRITE
     return EndVerdict.DONE if header.state is action else EndVerdict.OTHERWISE
 
@@ -88,17 +91,13 @@ def is_owner(header: Header, owner: str | None) -> bool:
     return header.owner is None or owner in (header.owner, OPERATOR)
 
 
-def ended(header: Header, action: TxnState, now_ms: int) -> Header:
+def end_header(header: Header, action: TxnState, now_ms: int) -> Header:
     """The header after its end.  Raises `TransactionAssertion` for a move that is not allowed."""
-    if action not in MOVES[header.state]:
-        raise TransactionAssertion(
-            f"A transaction that is {header.state.value} was to become {action.value}: report "
-            "this as a defect."
-        )
-    return replace(header, state=action, finalized_ms=now_ms)
+    state = STATE_MOVES.move(header.state, action, "A transaction")
+    return replace(header, state=state, finalized_ms=now_ms)
 
 
-def raised(header: Header, deadline_ms: int, now_ms: int) -> Header:
+def raise_deadline(header: Header, deadline_ms: int, now_ms: int) -> Header:
     """The open header with that deadline, or a later one that it has (G8).
 
     No deadline is longer than the longest timeout from now; one that has been given stays.
@@ -110,7 +109,7 @@ def raised(header: Header, deadline_ms: int, now_ms: int) -> Header:
     return replace(header, timeout_ms=bounded_ms - header.created_ms)
 
 
-def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarError:
+def refusal_error(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarError:
     """Why an END, or a use, is refused."""
     if verdict is EndVerdict.OF_GROUP:
         return InvalidTxnStatus(
@@ -118,7 +117,7 @@ def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarE
             f"abort the group, {txn.group}."
         )
     if verdict is EndVerdict.OTHERWISE and header is not None:
-        return not_open(txn, header)
+        return not_open_error(txn, header)
     if verdict is EndVerdict.NOT_OWNER:  # clients of Apache Pulsar are told so with these words
         return TransactionNotFound(
             f"This client is neither the owner of transaction {txn} nor an operator of the broker: "
@@ -130,7 +129,7 @@ def refusal(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarE
     )
 
 
-def not_open(txn: TxnId, header: Header) -> InvalidTxnStatus:
+def not_open_error(txn: TxnId, header: Header) -> InvalidTxnStatus:
     """Why an ended transaction can be neither used nor ended otherwise."""
     return InvalidTxnStatus(
         f"Transaction {txn} is {header.state.value} already: begin another one for what is left."

@@ -11,19 +11,19 @@ Rules:
 - What is loaded is not checked for conflicts: records of acknowledgements that failed may overlap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from protocol.ack_set import from_words, pending_all, to_words
-from protocol.ids import Position
-from txn.errors import TransactionConflict
+from magnetar.protocol.ack_set import from_words, pending_all, to_words
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
+from txn.errors import HeldByTransactions, TransactionConflict
 from txn.pending_ack import ALL_MESSAGES, AckState, PendingAck, bits_of
 from txn.records import AckedPosition
-from txn.txn_id import TxnId
 
 
 class Acknowledged(Protocol):
-    """What must be known of the cursor."""
+    """The part of a cursor that conflicts are decided by."""
 
     @property
     def mark_delete(self) -> Position:
@@ -35,12 +35,12 @@ class Acknowledged(Protocol):
         ...
 
     def ack_set(self, position: Position) -> list[int] | None:
-        """What remains of a partly acknowledged batch; None for other entries."""
+        """Return the words of what remains of a partly acknowledged batch; None otherwise."""
         ...
 
 
 class HeldMessages:
-    """See the module's rules."""
+    """The messages of one subscription that open transactions hold, by entry."""
 
     def __init__(self, cursor: Acknowledged) -> None:
         self.any = False
@@ -52,9 +52,20 @@ class HeldMessages:
         self._top: PendingAck | None = None
 
     @property
-    def up_to(self) -> TxnId | None:
-        """The transaction with the furthest cumulative acknowledgement."""
-        return None if self._top is None else self._top.txn
+    def cumulative_transactions(self) -> Collection[TxnId]:
+        """Those with a cumulative acknowledgement."""
+        return self._cumulative.keys()
+
+    def transactions_at(self, position: Position) -> set[TxnId]:
+        """Those that hold messages of an entry."""
+        found = {ack.txn for ack, _, _ in self._individual.get(position, ())}
+        top = self._top
+        if top is not None and position <= top.acks[0].position:
+            found.add(top.txn)
+            for txn, acks in self._cumulative.items():
+                if txn not in found and any(position <= ack.acks[0].position for ack in acks):
+                    found.add(txn)
+        return found
 
     def is_pending(self, position: Position) -> bool:
         """Whether what the cursor has not of the entry is all held."""
@@ -129,9 +140,11 @@ class HeldMessages:
                 raise _conflict(position, "is acknowledged already")
             if bits != ALL_MESSAGES and bits & ~self._left(position, ack.batch_size):
                 raise _conflict(position, "is acknowledged in part already")
+            if bits & named.get(position, 0):
+                raise _conflict(position, "is named twice")
             held, _ = self._held_of(position)
-            if bits & (held | named.get(position, 0)):
-                raise _conflict(position, "is held by a transaction")
+            if bits & held:
+                raise _held(position, "is held by a transaction", self.transactions_at(position))
             named[position] = named.get(position, 0) | bits
 
     def require_cumulative(self, txn: TxnId, ack: AckedPosition) -> None:
@@ -139,16 +152,20 @@ class HeldMessages:
         position, bits, mark = ack.position, bits_of(ack), self._cursor.mark_delete
         if position <= mark or not bits:
             raise _conflict(position, f"is not after {mark}, up to where all is acknowledged")
-        if len(self._cumulative) > (txn in self._cumulative):
-            raise _conflict(position, "meets a cumulative acknowledgement of another transaction")
+        others = self._cumulative.keys() - {txn}
+        if others:
+            raise _held(position, "meets a hold of another transaction", others)
         wanted = PendingAck(txn, True, (ack,), AckState.RESERVED)
         if self._top is not None and wanted.rank <= self._top.rank:
             raise _conflict(position, "is not after what the transaction acknowledged before")
         for other, holders in self._individual.items():
             if mark < other <= position:
                 covered = bits if other == position else ALL_MESSAGES
-                if any(held.txn != txn and covered & part for held, part, _ in holders):
-                    raise _conflict(other, "is held by another transaction")
+                against = {
+                    held.txn for held, part, _ in holders if held.txn != txn and covered & part
+                }
+                if against:
+                    raise _held(other, "is held by another transaction", against)
 
     def _left(self, position: Position, size: int) -> int:
         """Messages of a batch that the cursor has not."""
@@ -160,3 +177,9 @@ class HeldMessages:
 
 def _conflict(position: Position, why: str) -> TransactionConflict:
     return TransactionConflict(f"Message {position.text} {why}: abort the transaction.")
+
+
+def _held(position: Position, why: str, holders: Iterable[TxnId]) -> HeldByTransactions:
+    return HeldByTransactions(
+        f"Message {position.text} {why}: abort the transaction.", frozenset(holders)
+    )

@@ -13,25 +13,27 @@ from typing import Protocol
 
 import structlog
 
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
 from storage.supervised import Supervised
 from txn.coordinator import Coordinator
 
 log = structlog.get_logger(__name__)
 
 
-class Led(Protocol):
-    """Who tells what is led here."""
+class LedCoordinators(Protocol):
+    """The source of the coordinators that this process leads."""
 
     def led(self) -> Sequence[Coordinator]:
-        """What this process serves."""
+        """Return the coordinators that this process serves."""
         ...
 
 
 class TransactionKeyCollector:
-    """See the module's rules."""
+    """The periodic rounds that count keys and delete idle ones, for coordinators led here."""
 
-    def __init__(self, coordinators: Led, *, interval_s: float, retention_s: float) -> None:
+    def __init__(
+        self, coordinators: LedCoordinators, *, interval_s: float, retention_s: float
+    ) -> None:
         self._coordinators = coordinators
         self._interval_s = interval_s
         self._retention_ms = int(retention_s * 1000)

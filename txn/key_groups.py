@@ -15,14 +15,14 @@ import enum
 from dataclasses import replace
 
 from config.bounds import TXN_KEY_QUERIES
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import InvalidTxnStatus
 from txn.group import Batch, GroupRecord
 from txn.records import Header, TxnState
-from txn.transaction_key import KeyName, KeyRecord, noted
-from txn.txn_id import TxnId
+from txn.transaction_key import KeyName, KeyRecord, note_end
 
 
-def folded(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord:
+def fold_commit(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord:
     """The record with what that transaction committed, if it is its last one and a group (G5)."""
     commit = None if header.group is None else header.group.commit
     last, before = record.last, record.committed
@@ -36,10 +36,10 @@ def folded(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord:
     return replace(record, committed=told, earlier=others[:TXN_KEY_QUERIES])
 
 
-def noted_and_folded(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord | None:
-    """What the key is to be before that header goes; None if it is so already (K8, G5)."""
-    told = folded(record, txn, header)
-    told = noted(told, txn, header.state) or told
+def note_and_fold(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord | None:
+    """Return the key's record to store before that header goes; None: as stored (K8, G5)."""
+    told = fold_commit(record, txn, header)
+    told = note_end(told, txn, header.state) or told
     return None if told == record else told
 
 
@@ -63,7 +63,7 @@ def group_of_batch(record: KeyRecord, batch: Batch) -> TxnId | None:
     return committed.group if committed is not None and committed.batch == batch else None
 
 
-def differs(record: KeyRecord, batch: Batch, positions: str | None) -> bool:
+def has_other_positions(record: KeyRecord, batch: Batch, positions: str | None) -> bool:
     """Whether the last batch was committed with other positions than these (G6)."""
     last = record.committed
     if last is None or last.batch != batch or positions is None or last.positions is None:
@@ -71,7 +71,7 @@ def differs(record: KeyRecord, batch: Batch, positions: str | None) -> bool:
     return last.positions != positions
 
 
-def other_positions(name: KeyName, batch: Batch) -> InvalidTxnStatus:
+def other_positions_error(name: KeyName, batch: Batch) -> InvalidTxnStatus:
     """Why a batch is neither committed nor done (G6)."""
     return InvalidTxnStatus(
         f"Batch {batch.number} of query {batch.query!r} was committed under key {name.key!r} with "
@@ -81,7 +81,7 @@ def other_positions(name: KeyName, batch: Batch) -> InvalidTxnStatus:
 
 
 class CommitVerdict(enum.Enum):
-    """What is to be done about a COMMIT_GROUP under the present epoch."""
+    """The outcome of deciding a COMMIT_GROUP under the present epoch."""
 
     BEGIN = "begin a group for it first"
     WRITE = "commit the group"
@@ -94,7 +94,7 @@ class CommitVerdict(enum.Enum):
 def decide_commit(
     record: KeyRecord, last: TxnState | None, nonce: str, group: TxnId | None, batch: Batch
 ) -> CommitVerdict:
-    """What a COMMIT_GROUP is to do (G4, G6), by a folded record.
+    """Decide a COMMIT_GROUP (G4, G6), by a folded record.
 
     `last`: the state of the key's last transaction; `group`: the one that is named, if any.
     """
@@ -119,7 +119,7 @@ def named_group(record: KeyRecord, nonce: str) -> TxnId | None:
     return named.txn
 
 
-def group_ended(name: KeyName, nonce: str) -> InvalidTxnStatus:
+def group_ended_error(name: KeyName, nonce: str) -> InvalidTxnStatus:
     """Why nothing more can be done in a group, nor under its nonce (G3, G4)."""
     return InvalidTxnStatus(
         f"The group of nonce {nonce!r} of key {name.key!r} has ended, by its deadline or an abort "

@@ -30,16 +30,16 @@ class KeyHolder(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Holder:
     epoch: int
     forget: Callable[[], None]
 
 
 class KeyHolders:
-    """See the module's rules."""
+    """The connections that hold keys of one coordinator, each with the epoch it presented."""
 
     def __init__(self) -> None:
-        self._held: dict[KeyName, dict[KeyHolder, _Held]] = {}
+        self._held: dict[KeyName, dict[KeyHolder, _Holder]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class KeyHolders:
         held = self._held.get(name, {}).get(holder)
         return None if held is None else held.epoch
 
-    def require_room(self, name: KeyName, holder: KeyHolder) -> None:
+    def require_capacity(self, name: KeyName, holder: KeyHolder) -> None:
         """Raise `TooManyTransactionKeys` if one more connection cannot be remembered."""
         if self._count >= TXN_KEY_CONNECTIONS and self.epoch_of(name, holder) is None:
             raise TooManyTransactionKeys(
@@ -70,7 +70,7 @@ class KeyHolders:
         """A connection that does not hold the key yet does, under that epoch."""
         of_key = self._held.setdefault(name, {})
         assert holder not in of_key, f"it holds {name} already"
-        of_key[holder] = _Held(epoch, holder.on_close(lambda: self.forget(name, holder)))
+        of_key[holder] = _Holder(epoch, holder.on_close(lambda: self.forget(name, holder)))
         self._count += 1
 
     def renew(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:

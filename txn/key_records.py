@@ -1,4 +1,4 @@
-"""Pure: what is stored of transaction keys: paths, JSON and index.
+"""Pure: the stored form of transaction keys: paths, JSON and index.
 
     /txn/key/<owner>&<key>      epoch, who made it, when, the last transactions, committed batches
     /txn/key-floor/<tc>         the highest epoch that a deleted key of the coordinator had
@@ -14,19 +14,19 @@ Rules:
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from protocol.names import decode_name, encode_name
+from magnetar.protocol.names import decode_name, encode_name
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.keys import number
 from storage.metadata.store import IndexEntry
 from txn.group_records import (
-    decoded_batches,
-    decoded_record,
-    encoded_batches,
-    encoded_record,
+    decode_batches,
+    decode_group_record,
+    encode_batches,
+    encode_group_record,
 )
-from txn.record_json import checked, integer, json_bytes, members_of, text
+from txn.record_json import decode_members, decode_or_raise, integer, json_bytes, text
 from txn.records import TxnState
 from txn.transaction_key import KeyName, KeyRecord, KeyTransaction
-from txn.txn_id import CoordinatorId, parse_txn_id
 
 KEYS = "/txn/key/"
 FLOORS = "/txn/key-floor/"
@@ -44,13 +44,13 @@ def encoded_name(name: KeyName) -> str:
 
 
 def name_at(path: str) -> KeyName:
-    """Whose key is stored there.  Raises `CorruptTransactionRecord`."""
+    """Decode owner and key from a path.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> KeyName:
         owner, _, key = path.removeprefix(KEYS).partition("&")
         return KeyName(decode_name(owner), decode_name(key))
 
-    return checked(path, decode)
+    return decode_or_raise(path, decode)
 
 
 def floor_path(coordinator: CoordinatorId) -> str:
@@ -87,9 +87,9 @@ def encode_key(record: KeyRecord) -> bytes:
     if record.before is not None:
         members["before"] = _encoded(record.before)
     if record.committed is not None:
-        members["committed"] = encoded_record(record.committed)
+        members["committed"] = encode_group_record(record.committed)
     if record.earlier:
-        members["earlier"] = encoded_batches(record.earlier)
+        members["earlier"] = encode_batches(record.earlier)
     if record.nonces:
         members["nonces"] = record.nonces
     return json_bytes(members)
@@ -99,7 +99,7 @@ def decode_key(path: str, value: bytes) -> KeyRecord:
     """The key stored at `path`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> KeyRecord:
-        members = members_of(value)
+        members = decode_members(value)
         return KeyRecord(
             integer(members["epoch"]),
             text(members["opener"]),
@@ -108,22 +108,12 @@ def decode_key(path: str, value: bytes) -> KeyRecord:
             _decoded(members.get("transaction")),
             text(members.get("beginner", "")),
             _decoded(members.get("before")),
-            decoded_record(members["committed"]) if "committed" in members else None,
-            decoded_batches(members.get("earlier", [])),
+            decode_group_record(members["committed"]) if "committed" in members else None,
+            decode_batches(members.get("earlier", [])),
             tuple(text(each) for each in cast("Sequence[object]", members.get("nonces", ()))),
         )
 
-    return checked(path, decode)
-
-
-def encode_floor(epoch: int) -> bytes:
-    """The highest epoch that a deleted key had."""
-    return json_bytes({"epoch": epoch})
-
-
-def decode_floor(path: str, value: bytes) -> int:
-    """The floor stored at `path`.  Raises `CorruptTransactionRecord`."""
-    return checked(path, lambda: integer(members_of(value)["epoch"]))
+    return decode_or_raise(path, decode)
 
 
 def _encoded(named: KeyTransaction) -> Mapping[str, object]:
@@ -141,7 +131,7 @@ def _decoded(value: object) -> KeyTransaction | None:
     members = cast("Mapping[str, object]", value)
     state = members.get("state")
     return KeyTransaction(
-        parse_txn_id(text(members["id"])),
+        TxnId.parse(text(members["id"])),
         None if state is None else TxnState(text(state)),
         members.get("group") is True,
     )

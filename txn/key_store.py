@@ -3,7 +3,7 @@
 Rules:
 
 - A key is changed and deleted on the version read only (K1, K3, K7).
-- A floor only rises: a conditional write, tried again on a conflict (K7).
+- The floor is `txn.epoch_floor`'s (K7).
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import structlog
 
 from config.bounds import TXN_PAGE, TXN_PAGE_BYTES
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.keys import LAST
-from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict, is_cut
+from storage.metadata.store import ABSENT, MetadataStore, Version, is_cut
 from txn import key_records
+from txn.epoch_floor import raise_floor, read_floor
 from txn.errors import CorruptTransactionRecord
-from txn.key_groups import noted_and_folded
+from txn.key_groups import note_and_fold
 from txn.records import Header
 from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord
-from txn.txn_id import CoordinatorId, TxnId
 
 log = structlog.get_logger(__name__)
 
@@ -67,10 +68,10 @@ class TransactionKeyStore:
 
         Raises `VersionConflict`.
         """
-        if header.tied is None:
+        if header.key_epoch is None:
             return
-        stored = await self.read(KeyName(header.owner or "", header.tied.key))
-        record = None if stored is None else noted_and_folded(stored.record, txn, header)
+        stored = await self.read(KeyName(header.owner or "", header.key_epoch.key))
+        record = None if stored is None else note_and_fold(stored.record, txn, header)
         if stored is not None and record is not None:
             await self.change(stored, record)
 
@@ -87,26 +88,13 @@ class TransactionKeyStore:
     async def read_floor(self) -> int:
         """The highest epoch that a deleted key had, NO_EPOCH if none was deleted."""
         path = key_records.floor_path(self._coordinator)
-        found = await self._metadata.get(path, partition=self._partition)
-        return NO_EPOCH if found is None else key_records.decode_floor(path, found.value)
+        floor = await read_floor(self._metadata, path, partition=self._partition)
+        return NO_EPOCH if floor is None else floor
 
     async def raise_floor(self, epoch: int) -> None:
         """Return when the floor is that epoch or above (K7)."""
         path = key_records.floor_path(self._coordinator)
-        while True:
-            found = await self._metadata.get(path, partition=self._partition)
-            if found is not None and key_records.decode_floor(path, found.value) >= epoch:
-                return
-            try:
-                await self._metadata.put(
-                    path,
-                    key_records.encode_floor(epoch),
-                    partition=self._partition,
-                    expect=ABSENT if found is None else found.version,
-                )
-            except VersionConflict:
-                continue
-            return
+        await raise_floor(self._metadata, path, epoch, partition=self._partition)
 
     async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
         """Keys whose encoded name is above `after`, and where the next page begins, "" if nowhere.

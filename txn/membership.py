@@ -1,25 +1,25 @@
-"""What one owner knows of one transaction on its segment, and how that may change.
+"""The states of one transaction on one owner's segment, and how they may change.  Pure.
 
 Rules:
 
-- States move only as `_MOVES` says.  What is not there is not known: forgotten, or never seen.
-- Only JOINED takes appends (W1, W2, W3); only the states in `PINNING` may hold the horizon back.
+- States move only as `MOVES` says.  What is not there is not known: forgotten, or never seen.
+- Only JOINED takes appends (W1, W2, W3); only the states in `PINNING` may hold readers back.
 - ENDED are the states in which the decision is known: writes are refused, visibility has moved,
   and what follows is cleaning (W5).
 """
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.state_table import StateTable
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import TransactionAssertion
 from txn.records import TxnState
-from txn.txn_id import TxnId
 
 
 class Membership(enum.Enum):
-    """What the owner knows."""
+    """The state of a transaction, as the owner knows it."""
 
     SCANNED = "scanned"
     """Claims were found while the segment is loaded; the header was not read yet."""
@@ -49,25 +49,28 @@ class Membership(enum.Enum):
 
 _M = Membership
 _ENDS = frozenset({_M.COMMITTED, _M.ABORTED, _M.JUDGING})
-_MOVES: Mapping[Membership, frozenset[Membership]] = {
-    _M.SCANNED: frozenset({_M.LOADED, _M.COMMITTED, _M.ABORTED}),
-    _M.LOADED: _ENDS | {_M.CLAIMING},
-    _M.CLAIMING: _ENDS | {_M.CHECKING, _M.LOADED, _M.UNPROVEN, _M.REFUSING},
-    _M.CHECKING: _ENDS | {_M.JOINED, _M.LOADED, _M.UNPROVEN, _M.REFUSING},
-    _M.UNPROVEN: frozenset({_M.CLAIMING, _M.REFUSING}),
-    _M.JOINED: _ENDS | {_M.REFUSING},
-    _M.JUDGING: frozenset({_M.COMMITTED, _M.ABORTED}),
-    _M.ABORTED: frozenset({_M.RECORDED}),
-    _M.RECORDED: frozenset(),
-    _M.COMMITTED: frozenset(),
-    _M.REFUSING: frozenset(),
-}
+MOVES: StateTable[Membership] = StateTable(
+    {
+        _M.SCANNED: frozenset({_M.LOADED, _M.COMMITTED, _M.ABORTED}),
+        _M.LOADED: _ENDS | {_M.CLAIMING},
+        _M.CLAIMING: _ENDS | {_M.CHECKING, _M.LOADED, _M.UNPROVEN, _M.REFUSING},
+        _M.CHECKING: _ENDS | {_M.JOINED, _M.LOADED, _M.UNPROVEN, _M.REFUSING},
+        _M.UNPROVEN: frozenset({_M.CLAIMING, _M.REFUSING}),
+        _M.JOINED: _ENDS | {_M.REFUSING},
+        _M.JUDGING: frozenset({_M.COMMITTED, _M.ABORTED}),
+        _M.ABORTED: frozenset({_M.RECORDED}),
+        _M.RECORDED: frozenset(),
+        _M.COMMITTED: frozenset(),
+        _M.REFUSING: frozenset(),
+    },
+    defect=TransactionAssertion,
+)
 FORGETTABLE = frozenset({_M.RECORDED, _M.COMMITTED, _M.REFUSING})
-"""What is forgotten once its claims are deleted."""
+"""A transaction in one of these states is forgotten once its claims are deleted."""
 ENDED = frozenset({_M.REFUSING, _M.JUDGING, _M.COMMITTED, _M.ABORTED, _M.RECORDED})
 PINNING = frozenset({_M.LOADED, _M.CLAIMING, _M.CHECKING, _M.JOINED, _M.JUDGING})
 WAITING = frozenset({_M.CLAIMING, _M.CHECKING})
-"""What is about to be known: writes wait for it."""
+"""In these states the claim or the header read is under way, and writes wait for it."""
 
 
 @dataclass(slots=True)
@@ -77,21 +80,13 @@ class Member:
     txn: TxnId
     state: Membership
     epochs: set[int] = field(default_factory=set)
-    """Of the claims that this owner wrote or loaded (W6)."""
+    """The epochs of the claims that this owner wrote or loaded (W6)."""
     floor: Position | None = None
     """The lowest of loaded claims: entries of earlier owners come after it."""
     first: Position | None = None
     entries: int = 0
     issued: int = 0
     in_flight: int = 0
-    told: bool = False
-    """The end was told while claim or header was under way; `end` then has it."""
+    end_known: bool = False
+    """The end was decided while claim or header was under way; `end` then has it."""
     end: TxnState | None = None
-
-
-def require_move(what: object, now: Membership, to: Membership) -> None:
-    """Raise `TransactionAssertion` for a move that is not in the table."""
-    if to not in _MOVES[now]:
-        raise TransactionAssertion(
-            f"{what} cannot go from {now.value} to {to.value}: report this as a defect."
-        )

@@ -12,12 +12,12 @@ Rules:
 import asyncio
 
 from config.bounds import TXN_ID_BLOCK
+from magnetar.protocol.txn_id import NUMBER_BITS, CoordinatorId
 from txn.store import TransactionStore
-from txn.txn_id import NUMBER_BITS, CoordinatorId
 
 
 class NumberBlocks:
-    """See the module's rules."""
+    """The blocks of transaction numbers that one coordinator has reserved."""
 
     def __init__(self, store: TransactionStore, coordinator: CoordinatorId) -> None:
         self._store = store

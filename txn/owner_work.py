@@ -9,12 +9,14 @@ Rules:
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 import structlog
 
 from config.bounds import TXN_CLEANING_RETRY_MAX_S
-from protocol.server_error import MagnetarError
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
 
@@ -27,12 +29,17 @@ class _Abandoned(Exception):
 
 
 class OwnerWork:
-    """See the module's rules.  `of` is the segment, for the log."""
+    """The metadata operations that one segment owner has under way.
+
+    `of` is the segment, for the log.
+    """
 
     def __init__(self, of: str) -> None:
         self._of = of
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._queued: set[asyncio.Task[object]] = set()
+        """Those that wait for a slot."""
         self._ending = asyncio.Event()
 
     @property
@@ -54,28 +61,56 @@ class OwnerWork:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Its result, however often it takes.  For work that was started here."""
-        pause_s = _FIRST_RETRY_S
-        while not self.ended:
+    async def until_done(
+        self, work: Callable[[], Awaitable[T]], slots: asyncio.Semaphore | None = None
+    ) -> T:
+        """Its result, however often it takes.  For work that was started here.
+
+        With `slots` each try waits for one, and has it only while it is made.
+        """
+        backoff = Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
+        while not self.ended and (slots is None or await self._slot(slots)):
             try:
                 return await work()
             except MagnetarError as error:
+                pause_s = backoff.pause_s()
                 log.warning(
                     "transaction_not_cleaned_up",
                     segment=self._of,
                     error=str(error),
                     next_try_s=pause_s,
                 )
-            try:
+            finally:
+                if slots is not None:
+                    slots.release()
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
-            except TimeoutError:
-                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
         raise _Abandoned
+
+    async def _slot(self, slots: asyncio.Semaphore) -> bool:
+        """Wait for one; False when all has ended before."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._queued.add(task)
+        try:
+            await slots.acquire()
+        except asyncio.CancelledError:
+            if not self.ended:
+                raise
+            task.uncancel()  # `end` has cancelled it, and nothing was begun.
+            return False
+        finally:
+            self._queued.discard(task)
+        if self.ended:
+            slots.release()
+            return False
+        return True
 
     def end(self) -> None:
         """Begin nothing more."""
         self._ending.set()
+        for task in self._queued:
+            task.cancel()
 
     async def wait(self) -> None:
         """Return when nothing is under way."""

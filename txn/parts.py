@@ -1,7 +1,9 @@
-"""What every part of transactions in one process is given."""
+"""The objects that all parts of transactions in one process share."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
+from config.bounds import TXN_CLEANING_AT_ONCE
 from storage.clock import Clock
 from txn.counters import TransactionCounters
 from txn.decisions import Decisions
@@ -22,3 +24,12 @@ class TransactionParts:
     clock: Clock
     broker_id: str
     eager_epochs: bool
+    clock_slack_ms: int = 0
+    """How long after its deadline a transaction is aborted, if another process set the deadline.
+
+    It covers the difference between the clocks of two processes.
+    """
+    cleanup_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(TXN_CLEANING_AT_ONCE)
+    )
+    """Bounds the requests of the store that clean up after ended transactions, all together."""

@@ -1,19 +1,20 @@
-"""One acknowledgement record of a transaction: its messages, and where it stands.
+"""One acknowledgement record of a transaction: its messages, and where it stands.  Pure.
 
 Rule: it moves only as the table says; anything else is a defect and stops what asked for it.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from config.bounds import TXN_PENDING_POSITIONS
-from protocol.ack_set import from_words, pending_all
-from protocol.ids import Position
+from magnetar.protocol.ack_set import from_words, pending_all
+from magnetar.protocol.ids import Position
+from magnetar.protocol.state_table import StateTable
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import TransactionAssertion
 from txn.records import AckedPosition, AckRecord
-from txn.txn_id import TxnId
 
 ALL_MESSAGES: Final = -1
 """Bits of a whole entry: as many as anybody asks for."""
@@ -34,17 +35,20 @@ class AckState(enum.Enum):
 
 
 _S = AckState
-_MOVES: Mapping[AckState, frozenset[AckState]] = {
-    _S.RESERVED: frozenset({_S.PUTTING, _S.GONE}),
-    _S.PUTTING: frozenset({_S.CONFIRMING, _S.RELEASED}),
-    _S.CONFIRMING: frozenset({_S.HELD, _S.RELEASED}),
-    _S.LOADED: frozenset({_S.HELD, _S.APPLYING, _S.RELEASED}),
-    _S.HELD: frozenset({_S.APPLYING, _S.RELEASED}),
-    _S.APPLYING: frozenset({_S.APPLIED}),
-    _S.APPLIED: frozenset({_S.GONE}),
-    _S.RELEASED: frozenset({_S.GONE}),
-    _S.GONE: frozenset(),
-}
+_MOVES: StateTable[AckState] = StateTable(
+    {
+        _S.RESERVED: frozenset({_S.PUTTING, _S.GONE}),
+        _S.PUTTING: frozenset({_S.CONFIRMING, _S.RELEASED}),
+        _S.CONFIRMING: frozenset({_S.HELD, _S.RELEASED}),
+        _S.LOADED: frozenset({_S.HELD, _S.APPLYING, _S.RELEASED}),
+        _S.HELD: frozenset({_S.APPLYING, _S.RELEASED}),
+        _S.APPLYING: frozenset({_S.APPLIED}),
+        _S.APPLIED: frozenset({_S.GONE}),
+        _S.RELEASED: frozenset({_S.GONE}),
+        _S.GONE: frozenset(),
+    },
+    defect=TransactionAssertion,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +60,8 @@ class PendingAck:
     acks: tuple[AckedPosition, ...]
     state: AckState
     record: AckRecord | None = None
+    consumer: str = ""
+    """Identity of the consumer that acknowledged, as in `AckRecord`."""
 
     @property
     def rank(self) -> tuple[Position, int]:
@@ -66,11 +72,18 @@ class PendingAck:
 
     def move(self, to: AckState) -> None:
         """Stand there from now on.  Raises `TransactionAssertion`."""
-        if to not in _MOVES[self.state]:
-            raise TransactionAssertion(
-                f"An acknowledgement of {self.txn} cannot go from {self.state} to {to}: report it."
-            )
-        self.state = to
+        self.state = _MOVES.move(self.state, to, "An acknowledgement of {}", self.txn)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAck:
+    """One acknowledgement as it was asked for; `require` raises if nobody wants it any more."""
+
+    txn: TxnId
+    acks: Sequence[AckedPosition]
+    cumulative: bool
+    consumer: str
+    require: Callable[[], None]
 
 
 def bits_of(ack: AckedPosition) -> int:

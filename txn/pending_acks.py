@@ -12,29 +12,38 @@ Rules:
 - A large end is carried out in slices, each in a turn of the loop of its own; what asks for
   messages in between (an acknowledgement in a transaction, a seek) has it finished first.
 - A7: `finish_ended` comes before a seek.  What open transactions hold they keep over a seek.
+- A8: before an acknowledgement is refused because of a hold, and before a seek, the headers of
+  those who hold are read, fresh, and what is decided is carried out.  What comes meanwhile in the
+  transaction of an acknowledgement that waits for that is taken behind it.
 - Who lost the segment or the cursor stops: it deletes nothing and refuses everything.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import ClassVar, Protocol, Self
 
 import structlog
 
 from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_SLICE_POSITIONS
-from protocol.server_error import MagnetarError
-from storage.cursor import Cursor
-from storage.managed_ledger_types import ManagedLedgerClosed, ManagedLedgerFenced
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.types import ManagedLedgerClosed, ManagedLedgerFenced
 from txn import records
-from txn.ack_records import all_of, delete_ended, for_each
-from txn.errors import SegmentOwnershipLost, TransactionAssertion
-from txn.header import state_for_use
+from txn.ack_records import delete_ended, for_each, run_all
+from txn.errors import (
+    CorruptTransactionRecord,
+    HeldByTransactions,
+    SegmentOwnershipLost,
+    TransactionAssertion,
+)
+from txn.header import state_for_writes
 from txn.parts import TransactionParts
-from txn.pending_ack import AckState, PendingAck
+from txn.pending_ack import AckState, PendingAck, WantedAck
 from txn.pending_acks_core import Apply, Effect, Forget, Hold, PendingAcksCore, Refuse, Release
-from txn.records import AckedPosition, AckRecord, TxnState
+from txn.records import AckedPosition, AckRecord, Header, TxnState
 from txn.segment_owner import SegmentOwner
-from txn.txn_id import TxnId
 
 log = structlog.get_logger(__name__)
 
@@ -43,10 +52,10 @@ _STOPPING = (SegmentOwnershipLost, ManagedLedgerFenced, ManagedLedgerClosed)
 
 
 class AckListener(Protocol):
-    """What the subscription does about it.  All calls come from the loop and return at once."""
+    """A subscription's reactions.  All calls come from the loop and must return at once."""
 
     def held(self, acks: Sequence[PendingAck]) -> None:
-        """Answered: consumers are relieved of these messages."""
+        """Durable: consumers are relieved of these messages."""
         ...
 
     def refused(self, acks: Sequence[PendingAck]) -> None:
@@ -62,8 +71,12 @@ class AckListener(Protocol):
         ...
 
 
+def _always_wanted() -> None:
+    """The acknowledgement is wanted, however long it waits."""
+
+
 class PendingAcks:
-    """See the module's rules.  Made by `load`."""
+    """The acknowledgements in transactions on one durable subscription.  Made by `load`."""
 
     core_class: ClassVar[type[PendingAcksCore]] = PendingAcksCore
 
@@ -88,6 +101,10 @@ class PendingAcks:
         self._loop = asyncio.get_running_loop()
         self._checked: set[TxnId] = set()
         self._holding: set[asyncio.Task[None]] = set()
+        self._waiting: dict[TxnId, asyncio.Task[None]] = {}
+        """The last acknowledgement of each transaction that waits for the ends of others."""
+        self._writing: dict[TxnId, set[asyncio.Future[None]]] = {}
+        """Futures that are done when the records of an acknowledgement are durable, or failed."""
         self._background: set[asyncio.Task[None]] = set()
         self._cleaner: asyncio.Task[None] | None = None
         self._cleaning = asyncio.Lock()
@@ -103,7 +120,7 @@ class PendingAcks:
         parts: TransactionParts,
         listener: AckListener,
     ) -> Self:
-        """What earlier owners left, with a cursor that was read after it was fenced (A3).
+        """Load what earlier owners left, with a cursor that was read after it was fenced (A3).
 
         Raises `MetadataError`, `CorruptTransactionRecord`, `SegmentOwnershipLost`.
         """
@@ -123,33 +140,97 @@ class PendingAcks:
     # Taking
 
     def acknowledge(
-        self, txn: TxnId, acks: Sequence[AckedPosition], *, cumulative: bool = False
+        self,
+        txn: TxnId,
+        acks: Sequence[AckedPosition],
+        *,
+        cumulative: bool = False,
+        consumer: str = "",
+        require: Callable[[], None] = _always_wanted,
     ) -> asyncio.Task[None]:
-        """Hold the messages at once; the task ends when they are held for good.
+        """Hold the messages; the task ends when the records are durable.
 
-        Await it through `asyncio.shield`.  Raises `TransactionConflict`, `InvalidTxnStatus`,
+        If other transactions hold them, their headers are read first (A8); after that `require` is
+        called again, which raises if nobody wants this any more.  `consumer`: see `AckRecord`.
+        Await the task through `asyncio.shield`.  Raises `TransactionConflict`, `InvalidTxnStatus`,
         `TransactionNotFound`, `TooManyPendingAcks`; the task too, and what the store raises.
         """
-        self._require_running()
-        self._end_all()
-        new = not self.core.has(txn)
-        taken = self.core.reserve(txn, acks, cumulative=cumulative)
-        if new:
-            self._parts.decisions.follow(txn, self.decided)
-        task = asyncio.get_running_loop().create_task(self._hold(txn, taken))
+        wanted = WantedAck(txn, acks, cumulative, consumer, require)
+        before = self._waiting.get(txn)
+        try:
+            taken = None if before is not None else self._reserve(wanted)
+        except HeldByTransactions:
+            taken = None
+        if taken is None:
+            task = self._loop.create_task(self._hold_after_reading_headers(wanted, before))
+            self._waiting[txn] = task
+        else:
+            task = self._loop.create_task(self._hold(txn, taken, self._begin_writing(txn)))
         self._holding.add(task)
-        task.add_done_callback(self._hold_ended)
+        task.add_done_callback(self._on_hold_done)
         return task
 
-    async def _hold(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
+    def _reserve(self, wanted: WantedAck) -> Sequence[PendingAck]:
+        self._require_running()
+        wanted.require()
+        self._end_all()
+        new = not self.core.has(wanted.txn)
+        taken = self.core.reserve(
+            wanted.txn, wanted.acks, cumulative=wanted.cumulative, consumer=wanted.consumer
+        )
+        if new:
+            self._parts.decisions.follow(wanted.txn, self.decided)
+        return taken
+
+    async def _hold_after_reading_headers(
+        self, wanted: WantedAck, before: asyncio.Task[None] | None
+    ) -> None:
+        """A8: read the headers of those who hold the messages, each once, before it is refused."""
+        task = asyncio.current_task()
+        try:
+            if before is not None:
+                await asyncio.wait((before,))
+            asked: set[TxnId] = set()
+            while True:
+                try:
+                    taken = self._reserve(wanted)
+                    break
+                except HeldByTransactions as conflict:
+                    unasked = conflict.holders - asked - {wanted.txn}
+                    if not unasked:
+                        raise
+                    asked |= unasked
+                await self.learn_ends(unasked)
+        finally:
+            if self._waiting.get(wanted.txn) is task:
+                del self._waiting[wanted.txn]
+        await self._hold(wanted.txn, taken, self._begin_writing(wanted.txn))
+
+    def _begin_writing(self, txn: TxnId) -> asyncio.Future[None]:
+        """In the turn of the reservation, so that whoever finds the hold can wait for this."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._writing.setdefault(txn, set()).add(written)
+        return written
+
+    async def _hold(
+        self, txn: TxnId, taken: Sequence[PendingAck], written: asyncio.Future[None]
+    ) -> None:
         try:
             await self._make_durable(txn, taken)
         except BaseException as error:
             if isinstance(error, _STOPPING):
                 self._stop(error)
-            self._do(self.core.failed(taken))
+            self._carry_out(self.core.failed(taken))
             raise
-        self._do(self.core.confirmed(taken))
+        else:
+            # Consumers are relieved in any case, before what it is that came too late is released.
+            self._carry_out(self.core.confirmed(taken))
+            self._carry_out(self.core.end_late(taken))
+        finally:
+            written.set_result(None)
+            self._writing[txn].discard(written)
+            if not self._writing[txn]:
+                del self._writing[txn]
         if taken[0].state is AckState.RELEASED:
             self.core.require_not_ended(txn)
 
@@ -165,14 +246,15 @@ class PendingAcks:
                 self._owner.next_number(),
                 ack.cumulative,
                 ack.acks,
+                ack.consumer,
             )
             self.core.putting(ack, record)
-        await all_of(self._store.put_ack(ack.record) for ack in taken if ack.record is not None)
+        await run_all(self._store.put_ack(ack.record) for ack in taken if ack.record is not None)
         self.core.stored(taken)
         self._check_header(txn)
         await self._owner.confirm()
 
-    def _hold_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_hold_done(self, task: asyncio.Task[None]) -> None:
         self._holding.discard(task)
         if task.cancelled():
             return
@@ -186,7 +268,7 @@ class PendingAcks:
         """The transaction has ended; None: its header is gone."""
         if self._stopped is None:
             was_ending = self.core.ending
-            self._do(self.core.decided(txn, outcome))
+            self._carry_out(self.core.decided(txn, outcome))
             if self.core.ending and not was_ending:
                 # A turn later, for the same commit is being answered to who asked for it.
                 self._loop.call_soon(self._loop.call_soon, self._end_some)
@@ -195,59 +277,118 @@ class PendingAcks:
         """One slice, then everybody else's turn."""
         if self._stopped is None and self.core.ending:
             try:
-                self._do(self.core.end_some())
+                self._carry_out(self.core.end_some())
             finally:
                 self._loop.call_soon(self._end_some)
 
     def _end_all(self) -> None:
-        """For those who must find the ends that were told as wholes."""
+        """Carry out all slices of the ends known by now, for callers that need whole ends."""
         while self.core.ending:
-            self._do(self.core.end_some())
+            self._carry_out(self.core.end_some())
+
+    async def learn_ends(self, txns: Collection[TxnId]) -> set[TxnId]:
+        """Read their headers now and carry out what is decided (A8); those that are open still.
+
+        Raises `MetadataError`, `CorruptTransactionRecord`.
+        """
+        if not txns:
+            return set()
+        async for txn, header in self._store.read_headers(sorted(txns), fresh=True):
+            self._take_header(txn, header)
+        self._require_running()
+        self._end_all()
+        still_open = {txn for txn in txns if self.core.is_open(txn)}
+        # What is being written in a transaction that ended holds until that is over.
+        written = [each for txn in txns if txn not in still_open for each in self._writes_of(txn)]
+        if written:
+            await asyncio.wait(written)
+        return still_open
+
+    async def _learn_all_ends(self) -> None:
+        """As `learn_ends` for all; what nobody can read is left as it is."""
+        txns = list(self.core.open_transactions)
+        try:
+            await self.learn_ends(txns)
+        except CorruptTransactionRecord:
+            for txn in txns:
+                try:
+                    await self.learn_ends((txn,))
+                except CorruptTransactionRecord as error:
+                    log.error("transaction_header_corrupt", error=str(error))
+
+    def _writes_of(self, txn: TxnId) -> Iterable[asyncio.Future[None]]:
+        return self._writing.get(txn, ())
 
     def _check_header(self, txn: TxnId) -> None:
         """Read the header once: it may have ended before it was followed."""
         if txn not in self._checked:
             self._checked.add(txn)
-            self._start(self._read_until_known(txn))
+            self._start_task(self._read_until_known(txn))
 
     async def _read_until_known(self, txn: TxnId) -> None:
-        pause_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
         while self.core.has(txn):
             try:
                 await self._read_header(txn)
             except MagnetarError as error:
                 log.warning("transaction_header_not_read", txn=str(txn), error=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
+                await asyncio.sleep(backoff.pause_s())
             else:
                 return
 
     async def _read_header(self, txn: TxnId) -> None:
         stored = await self._store.read_header(txn)
-        state = None if stored is None else state_for_use(stored.header, txn)
+        self._take_header(txn, None if stored is None else stored.header)
+
+    def _take_header(self, txn: TxnId, header: Header | None) -> None:
+        state = None if header is None else state_for_writes(header, txn)
         if state is TxnState.OPEN:
             self.core.opened(txn)
         else:
             self.decided(txn, state)
 
-    def _do(self, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Hold(acks):
-                    self._listener.held(acks)
+                    self._call_listener(self._listener.held, acks)
                 case Apply(acks):
                     self._apply(acks)
                 case Release(acks):
-                    self._listener.released(acks)
+                    self._call_listener(self._listener.released, acks)
                 case Refuse(acks):
-                    self._listener.refused(acks)
+                    self._call_listener(self._listener.refused, acks)
                 case Forget(txn):
                     self._checked.discard(txn)
                     self._parts.decisions.forget(txn, self.decided)
         if self._cleaner is None and self._stopped is None and self.core.to_clean:
-            self._cleaner = self._start(self._clean())
+            self._cleaner = self._start_task(self._clean())
+
+    def _call_listener(
+        self, told: Callable[[Sequence[PendingAck]], None], acks: Sequence[PendingAck]
+    ) -> None:
+        try:
+            told(acks)
+        except Exception:
+            # A defect there must not keep from the cursor what comes after it.
+            log.exception(
+                "ack_listener_failed", segment=self._segment, subscription=self._subscription
+            )
 
     def _apply(self, acks: Sequence[PendingAck]) -> None:
+        try:
+            self._acknowledge(acks)
+        except BaseException:
+            # Their records must stay, for the next owner: the cursor may not have all of them.
+            self._stop(
+                TransactionAssertion(
+                    f"A commit could not be applied on {self._segment}: report this as a defect."
+                )
+            )
+            raise
+        self._call_listener(self._listener.applied, acks)
+
+    def _acknowledge(self, acks: Sequence[PendingAck]) -> None:
         cursor = self._cursor
         for ack in acks:
             for position, ack_set, batch_size in (
@@ -259,20 +400,20 @@ class PendingAcks:
                     cursor.acknowledge_batch(position, ack_set, batch_size)
                 else:
                     cursor.acknowledge(position)
-        self._listener.applied(acks)
 
     # Cleaning
 
     async def _clean(self) -> None:
-        pause_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
         try:
             while self._stopped is None and self.core.to_clean:
                 try:
                     await self._clean_once()
-                    pause_s = _FIRST_RETRY_S
+                    backoff.reset()
                 except _STOPPING as error:
                     self._stop(error)
                 except MagnetarError as error:
+                    pause_s = backoff.pause_s()
                     log.warning(
                         "pending_acks_not_cleaned",
                         segment=self._segment,
@@ -281,7 +422,6 @@ class PendingAcks:
                         next_try_s=pause_s,
                     )
                     await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, TXN_CLEANING_RETRY_MAX_S)
         finally:
             self._cleaner = None
 
@@ -304,13 +444,14 @@ class PendingAcks:
     async def _delete_one(self, ack: PendingAck) -> None:
         if ack.record is not None:
             await self._store.delete_operation(ack.txn, records.ack_key(ack.record))
-        self._do(self.core.deleted(ack))
+        self._carry_out(self.core.deleted(ack))
 
     async def finish_ended(self) -> None:
-        """Return when nothing is left of the transactions that are known to have ended (A7).
+        """Return when nothing is left of the transactions that have ended by now (A7, A8).
 
         Raises what the store and the cursor raise; then nothing may be reset.
         """
+        await self._learn_all_ends()
         while self.core.finishing:
             self._require_running()
             self._end_all()
@@ -337,7 +478,8 @@ class PendingAcks:
             self._checked.add(record.txn)
             self.core.load(record)
         txns = list(self.core.open_transactions)
-        await for_each(txns, self._read_header)
+        async for txn, header in self._store.read_headers(txns):
+            self._take_header(txn, header)
 
     async def _scan(self) -> list[AckRecord]:
         """Records of this owner and earlier ones (W6); without an epoch it is the first."""
@@ -374,13 +516,13 @@ class PendingAcks:
         if self._stopped is not None:
             raise self._stopped.with_traceback(None)
 
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("pending_acks_failed", segment=self._segment, exc_info=error)

@@ -25,16 +25,16 @@ from config.bounds import (
     TXN_PENDING_POSITIONS,
     TXN_SLICE_POSITIONS,
 )
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import InvalidTxnStatus, TooManyPendingAcks, TransactionNotFound
 from txn.held_messages import Acknowledged, HeldMessages
 from txn.pending_ack import AckState, PendingAck
 from txn.records import AckedPosition, AckRecord, TxnState
-from txn.txn_id import TxnId
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """They are answered: whoever has these messages is relieved of them."""
+    """They are durable: whoever has these messages is relieved of them."""
 
     acks: Sequence[PendingAck]
 
@@ -73,12 +73,16 @@ Effect = Hold | Apply | Release | Refuse | Forget
 @dataclass(slots=True)
 class _Transaction:
     acks: dict[PendingAck, None] = field(default_factory=dict)
+    consumers: set[str] = field(default_factory=set)
     ended: bool = False
     outcome: TxnState | None = None
 
 
 class PendingAcksCore:
-    """See the module's rules.  Events return what is to be done, in order."""
+    """The state of a subscription's acknowledgements in transactions.
+
+    Methods that are named by what happened (`stored`, `decided`) are events; they return effects.
+    """
 
     def __init__(self, cursor: Acknowledged, *, ended_kept: int = TXN_ENDED_KEPT) -> None:
         self.held = HeldMessages(cursor)
@@ -91,7 +95,7 @@ class PendingAcksCore:
         self._applying: dict[PendingAck, None] = {}
         self._deletable: dict[PendingAck, None] = {}
         self._ending: deque[PendingAck] = deque()
-        """Of ended transactions, and still to be applied or released."""
+        """Acknowledgements of ended transactions that are still to be applied or released."""
         self._known: set[tuple[TxnId, int, int]] = set()
         self._ended: OrderedDict[TxnId, TxnState | None] = OrderedDict()
         self._ended_kept = ended_kept
@@ -105,6 +109,16 @@ class PendingAcksCore:
     def has(self, txn: TxnId) -> bool:
         """Whether anything of the transaction is here."""
         return txn in self._transactions
+
+    def is_open(self, txn: TxnId) -> bool:
+        """Whether something of the transaction is here, and its end is not known."""
+        known = self._transactions.get(txn)
+        return known is not None and not known.ended
+
+    def is_of(self, txn: TxnId, consumer: str) -> bool:
+        """Whether a consumer acknowledged something here in the transaction (A9)."""
+        known = self._transactions.get(txn)
+        return known is not None and consumer in known.consumers
 
     @property
     def transactions(self) -> Sequence[TxnId]:
@@ -138,18 +152,18 @@ class PendingAcksCore:
 
     @property
     def deletable(self) -> Sequence[PendingAck]:
-        """Whose records may go."""
+        """Return the acknowledgements whose records may be deleted."""
         return list(self._deletable)
 
     # Taking
 
     def reserve(
-        self, txn: TxnId, acks: Sequence[AckedPosition], *, cumulative: bool
+        self, txn: TxnId, acks: Sequence[AckedPosition], *, cumulative: bool, consumer: str = ""
     ) -> list[PendingAck]:
         """Hold these messages, all or none, one `PendingAck` for each record to be put.
 
-        Raises `TransactionConflict`, `InvalidTxnStatus`, `TransactionNotFound`,
-        `TooManyPendingAcks`.
+        Raises `TransactionConflict`, which is `HeldByTransactions` where others may end,
+        `InvalidTxnStatus`, `TransactionNotFound`, `TooManyPendingAcks`.
         """
         self.require_not_ended(txn)
         if self.positions + len(acks) > TXN_PENDING_POSITIONS:
@@ -161,7 +175,10 @@ class PendingAcksCore:
             self.held.require_cumulative(txn, last)
         else:
             self.held.require_individual(acks)
-        taken = [PendingAck(txn, cumulative, part, AckState.RESERVED) for part in _parts_of(acks)]
+        taken = [
+            PendingAck(txn, cumulative, part, AckState.RESERVED, consumer=consumer)
+            for part in _split_into_records(acks)
+        ]
         for ack in taken:
             self._add(ack)
         return taken
@@ -193,16 +210,18 @@ class PendingAcksCore:
             ack.move(AckState.CONFIRMING)
 
     def confirmed(self, acks: Sequence[PendingAck]) -> list[Effect]:
-        """The records were followed by a proof of ownership (A1).
-
-        What came too late shares the outcome of its transaction.
-        """
-        ended = self._transactions[acks[0].txn]
-        if ended.ended and ended.outcome is not TxnState.COMMITTED:
-            return [self._release(acks)]
+        """The records were followed by a proof of ownership (A1).  `end_late` comes next."""
         for ack in acks:
             ack.move(AckState.HELD)
-        return [Hold(acks), self._apply(acks)] if ended.ended else [Hold(acks)]
+        return [Hold(acks)]
+
+    def end_late(self, acks: Sequence[PendingAck]) -> list[Effect]:
+        """Give acknowledgements confirmed just now the outcome of their transaction, if ended."""
+        known = self._transactions[acks[0].txn]
+        if not known.ended:
+            return []
+        committed = known.outcome is TxnState.COMMITTED
+        return [self._apply(acks) if committed else self._release(acks)]
 
     def failed(self, acks: Sequence[PendingAck]) -> list[Effect]:
         """Their records, or the proof, failed.  What was put may be stored and is deleted."""
@@ -220,7 +239,9 @@ class PendingAcksCore:
 
     def load(self, record: AckRecord) -> None:
         """A record that an earlier owner left (A3)."""
-        ack = PendingAck(record.txn, record.cumulative, record.acks, AckState.LOADED, record=record)
+        ack = PendingAck(
+            record.txn, record.cumulative, record.acks, AckState.LOADED, record, record.consumer
+        )
         self._known.add(_identity(record))
         self._add(ack)
 
@@ -234,7 +255,7 @@ class PendingAcksCore:
     # Ends
 
     def decided(self, txn: TxnId, outcome: TxnState | None) -> list[Effect]:
-        """The transaction ended; None: it has no header (A5).  A second word changes nothing."""
+        """The transaction ended; None: it has no header (A5).  A second call changes nothing."""
         known = self._transactions.get(txn)
         if known is None:
             self._remember(txn, outcome)
@@ -311,13 +332,16 @@ class PendingAcksCore:
             self._ended.popitem(last=False)
 
     def _add(self, ack: PendingAck) -> None:
-        self._transactions.setdefault(ack.txn, _Transaction()).acks[ack] = None
+        known = self._transactions.setdefault(ack.txn, _Transaction())
+        known.acks[ack] = None
+        if ack.consumer:
+            known.consumers.add(ack.consumer)
         self.positions += len(ack.acks)
         self.held.add(ack)
 
 
-def _parts_of(acks: Sequence[AckedPosition]) -> Iterable[tuple[AckedPosition, ...]]:
-    """What goes into one record each: TXN_ACKS_OF_RECORD positions and words at most."""
+def _split_into_records(acks: Sequence[AckedPosition]) -> Iterable[tuple[AckedPosition, ...]]:
+    """Split into records of TXN_ACKS_OF_RECORD positions and words at most."""
     part: list[AckedPosition] = []
     weight = 0
     for ack in acks:

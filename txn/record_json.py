@@ -19,7 +19,7 @@ def json_bytes(members: Mapping[str, object]) -> bytes:
     return _ENCODE(members).encode()
 
 
-def members_of(value: bytes) -> Mapping[str, object]:
+def decode_members(value: bytes) -> Mapping[str, object]:
     """The members of a JSON object.  Raises ValueError."""
     members = json.loads(value, parse_float=Decimal)
     if not isinstance(members, dict):
@@ -27,8 +27,8 @@ def members_of(value: bytes) -> Mapping[str, object]:
     return members
 
 
-def checked(key: str, decode: Callable[[], _T]) -> _T:
-    """What `decode` makes of the record at `key`.  Raises `CorruptTransactionRecord`."""
+def decode_or_raise(key: str, decode: Callable[[], _T]) -> _T:
+    """Decode the record at `key`.  Raises `CorruptTransactionRecord`."""
     try:
         return decode()
     except (ValueError, LookupError, TypeError) as error:

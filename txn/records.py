@@ -1,4 +1,5 @@
-"""What is stored of transactions: paths, JSON and indexes (PIP-471; claims and epochs are ours).
+"""The stored form of transactions: paths, JSON and indexes (PIP-473; claims and epochs are ours).
+Pure.
 
     /txn/id/<txn>                                     header: state, deadline, owner
     /txn/op/<txn>/w:<seg>:<epoch>                     claim: one writer's entries on one segment
@@ -7,6 +8,7 @@
     /txn/op/<group>/a:<seg>:<sub>:<epoch>:<number>:<attempt>
     /txn/segment-state/aborted/<seg>:<txn>            aborted record: its entries up to a position
     /txn/segment-state/owner/<seg>                    epoch of the segment's owner
+    /txn/segment-state/epoch-floor                    the highest epoch that a deleted segment had
     /txn/segment-state/nudge/<seg>                    the collector asks the owner to look again
     /txn/key/<owner>&<key>                            a transaction key (`key_records`)
     /txn/key-floor/<tc>                               epochs that deleted keys had (`key_records`)
@@ -33,21 +35,22 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple, cast
 
-from protocol.ids import Position
-from protocol.names import decode_name, encode_name
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import decode_name, encode_name
+from magnetar.protocol.txn_id import LAST_ATTEMPT, CoordinatorId, TxnId
 from storage.metadata.keys import number
 from storage.metadata.store import IndexEntry
 from txn.errors import CorruptTransactionRecord
 from txn.group import Group
-from txn.group_records import decoded_group, encoded_group
-from txn.record_json import checked, integer, json_bytes, members_of, text
-from txn.txn_id import LAST_ATTEMPT, CoordinatorId, TxnId, parse_txn_id
+from txn.group_records import decode_group, encode_group
+from txn.record_json import decode_members, decode_or_raise, integer, json_bytes, text
 
 HEADERS = "/txn/id/"
 OPERATIONS = "/txn/op/"
 LEADERS = "/txn/tc/leader"
 PARALLELISM = "/txn/tc/parallelism"
-NUDGES = "/txn/segment-state/nudge"
+CLEANUP_REQUESTS = "/txn/segment-state/nudge"
+EPOCH_FLOOR = "/txn/segment-state/epoch-floor"
 
 DEADLINE_INDEX = "idx:txn-by-deadline"
 FINAL_STATE_INDEX = "idx:txn-by-final-state"
@@ -65,7 +68,7 @@ without JSON."""
 
 
 class TxnState(enum.Enum):
-    """What a header says."""
+    """The state of a transaction in its header."""
 
     OPEN = "OPEN"
     COMMITTED = "COMMITTED"
@@ -85,8 +88,8 @@ class KeyEpoch(NamedTuple):
 class Header:
     """A transaction as its header has it.
 
-    `owner` is the principal that began it, if any; `tied` the key of that owner under which it was
-    begun, if any (K3); `group` is there if it is one.
+    `owner` is the principal that began it, if any; `key_epoch` the key of that owner it was
+    begun under, if any (K3); `group` is there if it is one.
     """
 
     state: TxnState
@@ -94,7 +97,7 @@ class Header:
     created_ms: int
     finalized_ms: int | None = None
     owner: str | None = None
-    tied: KeyEpoch | None = None
+    key_epoch: KeyEpoch | None = None
     group: Group | None = None
 
     @property
@@ -133,11 +136,13 @@ class AckRecord:
     number: int
     cumulative: bool
     acks: tuple[AckedPosition, ...]
+    consumer: str = ""
+    """Identity of the consumer that acknowledged (A9); empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """Who owns a segment; the epoch rises with every owner."""
+    """The owner of a segment; the epoch rises with every owner."""
 
     epoch: int
     broker: str
@@ -157,22 +162,22 @@ def header_key(txn: TxnId) -> str:
 
 
 def txn_of_header(key: str) -> TxnId:
-    """Whose header lies there.  Raises `CorruptTransactionRecord`."""
-    return checked(key, lambda: parse_txn_id(key.removeprefix(HEADERS)))
+    """Return the transaction whose header is at `key`.  Raises `CorruptTransactionRecord`."""
+    return decode_or_raise(key, lambda: TxnId.parse(key.removeprefix(HEADERS)))
 
 
 def txn_of_operation(key: str) -> TxnId:
-    """Whose claim or acknowledgement record lies there.  Raises `CorruptTransactionRecord`."""
-    return checked(key, lambda: _txn_of_operation(key))
+    """Return the transaction of a claim or ack record.  Raises `CorruptTransactionRecord`."""
+    return decode_or_raise(key, lambda: _txn_of_operation(key))
 
 
 def _txn_of_operation(key: str) -> TxnId:
     of, _, name = key.removeprefix(OPERATIONS).partition("/")
-    txn, parts = parse_txn_id(of), name.split(":")
+    txn, parts = TxnId.parse(of), name.split(":")
     if len(parts) == (3 if parts[0] == "w" else 5):
         return txn
     index = int(parts[-1])
-    if txn.attempt or not 1 <= index <= LAST_ATTEMPT:
+    if txn.attempt_index or not 1 <= index <= LAST_ATTEMPT:
         raise ValueError(f"it is of attempt {index} of {txn}")
     return txn.attempt_of(index)
 
@@ -197,7 +202,7 @@ def ack_key(record: AckRecord) -> str:
 
 def _attempt_part(txn: TxnId) -> str:
     """G9: what makes the key one attempt's own among all that its group has."""
-    return f":{number(txn.attempt)}" if txn.attempt else ""
+    return f":{number(txn.attempt_index)}" if txn.attempt_index else ""
 
 
 def aborted_key(segment: str, txn: TxnId) -> str:
@@ -210,14 +215,14 @@ def owner_key(segment: str) -> str:
     return f"/txn/segment-state/owner/{encode_name(segment)}"
 
 
-def nudge_key(segment: str) -> str:
-    """What the collector writes to make the owner look again; no partition key."""
-    return f"{NUDGES}/{encode_name(segment)}"
+def cleanup_request_key(segment: str) -> str:
+    """Where a collector asks a segment's owner to clean up; no partition key."""
+    return f"{CLEANUP_REQUESTS}/{encode_name(segment)}"
 
 
-def segment_of_nudge(key: str) -> str:
-    """Whose owner is asked at `key`.  Raises `InvalidTopicName`."""
-    return decode_name(key.removeprefix(f"{NUDGES}/"))
+def segment_of_cleanup_request(key: str) -> str:
+    """Return the segment that a cleanup request names.  Raises `InvalidTopicName`."""
+    return decode_name(key.removeprefix(f"{CLEANUP_REQUESTS}/"))
 
 
 def sequence_key(coordinator: CoordinatorId) -> str:
@@ -279,11 +284,11 @@ def encode_header(header: Header) -> bytes:
         members.append(f'"finalizedAt":{_seconds(header.finalized_ms)}')
     if header.owner is not None:
         members.append(f'"owner":{json.dumps(header.owner)}')
-    if header.tied is not None:
-        members.append(f'"transactionKey":{json.dumps(header.tied.key)}')
-        members.append(f'"transactionKeyEpoch":{header.tied.epoch}')
+    if header.key_epoch is not None:
+        members.append(f'"transactionKey":{json.dumps(header.key_epoch.key)}')
+        members.append(f'"transactionKeyEpoch":{header.key_epoch.epoch}')
     if header.group is not None:
-        members.append(f'"group":{json_bytes(encoded_group(header.group)).decode()}')
+        members.append(f'"group":{json_bytes(encode_group(header.group)).decode()}')
     return ("{" + ",".join(members) + "}").encode()
 
 
@@ -297,7 +302,7 @@ def decode_header(key: str, value: bytes) -> Header:
         return Header(TxnState(state.decode()), timeout_ms, created_ms, finalized_ms)
 
     def decode() -> Header:
-        members = members_of(value)
+        members = decode_members(value)
         finalized = members.get("finalizedAt")
         owner = members.get("owner")
         if owner is not None and not isinstance(owner, str):
@@ -309,10 +314,10 @@ def decode_header(key: str, value: bytes) -> Header:
             None if finalized is None else _milliseconds(finalized),
             owner,
             _tied(members),
-            decoded_group(members["group"]) if "group" in members else None,
+            decode_group(members["group"]) if "group" in members else None,
         )
 
-    return checked(key, decode)
+    return decode_or_raise(key, decode)
 
 
 def _tied(members: Mapping[str, object]) -> KeyEpoch | None:
@@ -322,7 +327,7 @@ def _tied(members: Mapping[str, object]) -> KeyEpoch | None:
 
 
 def encode_claim(claim: Claim) -> bytes:
-    """PIP-471's write record; its position is the floor (W13)."""
+    """PIP-473's write record; its position is the floor (W13)."""
     return json_bytes(
         {
             "kind": "WRITE",
@@ -335,7 +340,7 @@ def encode_claim(claim: Claim) -> bytes:
 
 
 def encode_ack(record: AckRecord) -> bytes:
-    """PIP-471's ack record, with all positions of one command."""
+    """PIP-473's ack record, with all positions of one command."""
     return json_bytes(
         {
             "kind": "ACK",
@@ -344,6 +349,7 @@ def encode_ack(record: AckRecord) -> bytes:
             "cumulative": record.cumulative,
             "epoch": record.epoch,
             "number": record.number,
+            "consumer": record.consumer,
             "positions": [
                 [*ack.position, ack.batch_size, *ack.ack_set] if ack.ack_set else [*ack.position]
                 for ack in record.acks
@@ -357,7 +363,7 @@ def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
 
     def decode() -> Claim | AckRecord:
         txn = _txn_of_operation(key)
-        members = members_of(value)
+        members = decode_members(value)
         segment, epoch = text(members["segment"]), integer(members["epoch"])
         if members["kind"] == "WRITE":
             floor = Position(integer(members["ledgerId"]), integer(members["entryId"]))
@@ -372,9 +378,10 @@ def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
             integer(members["number"]),
             bool(members["cumulative"]),
             tuple(_acked(item) for item in cast("Sequence[Sequence[int]]", members["positions"])),
+            text(members.get("consumer", "")),
         )
 
-    decoded = checked(key, decode)
+    decoded = decode_or_raise(key, decode)
     named = (
         claim_key(decoded.txn, decoded.segment, decoded.epoch)
         if isinstance(decoded, Claim)
@@ -393,14 +400,14 @@ def encode_aborted(up_to: Position) -> bytes:
 
 
 def decode_aborted(key: str, value: bytes) -> tuple[TxnId, Position]:
-    """Whose aborted record lies at `key`, and up to where.  Raises `CorruptTransactionRecord`."""
+    """Decode an aborted record: transaction, last position.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> tuple[TxnId, Position]:
-        members = members_of(value)
+        members = decode_members(value)
         at = Position(integer(members["maxLedgerId"]), integer(members["maxEntryId"]))
-        return parse_txn_id(key.rpartition(":")[2]), at
+        return TxnId.parse(key.rpartition(":")[2]), at
 
-    return checked(key, decode)
+    return decode_or_raise(key, decode)
 
 
 def encode_owner(owner: OwnerRecord) -> bytes:
@@ -412,20 +419,20 @@ def decode_owner(key: str, value: bytes) -> OwnerRecord:
     """The owner stored at `key`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> OwnerRecord:
-        members = members_of(value)
+        members = decode_members(value)
         return OwnerRecord(integer(members["epoch"]), text(members["broker"]))
 
-    return checked(key, decode)
+    return decode_or_raise(key, decode)
 
 
-def encode_next(first_unreserved: int) -> bytes:
+def encode_sequence(first_unreserved: int) -> bytes:
     """A coordinator's sequence."""
     return json_bytes({"next": first_unreserved})
 
 
-def decode_next(key: str, value: bytes) -> int:
+def decode_sequence(key: str, value: bytes) -> int:
     """The first number that nobody reserved.  Raises `CorruptTransactionRecord`."""
-    return checked(key, lambda: integer(members_of(value)["next"]))
+    return decode_or_raise(key, lambda: integer(decode_members(value)["next"]))
 
 
 def _acked(item: Sequence[int]) -> AckedPosition:

@@ -3,7 +3,8 @@
 Rules:
 
 - An epoch is taken by compare-and-set, so it is one owner's alone, and a lower one never replaces
-  a higher (W7).  Whoever asks meanwhile shares that attempt.
+  a higher (W7), nor one of a deleted segment of that name.  Whoever asks meanwhile shares that
+  attempt.
 - A put whose outcome is unknown while taking costs an epoch: the next attempt takes a higher one.
 - `confirm` returns after a conditional write that began after the call (A1: metadata puts are not
   fenced as ledgers are, and a read may be of the past).  One write serves all who called before
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from config.bounds import RECORD_CHANGE_TRIES
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.store import ABSENT, MetadataError, Version, VersionConflict
 from txn.errors import SegmentOwnershipLost, TransactionAssertion
 from txn.parts import TransactionParts
@@ -26,7 +27,7 @@ from txn.records import OwnerRecord
 
 
 class SegmentOwner:
-    """See the module's rules.  `lost` is told once, when another owner is found."""
+    """One incarnation of a segment's owner.  `lost` is called once, when another owner is found."""
 
     def __init__(
         self, segment: str, parts: TransactionParts, lost: Callable[[MagnetarError], None]
@@ -71,7 +72,11 @@ class SegmentOwner:
     async def _take(self) -> int:
         for _ in range(RECORD_CHANGE_TRIES):
             stored = await self._store.read_owner(self.segment)
-            epoch = 1 if stored is None else stored.owner.epoch + 1
+            if stored is None:
+                # One of that name may have been deleted: what its owners put late is not ours.
+                epoch = await self._store.read_epoch_floor() + 1
+            else:
+                epoch = stored.owner.epoch + 1
             try:
                 version = await self._store.put_owner(
                     self.segment,

@@ -10,6 +10,8 @@ Rules:
 - Scans that decide what may be delivered or collected are fresh (W7, W10, A3).
 """
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ from functools import partial
 
 import structlog
 
-from config.bounds import TXN_PAGE, TXN_PAGE_BYTES
-from protocol.ids import Position
-from protocol.names import encode_name
+from config.bounds import TXN_PAGE, TXN_PAGE_BYTES, TXN_SLICE_ENDS
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import encode_name
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.keys import exact_range, number, prefix_range
 from storage.metadata.store import (
     ABSENT,
@@ -33,10 +36,10 @@ from storage.metadata.store import (
 )
 from txn import records
 from txn.counters import TransactionCounters
+from txn.epoch_floor import raise_floor, read_floor
 from txn.errors import CorruptTransactionRecord
 from txn.header import header_of
 from txn.records import AckRecord, Claim, Header, OwnerRecord, TxnState
-from txn.txn_id import CoordinatorId, TxnId
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +66,10 @@ class StoredOwner:
 
 
 class TransactionStore:
-    """See the module's rules.  All methods raise `MetadataError` when the store fails."""
+    """The records of transactions in the metadata store.
+
+    All methods raise `MetadataError` when the store fails.
+    """
 
     def __init__(
         self,
@@ -82,18 +88,41 @@ class TransactionStore:
         """Begin.  Raises `VersionConflict` if there is one."""
         return await self._put_header(txn, header, ABSENT)
 
-    async def read_header(self, txn: TxnId) -> StoredHeader | None:
+    async def read_header(self, txn: TxnId, *, fresh: bool = False) -> StoredHeader | None:
         """The header now; None if there is none (any more).
+
+        With `fresh` the read shows every end that was acknowledged before it began, by whichever
+        broker (A8).
 
         Of an attempt, what its group's header says of it; None also if that says nothing (G1).
         """
         partition = records.partition_of(txn)
-        record = await self.metadata.get(records.header_key(txn), partition=partition)
+        record = await self.metadata.get(records.header_key(txn), partition=partition, fresh=fresh)
         if record is None:
             return None
         stored = stored_header(record)
         header = header_of(stored.header, txn)
         return None if header is None else StoredHeader(txn, header, stored.version)
+
+    async def read_headers(
+        self, txns: Iterable[TxnId], *, fresh: bool = False
+    ) -> AsyncIterator[tuple[TxnId, Header | None]]:
+        """As `read_header` for each; a group's header is read and decoded once for its attempts.
+
+        Others have their turn of the loop in between.
+        """
+        wanted: dict[TxnId, list[TxnId]] = {}
+        for txn in txns:
+            wanted.setdefault(txn.group, []).append(txn)
+        groups = list(wanted)
+        for start in range(0, len(groups), TXN_PAGE):
+            page = groups[start : start + TXN_PAGE]
+            reads = (self.read_header(group, fresh=fresh) for group in page)
+            for group, stored in zip(page, await asyncio.gather(*reads), strict=True):
+                for told, txn in enumerate(wanted[group], start=1):
+                    yield txn, None if stored is None else header_of(stored.header, txn)
+                    if told % TXN_SLICE_ENDS == 0:
+                        await asyncio.sleep(0)
 
     async def end_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
         """Write the end of a transaction on the version read.  Raises `VersionConflict`."""
@@ -111,7 +140,7 @@ class TransactionStore:
         )
 
     async def _put_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
-        assert not txn.attempt, f"{txn} has no header of its own"
+        assert not txn.attempt_index, f"{txn} has no header of its own"
         result = await self.metadata.put(
             records.header_key(txn),
             records.encode_header(header),
@@ -178,13 +207,12 @@ class TransactionStore:
     async def _put_operation(
         self, txn: TxnId, key: str, value: bytes, indexes: tuple[IndexEntry, ...]
     ) -> None:
-        """Nearly always it is new, and stores that are told so need not look.
-
-        It is there after a put whose outcome was unknown: then it is put over that.
-        """
+        """Put a claim or acknowledgement record, over one that an earlier try may have left."""
         put = partial(
             self.metadata.put, key, value, partition=records.partition_of(txn), indexes=indexes
         )
+        # The record is nearly always new, and a store that expects none saves a read.  It exists
+        # only after a put whose outcome was unknown.
         try:
             result = await put(expect=ABSENT)
         except VersionConflict:
@@ -200,7 +228,7 @@ class TransactionStore:
             self.counters.op_records = max(0, self.counters.op_records - 1)
 
     async def transactions_with_records(self, limit: int) -> set[TxnId] | None:
-        """Who has a claim or acknowledgement record: a fresh listing (W10).
+        """List the transactions that have a claim or acknowledgement record, fresh (W10).
 
         A group stands for its attempts (G9).
         None if there are `limit` records of a kind or more: then list each transaction's own.
@@ -247,7 +275,7 @@ class TransactionStore:
         lo, hi = records.operations_range(txn)
         found = await self.metadata.scan(lo, hi, partition=records.partition_of(txn), fresh=True)
         decoded = (records.decode_operation(record.key, record.value) for record in found)
-        return [each for each in decoded if not txn.attempt or each.txn == txn]
+        return [each for each in decoded if not txn.attempt_index or each.txn == txn]
 
     async def claims_on(self, segment: str) -> list[Claim]:
         """Every claim on a segment: a fresh scan (W7)."""
@@ -262,26 +290,26 @@ class TransactionStore:
     ) -> list[Claim]:
         found = exact_range(encode_name(segment))
         hits = await self._index(records.WRITES_INDEX, *found, fresh=fresh, limit=limit)
-        return [each for each in _operations(hits) if isinstance(each, Claim)]
+        return [each async for each in _operations(hits) if isinstance(each, Claim)]
 
     async def acks_on(self, segment: str, subscription: str) -> list[AckRecord]:
         """Every acknowledgement record of a subscription: a fresh scan (A3)."""
         key = records.acks_index_key(segment, subscription)
         hits = await self._index(records.ACKS_INDEX, *exact_range(key), fresh=True)
-        return [each for each in _operations(hits) if isinstance(each, AckRecord)]
+        return [each async for each in _operations(hits) if isinstance(each, AckRecord)]
 
     async def acks_on_segment(self, segment: str) -> list[AckRecord]:
         """Those of all subscriptions of a segment: a fresh scan."""
         prefix = f"{encode_name(segment)}:"
         hits = await self._index(records.ACKS_INDEX, *prefix_range(prefix), fresh=True)
-        return [each for each in _operations(hits) if isinstance(each, AckRecord)]
+        return [each async for each in _operations(hits) if isinstance(each, AckRecord)]
 
     # Segments
 
-    async def read_owner(self, segment: str) -> StoredOwner | None:
-        """Who owns the segment; None if nobody ever needed an epoch there."""
+    async def read_owner(self, segment: str, *, fresh: bool = False) -> StoredOwner | None:
+        """Read the owner of the segment; None if no epoch was ever taken there."""
         key = records.owner_key(segment)
-        record = await self.metadata.get(key, partition=encode_name(segment))
+        record = await self.metadata.get(key, partition=encode_name(segment), fresh=fresh)
         if record is None:
             return None
         return StoredOwner(records.decode_owner(record.key, record.value), record.version)
@@ -300,8 +328,12 @@ class TransactionStore:
         """The aborted set of a segment: up to where the entries of each are (W8)."""
         prefix = f"{encode_name(segment)}:"
         hits = await self._index(records.ABORTED_INDEX, *prefix_range(prefix), fresh=True)
-        found = (records.decode_aborted(hit.record.key, hit.record.value) for hit in hits)
-        return dict(found)
+        return dict(
+            [
+                records.decode_aborted(hit.record.key, hit.record.value)
+                async for hit in _in_turns(hits)
+            ]
+        )
 
     async def read_aborted(self, segment: str, txn: TxnId) -> Position | None:
         """The aborted record of one transaction (W9)."""
@@ -335,24 +367,31 @@ class TransactionStore:
         await self.metadata.delete(key, partition=encode_name(segment))
 
     async def delete_owner(self, segment: str) -> None:
-        """The segment is deleted."""
-        key = records.owner_key(segment)
-        await self.metadata.delete(key, partition=encode_name(segment))
+        """The segment is deleted.  A later one of that name has higher epochs (W3, W6)."""
+        key, partition = records.owner_key(segment), encode_name(segment)
+        while (stored := await self.read_owner(segment, fresh=True)) is not None:
+            await raise_floor(self.metadata, records.EPOCH_FLOOR, stored.owner.epoch)
+            with contextlib.suppress(VersionConflict):
+                await self.metadata.delete(key, partition=partition, expect=stored.version)
+
+    async def read_epoch_floor(self) -> int:
+        """The highest epoch that a deleted segment had; 0: none."""
+        return await read_floor(self.metadata, records.EPOCH_FLOOR, fresh=True) or 0
 
     async def _aborted(self, segment: str, txn: TxnId) -> Record | None:
         key = records.aborted_key(segment, txn)
         return await self.metadata.get(key, partition=encode_name(segment))
 
-    # Nudges
+    # CleanupRequests
 
-    async def nudge(self, segment: str, at_ms: int) -> None:
-        """Ask the owner of a segment to look for records of ended transactions (W11)."""
-        await self.metadata.put(records.nudge_key(segment), str(at_ms).encode())
+    async def request_cleanup(self, segment: str, at_ms: int) -> None:
+        """Ask the owner of a segment to clean up records of ended transactions (W11)."""
+        await self.metadata.put(records.cleanup_request_key(segment), str(at_ms).encode())
 
-    async def answer_nudge(self, segment: str, seen: Version) -> None:
-        """The owner has looked; a newer request stays."""
+    async def delete_cleanup_request(self, segment: str, seen: Version) -> None:
+        """Delete a request that its owner has answered; a newer one stays."""
         try:
-            await self.metadata.delete(records.nudge_key(segment), expect=seen)
+            await self.metadata.delete(records.cleanup_request_key(segment), expect=seen)
         except VersionConflict:
             return
 
@@ -363,18 +402,16 @@ class TransactionStore:
         key = records.sequence_key(coordinator)
         while True:
             record = await self.metadata.get(key)
-            first = 0 if record is None else records.decode_next(key, record.value)
+            first = 0 if record is None else records.decode_sequence(key, record.value)
             try:
                 await self.metadata.put(
                     key,
-                    records.encode_next(first + count),
+                    records.encode_sequence(first + count),
                     expect=ABSENT if record is None else record.version,
                 )
             except VersionConflict:
                 continue
             return range(first, first + count)
-
-    # Within
 
     async def _index(
         self,
@@ -411,5 +448,14 @@ def _headers(found: Iterable[Record]) -> list[StoredHeader]:
     return headers
 
 
-def _operations(hits: Iterable[IndexHit]) -> Iterable[Claim | AckRecord]:
-    return (records.decode_operation(hit.record.key, hit.record.value) for hit in hits)
+async def _operations(hits: Iterable[IndexHit]) -> AsyncIterator[Claim | AckRecord]:
+    async for hit in _in_turns(hits):
+        yield records.decode_operation(hit.record.key, hit.record.value)
+
+
+async def _in_turns(hits: Iterable[IndexHit]) -> AsyncIterator[IndexHit]:
+    """Each of them.  A large group has many: others have their turn of the loop in between."""
+    for seen, hit in enumerate(hits, start=1):
+        yield hit
+        if seen % TXN_SLICE_ENDS == 0:
+            await asyncio.sleep(0)

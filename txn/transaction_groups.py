@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from config.bounds import TXN_EXTENSION_SLACK, TXN_GROUP_HEADER_BYTES, TXN_TIMEOUT_MAX_MS
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import VersionConflict
 from txn import records
 from txn.errors import InvalidGroup
@@ -26,39 +27,38 @@ from txn.group import (
     Batch,
     Group,
     GroupCommit,
-    in_totals,
     require_nonce,
     require_winners,
     with_next_block,
+    with_totals,
 )
-from txn.header import EndVerdict, bounded_timeout_ms, not_open, raised, refusal
+from txn.header import EndVerdict, bounded_timeout_ms, not_open_error, raise_deadline, refusal_error
 from txn.key_groups import (
     CommitVerdict,
     decide_commit,
-    differs,
-    group_ended,
+    group_ended_error,
     group_of_batch,
+    has_other_positions,
     is_done,
     named_group,
-    other_positions,
+    other_positions_error,
 )
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
-from txn.transaction_key import KeyName, busy, require_tie
-from txn.transaction_keys import KeyNow, TransactionKeys
-from txn.txn_id import TxnId
+from txn.transaction_key import KeyName, key_busy_error, require_key_epoch
+from txn.transaction_keys import KeySnapshot, TransactionKeys
 
 
 class BegunAttempt(NamedTuple):
-    """What a BEGIN_ATTEMPT is answered: an attempt, and until when its group is open at least."""
+    """The answer to BEGIN_ATTEMPT: an attempt, and until when its group is open at least."""
 
     attempt: TxnId
     deadline_ms: int
 
 
 class CommittedGroup(NamedTuple):
-    """What a COMMIT_GROUP is answered.
+    """The answer to COMMIT_GROUP.
 
     `done`: the batch was committed before, and this group is aborted.  `group` has the batch, if
     that one is known.
@@ -69,29 +69,29 @@ class CommittedGroup(NamedTuple):
 
 
 class GroupCounters(Protocol):
-    """What is counted of groups."""
+    """The counters that groups raise."""
 
     attempts: int
     groups_done: int
 
 
 class GroupedTransactions(Protocol):
-    """What groups need of the coordinator that they are of."""
+    """The part of a coordinator that groups use."""
 
     @property
     def counters(self) -> GroupCounters:
-        """Of this coordinator."""
+        """The counters of this coordinator."""
         ...
 
     def find(self, txn: TxnId) -> StoredHeader | None:
         """An open transaction that is known here."""
         ...
 
-    async def header(self, txn: TxnId) -> StoredHeader | None:
-        """What is stored of it; None if there is none (any more)."""
+    async def read_header(self, txn: TxnId) -> StoredHeader | None:
+        """Read the stored header; None if there is none (any more)."""
         ...
 
-    async def change(self, stored: StoredHeader, header: Header) -> StoredHeader:
+    async def change_header(self, stored: StoredHeader, header: Header) -> StoredHeader:
         """Write an open group on the version read."""
         ...
 
@@ -108,12 +108,12 @@ class GroupedTransactions(Protocol):
         ...
 
 
-class _Ended(Exception):
-    """The group has ended since the key was looked at."""
+class _GroupEnded(Exception):
+    """The group has ended since the key was read."""
 
 
 @dataclass(slots=True)
-class _Indexes:
+class _ReservedIndexes:
     """Reserved here and not given out: from `next` up to `end`."""
 
     next: int = 1
@@ -127,7 +127,7 @@ class _Indexes:
 
 
 class TransactionGroups:
-    """See the module's rules."""
+    """The groups of one coordinator's keys: their attempts, commits, aborts and deadlines."""
 
     def __init__(
         self, transactions: GroupedTransactions, keys: TransactionKeys, parts: TransactionParts
@@ -135,7 +135,7 @@ class TransactionGroups:
         self._transactions = transactions
         self._keys = keys
         self._clock = parts.clock
-        self._indexes: dict[TxnId, _Indexes] = {}
+        self._indexes: dict[TxnId, _ReservedIndexes] = {}
         self._beginning: dict[tuple[KeyName, int, str], asyncio.Future[None]] = {}
         """For whose first request others wait, by key, epoch and nonce."""
 
@@ -145,7 +145,7 @@ class TransactionGroups:
 
     def created(self, txn: TxnId, group: Group) -> None:
         """This process made it, with its first indexes (G2)."""
-        self._indexes[txn] = _Indexes(1, group.reserved + 1)
+        self._indexes[txn] = _ReservedIndexes(1, group.reserved + 1)
 
     def forget(self, txn: TxnId) -> None:
         """It has ended."""
@@ -163,7 +163,9 @@ class TransactionGroups:
         `MetadataError`.
         """
         require_nonce(nonce)
-        return await self._keys.finished(self._begin_in_turn(name, epoch, nonce, timeout_ms, batch))
+        return await self._keys.run_shielded(
+            self._begin_in_turn(name, epoch, nonce, timeout_ms, batch)
+        )
 
     async def commit(
         self,
@@ -179,7 +181,9 @@ class TransactionGroups:
         `group` None: no attempt was begun.  Raises as `begin_attempt`.
         """
         require_nonce(nonce)
-        return await self._keys.finished(self._commit(name, epoch, nonce, group, commit, winners))
+        return await self._keys.run_shielded(
+            self._commit(name, epoch, nonce, group, commit, winners)
+        )
 
     async def abort(self, name: KeyName, epoch: int) -> bool:
         """Whether what was open under that epoch is aborted by this (G7).
@@ -228,7 +232,7 @@ class TransactionGroups:
         self, name: KeyName, epoch: int, nonce: str, timeout_ms: int, batch: Batch | None
     ) -> BegunAttempt | None:
         while True:
-            now = await self._keys.look(name, epoch)
+            now = await self._keys.read_snapshot(name, epoch)
             if batch is not None and is_done(now.record, batch):
                 self._transactions.counters.groups_done += 1
                 return None
@@ -236,24 +240,24 @@ class TransactionGroups:
             if txn is None:
                 continue
             try:
-                begun = await self._give(txn, timeout_ms)
-            except _Ended:
+                begun = await self._give_attempt(txn, timeout_ms)
+            except _GroupEnded:
                 continue  # the key tells what came of it
             self._transactions.counters.attempts += 1
             return begun
 
-    async def _give(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
+    async def _give_attempt(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
         """An index that nobody else gets (G2), in a group that is open for so long (G8).
 
         Raises `_Ended`, `InvalidGroup`, `MetadataError`.
         """
-        indexes = self._indexes.setdefault(txn, _Indexes())
+        indexes = self._indexes.setdefault(txn, _ReservedIndexes())
         until_ms = self._clock.now_ms() + bounded_timeout_ms(timeout_ms)
         async with indexes.changing:
             stored = self._transactions.find(txn)
             try:
-                while stored is None or not indexes.left or self._is_short(stored, until_ms):
-                    stored = await self._grow(txn, indexes, until_ms)
+                while stored is None or not indexes.left or self._must_extend(stored, until_ms):
+                    stored = await self._reserve_or_extend(txn, indexes, until_ms)
             except BaseException:
                 if self._transactions.find(txn) is None:
                     self.forget(txn)  # nobody would tell of its end
@@ -262,23 +266,25 @@ class TransactionGroups:
             indexes.next += 1
             return BegunAttempt(txn.attempt_of(index), stored.header.deadline_ms)
 
-    async def _grow(self, txn: TxnId, indexes: _Indexes, until_ms: int) -> StoredHeader | None:
+    async def _reserve_or_extend(
+        self, txn: TxnId, indexes: _ReservedIndexes, until_ms: int
+    ) -> StoredHeader | None:
         """Reserve a block if there is no index left, and raise the deadline, by one write.
 
-        None: somebody else has changed it.  By what is stored (K6).  Raises as `_give`.
+        None: somebody else has changed it.  By what is stored (K6).  Raises as `_give_attempt`.
         """
-        stored = await self._transactions.header(txn)
+        stored = await self._transactions.read_header(txn)
         if stored is None or stored.header.state is not TxnState.OPEN:
-            raise _Ended
+            raise _GroupEnded
         header, group = stored.header, stored.header.group
         assert group is not None, "the key named it as a group"
         grown = group if indexes.left else with_next_block(group)
-        if self._is_short(stored, until_ms):
-            header = raised(header, self._with_slack_of(until_ms), self._clock.now_ms())
+        if self._must_extend(stored, until_ms):
+            header = raise_deadline(header, self._with_slack_of(until_ms), self._clock.now_ms())
         if grown is group and header is stored.header:
             return stored  # what is in memory was older
         try:
-            changed = await self._transactions.change(stored, replace(header, group=grown))
+            changed = await self._transactions.change_header(stored, replace(header, group=grown))
         except VersionConflict:
             return None
         if grown is not group:
@@ -289,21 +295,21 @@ class TransactionGroups:
         """G8: on the version read, and only while it is open."""
         owner = name.owner or None
         while True:
-            stored = await self._transactions.header(group)
+            stored = await self._transactions.read_header(group)
             if stored is None:
-                raise refusal(group, None, EndVerdict.NOT_FOUND)
-            require_tie(group, stored.header, owner, KeyEpoch(name.key, epoch))
+                raise refusal_error(group, None, EndVerdict.NOT_FOUND)
+            require_key_epoch(group, stored.header, owner, KeyEpoch(name.key, epoch))
             if stored.header.state is not TxnState.OPEN:
-                raise not_open(group, stored.header)
-            if stored.header.group is None or group.attempt:
+                raise not_open_error(group, stored.header)
+            if stored.header.group is None or group.attempt_index:
                 raise InvalidGroup(f"{group} is no group, so its deadline stays: name a group.")
             now_ms = self._clock.now_ms()
             until_ms = now_ms + bounded_timeout_ms(timeout_ms)
-            if not self._is_short(stored, until_ms):
+            if not self._must_extend(stored, until_ms):
                 return stored.header.deadline_ms
-            header = raised(stored.header, self._with_slack_of(until_ms), now_ms)
+            header = raise_deadline(stored.header, self._with_slack_of(until_ms), now_ms)
             try:
-                changed = await self._transactions.change(stored, header)
+                changed = await self._transactions.change_header(stored, header)
             except VersionConflict:
                 continue
             return changed.header.deadline_ms
@@ -319,15 +325,15 @@ class TransactionGroups:
     ) -> CommittedGroup:
         """G4, G6."""
         while True:
-            now = await self._keys.look(name, epoch)
+            now = await self._keys.read_snapshot(name, epoch)
             verdict = decide_commit(now.record, now.state, nonce, group, commit.batch)
             match verdict:
                 case CommitVerdict.AGAIN:
                     return CommittedGroup(False, group_of_batch(now.record, commit.batch))
                 case CommitVerdict.DONE:
-                    return await self._done(name, now, nonce, commit)
+                    return await self._answer_done(name, now, nonce, commit)
                 case CommitVerdict.BUSY if now.record.last is not None:
-                    raise busy(name, now.record.last.txn)
+                    raise key_busy_error(name, now.record.last.txn)
                 case CommitVerdict.BEGIN:
                     if winners:
                         raise InvalidGroup(
@@ -337,38 +343,38 @@ class TransactionGroups:
                     await self._keys.begin_group(now, nonce, 0)
                     continue
                 case CommitVerdict.WRITE if now.header is not None:
-                    if await self._write(now.header, commit, winners):
+                    if await self._write_commit(now.header, commit, winners):
                         return CommittedGroup(False, now.header.txn)
                 case _:
                     await self._keys.require(name, epoch)
-                    raise group_ended(name, nonce)
+                    raise group_ended_error(name, nonce)
 
-    async def _done(
-        self, name: KeyName, now: KeyNow, nonce: str, commit: GroupCommit
+    async def _answer_done(
+        self, name: KeyName, now: KeySnapshot, nonce: str, commit: GroupCommit
     ) -> CommittedGroup:
         """G6: what was begun for a batch that had been committed is aborted."""
         own = named_group(now.record, nonce)
         if own is not None and now.state is TxnState.OPEN:
             await self._transactions.abort_open(own)
-        if differs(now.record, commit.batch, commit.positions):
-            raise other_positions(name, commit.batch)
+        if has_other_positions(now.record, commit.batch, commit.positions):
+            raise other_positions_error(name, commit.batch)
         self._transactions.counters.groups_done += 1
         return CommittedGroup(True, group_of_batch(now.record, commit.batch))
 
-    async def _write(
+    async def _write_commit(
         self, stored: StoredHeader, commit: GroupCommit, winners: Sequence[TxnId]
     ) -> bool:
-        """Whether it is committed by this; if not it is to be looked at again (G4)."""
+        """Write the commit; False after a conflict: read the key again and decide anew (G4)."""
         assert stored.header.group is not None, "the key named it as a group"
         require_winners(stored.txn, stored.header.group, winners)
-        group = replace(stored.header.group, commit=_fitting(stored.header, commit))
+        group = replace(stored.header.group, commit=_fit_into_header(stored.header, commit))
         try:
             await self._transactions.commit_group(stored, group)
         except VersionConflict:
             return False
         return True
 
-    def _is_short(self, stored: StoredHeader, until_ms: int) -> bool:
+    def _must_extend(self, stored: StoredHeader, until_ms: int) -> bool:
         """Whether its deadline is before that, and may be moved on: clocks can be set back."""
         longest_ms = self._clock.now_ms() + TXN_TIMEOUT_MAX_MS
         return stored.header.deadline_ms < min(until_ms, longest_ms)
@@ -382,13 +388,13 @@ class TransactionGroups:
         return min(asked_ms + asked_ms // TXN_EXTENSION_SLACK, TXN_TIMEOUT_MAX_MS)
 
 
-def _fitting(header: Header, commit: GroupCommit) -> GroupCommit:
-    """What fits into the header: with totals of segments instead of counts, if it must be.
+def _fit_into_header(header: Header, commit: GroupCommit) -> GroupCommit:
+    """Return the commit as it fits into the header: with totals instead of counts if it must be.
 
     Raises `InvalidGroup` before anything is written.
     """
     assert header.group is not None, "it is a group"
-    for each in (commit, in_totals(commit)):
+    for each in (commit, with_totals(commit)):
         size = len(records.encode_header(replace(header, group=replace(header.group, commit=each))))
         if size <= TXN_GROUP_HEADER_BYTES:
             return each

@@ -22,18 +22,18 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeGuard
 
 from config.bounds import TXN_KEY_BYTES, TXN_KEY_NONCES
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import EXPIRED, InvalidTransactionKey, InvalidTxnStatus, TransactionKeyFenced
 from txn.group import Batch, GroupRecord
 from txn.header import OPERATOR
 from txn.records import Header, KeyEpoch, TxnState
-from txn.txn_id import TxnId
 
 NO_EPOCH: Final = -1
 """What an OPEN presents that knows of none; of a record: nobody has opened it yet."""
 
 
 class KeyName(NamedTuple):
-    """Whose key; an anonymous owner is empty."""
+    """A transaction key and its owner; an anonymous owner is empty."""
 
     owner: str
     key: str
@@ -110,7 +110,7 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class OpenedKey:
-    """What an OPEN is answered: the epoch, and the last transaction before it with its end.
+    """The answer to OPEN: the epoch, and the last transaction before it with its end.
 
     The end is None if nobody knows it any more.  `committed` is the last group that committed (G5).
     """
@@ -121,13 +121,13 @@ class OpenedKey:
     committed: GroupRecord | None = None
 
 
-def unborn(now_ms: int) -> KeyRecord:
-    """What an OPEN puts first where there is nothing: it has no epoch that anybody could hold."""
+def new_key_record(now_ms: int) -> KeyRecord:
+    """Return the record that an OPEN of a new key puts first; its epoch is nobody's."""
     return KeyRecord(NO_EPOCH, "", now_ms, now_ms)
 
 
 class OpenVerdict(enum.Enum):
-    """What is to be done about an OPEN."""
+    """The outcome of deciding an OPEN."""
 
     TAKE = "raise the epoch"
     AGAIN = "this request has made the epoch already"
@@ -135,7 +135,7 @@ class OpenVerdict(enum.Enum):
 
 
 def decide_open(record: KeyRecord | None, presented: int, opener: str) -> OpenVerdict:
-    """What an OPEN that presents that epoch is to do (K1)."""
+    """Decide an OPEN that presents that epoch (K1)."""
     if record is None:
         return OpenVerdict.TAKE if presented == NO_EPOCH else OpenVerdict.STALE
     if opener and record.opener == opener and presented in (NO_EPOCH, record.epoch - 1):
@@ -143,7 +143,7 @@ def decide_open(record: KeyRecord | None, presented: int, opener: str) -> OpenVe
     return OpenVerdict.TAKE if presented in (NO_EPOCH, record.epoch) else OpenVerdict.STALE
 
 
-def opened(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyRecord:
+def raise_epoch(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyRecord:
     """The record under its next epoch (K1), which for a new key is above the floor (K7)."""
     last_epoch = floor if record.epoch == NO_EPOCH else record.epoch
     return KeyRecord(
@@ -158,7 +158,7 @@ def opened(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyRecord
     )
 
 
-def begun(
+def name_transaction(
     record: KeyRecord, txn: TxnId, beginner: str, now_ms: int, *, is_group: bool = False
 ) -> KeyRecord:
     """The record that names a new transaction of its epoch (K3), or group, by its nonce (G3)."""
@@ -171,19 +171,19 @@ def begun(
     )
 
 
-def settled(record: KeyRecord, ended: TxnState | None) -> KeyRecord:
+def note_earlier_end(record: KeyRecord, ended: TxnState | None) -> KeyRecord:
     """The record with how the last transaction before its epoch has ended (K2)."""
     if record.before is None:
         return record
     return replace(record, before=replace(record.before, ended=ended))
 
 
-def touched(record: KeyRecord, now_ms: int) -> KeyRecord:
+def mark_used(record: KeyRecord, now_ms: int) -> KeyRecord:
     """The record of a key that somebody holds (K7)."""
     return replace(record, last_used_ms=now_ms)
 
 
-def noted(record: KeyRecord, txn: TxnId, state: TxnState) -> KeyRecord | None:
+def note_end(record: KeyRecord, txn: TxnId, state: TxnState) -> KeyRecord | None:
     """The record with the end of that transaction, None if it need not tell it (K8)."""
     if _is_untold(record.transaction, txn):
         return replace(record, transaction=replace(record.transaction, ended=state))
@@ -197,7 +197,7 @@ def _is_untold(named: KeyTransaction | None, txn: TxnId) -> TypeGuard[KeyTransac
 
 
 class BeginVerdict(enum.Enum):
-    """What is to be done about a BEGIN under the present epoch."""
+    """The outcome of deciding a BEGIN under the present epoch."""
 
     BEGIN = "begin"
     AGAIN = "this request has begun the open one already"
@@ -208,7 +208,7 @@ class BeginVerdict(enum.Enum):
 def decide_begin(
     record: KeyRecord, beginner: str, last: TxnState | None, *, is_group: bool = False
 ) -> BeginVerdict:
-    """What a BEGIN is to do (K3, G3).
+    """Decide a BEGIN (K3, G3).
 
     `last`: the state of the key's last one, None if it is gone; `is_group`: a group is asked for,
     and the beginner is its nonce.
@@ -227,7 +227,7 @@ def decide_begin(
     return BeginVerdict.BUSY if last is TxnState.OPEN else BeginVerdict.BEGIN
 
 
-def busy(name: KeyName, txn: TxnId) -> InvalidTxnStatus:
+def key_busy_error(name: KeyName, txn: TxnId) -> InvalidTxnStatus:
     """Why a key cannot begin another transaction."""
     return InvalidTxnStatus(
         f"Transaction {txn} of key {name.key!r} is open, and a key has one at a time: end it, or "
@@ -250,28 +250,28 @@ def require_epoch(name: KeyName, record: KeyRecord | None, epoch: int) -> KeyRec
     return record
 
 
-def require_tie(txn: TxnId, header: Header, owner: str | None, key: KeyEpoch | None) -> None:
+def require_key_epoch(txn: TxnId, header: Header, owner: str | None, key: KeyEpoch | None) -> None:
     """Whether a request under that key and epoch, or none, may speak of the transaction (K4).
 
     Raises `InvalidTransactionKey`; `InvalidTxnStatus` for a transaction of an older epoch.
     """
-    tied = header.tied
-    if owner == OPERATOR or (tied is None and key is None):
+    key_epoch = header.key_epoch
+    if owner == OPERATOR or (key_epoch is None and key is None):
         return
-    if tied is None or key is None or tied.key != key.key or header.owner != owner:
+    if key_epoch is None or key is None or key_epoch.key != key.key or header.owner != owner:
         raise InvalidTransactionKey(
             f"Transaction {txn} was not begun under the key that this request carries, or under "
             "one and this request carries none: send what it was begun with."
         )
-    if tied.epoch != key.epoch:
+    if key_epoch.epoch != key.epoch:
         raise InvalidTxnStatus(
-            f"{EXPIRED}: transaction {txn} is of epoch {tied.epoch} of key {key.key!r}, which is "
-            f"at {key.epoch}: begin another one."
+            f"{EXPIRED}: transaction {txn} is of epoch {key_epoch.epoch} of key {key.key!r}, "
+            f"which is at {key.epoch}: begin another one."
         )
 
 
 class IdleVerdict(enum.Enum):
-    """What the collector is to do about a key."""
+    """The outcome of deciding whether the collector deletes a key."""
 
     KEEP = "it was used, or its transaction is open"
     TOUCH = "it was not used, but is held"

@@ -27,7 +27,8 @@ from config.bounds import (
     TXN_KEY_DELETIONS,
     TXN_KEYS_OF_COORDINATOR,
 )
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import MetadataError, VersionConflict
 from txn.errors import (
     InvalidTxnStatus,
@@ -36,7 +37,7 @@ from txn.errors import (
     TransactionNotFound,
 )
 from txn.group import Group, new_group
-from txn.key_groups import folded, group_ended
+from txn.key_groups import fold_commit, group_ended_error
 from txn.key_holders import KeyHolder, KeyHolders
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.parts import TransactionParts
@@ -50,18 +51,17 @@ from txn.transaction_key import (
     KeyRecord,
     OpenedKey,
     OpenVerdict,
-    begun,
-    busy,
     decide_begin,
     decide_idle,
     decide_open,
-    opened,
+    key_busy_error,
+    mark_used,
+    name_transaction,
+    new_key_record,
+    note_earlier_end,
+    raise_epoch,
     require_epoch,
-    settled,
-    touched,
-    unborn,
 )
-from txn.txn_id import CoordinatorId, TxnId
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 class KeyedTransactions(Protocol):
-    """What keys need of the coordinator that they are of."""
+    """The part of a coordinator that keys use."""
 
     coordinator_id: CoordinatorId
 
@@ -77,14 +77,14 @@ class KeyedTransactions(Protocol):
         self,
         timeout_ms: int,
         owner: str | None,
-        tied: KeyEpoch | None = None,
+        key_epoch: KeyEpoch | None = None,
         group: Group | None = None,
     ) -> TxnId:
         """A new transaction of that owner, or a group."""
         ...
 
-    async def header(self, txn: TxnId) -> StoredHeader | None:
-        """What is stored of it; None if there is none (any more)."""
+    async def read_header(self, txn: TxnId) -> StoredHeader | None:
+        """Read the stored header; None if there is none (any more)."""
         ...
 
     async def abort(self, txn: TxnId) -> TxnState | None:
@@ -93,7 +93,7 @@ class KeyedTransactions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyNow:
+class KeySnapshot:
     """A key as a request finds it, with what the header of its last transaction tells.
 
     `record` is folded (G5).  `header` is None if that is collected, or there is
@@ -130,7 +130,7 @@ class KeyTally:
 
 
 class TransactionKeys:
-    """See the module's rules."""
+    """The transaction keys of one coordinator."""
 
     def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
         self.holders = KeyHolders()
@@ -140,7 +140,7 @@ class TransactionKeys:
         self._store = TransactionKeyStore(parts.store.metadata, transactions.coordinator_id)
         self._clock = parts.clock
         self._commits: OrderedDict[TxnId, Header] = OrderedDict()
-        """Of last groups that have committed, without winners."""
+        """The headers of last groups that have committed, without winners."""
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def close(self) -> None:
@@ -160,10 +160,10 @@ class TransactionKeys:
         Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
         """
         if holder is not None:
-            self.holders.require_room(name, holder)
-        record = await self.finished(self._open(name, presented, opener, holder))
+            self.holders.require_capacity(name, holder)
+        record = await self.run_shielded(self._open(name, presented, opener, holder))
         if holder is not None:
-            await self._hold(name, record.epoch, holder)
+            await self._remember_holder(name, record.epoch, holder)
         last = record.before
         if last is None:
             return OpenedKey(record.epoch, None, None, record.committed)
@@ -174,8 +174,8 @@ class TransactionKeys:
 
         Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
         """
-        self.holders.require_room(name, holder)
-        await self._hold(name, epoch, holder)
+        self.holders.require_capacity(name, holder)
+        await self._remember_holder(name, epoch, holder)
 
     async def begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
         """Begin the key's one transaction (K3).
@@ -183,17 +183,17 @@ class TransactionKeys:
         Raises `TransactionKeyFenced`, `InvalidTxnStatus` while another one is open,
         `TooManyTransactions`, `MetadataError`.
         """
-        return await self.finished(self._begin(name, epoch, beginner, timeout_ms))
+        return await self.run_shielded(self._begin(name, epoch, beginner, timeout_ms))
 
-    async def begin_group(self, now: KeyNow, nonce: str, timeout_ms: int) -> TxnId | None:
-        """The key's open group of that nonce, or a new one (G3); None: look at the key again.
+    async def begin_group(self, now: KeySnapshot, nonce: str, timeout_ms: int) -> TxnId | None:
+        """The key's open group of that nonce, or a new one (G3); None: read the key again.
 
         Raises `InvalidTxnStatus` if that nonce has had its group, or while something else is open;
         `TooManyTransactions`, `MetadataError`.
         """
         return await self._begin_one(now, nonce, timeout_ms, new_group(nonce))
 
-    async def look(self, name: KeyName, epoch: int) -> KeyNow:
+    async def read_snapshot(self, name: KeyName, epoch: int) -> KeySnapshot:
         """The key now, and its last transaction (G5, K6).
 
         Raises `TransactionKeyFenced`, `MetadataError`.
@@ -204,19 +204,21 @@ class TransactionKeys:
             assert stored is not None, "a record that has the epoch is stored"
             last = record.last
             if last is None or last.ended is not None or not last.is_group:
-                return KeyNow(stored, record, await self.last_state(record), None)
+                return KeySnapshot(stored, record, await self.last_state(record), None)
             commit = self._commits.get(last.txn)
             if commit is not None:
-                return KeyNow(stored, folded(record, last.txn, commit), commit.state, None)
-            header = await self._transactions.header(last.txn)
+                return KeySnapshot(
+                    stored, fold_commit(record, last.txn, commit), commit.state, None
+                )
+            header = await self._transactions.read_header(last.txn)
             if header is not None:
                 self._remember(header)
-                record = folded(record, last.txn, header.header)
-                return KeyNow(stored, record, header.header.state, header)
+                record = fold_commit(record, last.txn, header.header)
+                return KeySnapshot(stored, record, header.header.state, header)
             # It was collected, so the record tells by now, unless nobody may know (K8).
             again = await self._store.read(name)
             if again is not None and again.version == stored.version:
-                return KeyNow(stored, record, None, None)
+                return KeySnapshot(stored, record, None, None)
 
     async def find(self, name: KeyName) -> KeyRecord | None:
         """The record, under whatever epoch.  Raises `MetadataError`."""
@@ -229,7 +231,7 @@ class TransactionKeys:
         return require_epoch(name, None if stored is None else stored.record, epoch)
 
     async def under(self, name: KeyName, epoch: int, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` makes, under that epoch (K4).
+        """Do the work under that epoch and return its result (K4).
 
         If its transaction has ended meanwhile, or is collected already, a newer epoch is why, and
         is told.
@@ -259,11 +261,11 @@ class TransactionKeys:
         return await self._store.page(after, limit)
 
     async def last_state(self, record: KeyRecord) -> TxnState | None:
-        """Of its last transaction: open, or how it ended; None if there is none, or unknown."""
+        """Return the state of the key's last transaction; None if there is none, or unknown."""
         last = record.last
         if last is None or last.ended is not None:
             return None if last is None else last.ended
-        header = await self._transactions.header(last.txn)
+        header = await self._transactions.read_header(last.txn)
         return None if header is None else header.header.state
 
     async def delete(self, name: KeyName) -> None:
@@ -318,7 +320,7 @@ class TransactionKeys:
         last, held = await self.last_state(record), self.holders.is_held(stored.name)
         verdict = decide_idle(record, due_ms, held=held, last=last)
         if verdict is IdleVerdict.TOUCH:
-            await self._store.change(stored, touched(record, self._clock.now_ms()))
+            await self._store.change(stored, mark_used(record, self._clock.now_ms()))
         if verdict is not IdleVerdict.DELETE:
             return False
         if not await self._delete(stored, unless_held=True):
@@ -342,10 +344,10 @@ class TransactionKeys:
 
     # Within
 
-    async def _hold(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
-        """Remember who holds it before the epoch is looked at: who opens it later finds them (K5).
+    async def _remember_holder(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
+        """Remember the connection before reading the epoch, so that a later OPEN finds it (K5).
 
-        Who holds an epoch already is found by that one until the look.
+        A connection that is known already keeps its epoch until the read.
         Raises `TransactionKeyFenced`, `MetadataError`.
         """
         is_new = self.holders.epoch_of(name, holder) is None
@@ -363,12 +365,12 @@ class TransactionKeys:
         self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None
     ) -> KeyRecord:
         """The record under the new epoch, with how the last transaction before it has ended."""
-        record = await self._take(name, presented, opener)
-        record = await self._settle(name, record)
+        record = await self._raise_epoch(name, presented, opener)
+        record = await self._abort_earlier(name, record)
         self.holders.close_older(name, record.epoch, holder)
         return record
 
-    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+    async def _raise_epoch(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
         """K1: raise the epoch on the version read."""
         while True:
             stored = await self._store.read(name)
@@ -379,11 +381,11 @@ class TransactionKeys:
                 return stored.record
             try:
                 if stored is None:
-                    self._require_room()
-                    stored = await self._store.create(name, unborn(self._clock.now_ms()))
+                    self._require_capacity()
+                    stored = await self._store.create(name, new_key_record(self._clock.now_ms()))
                 is_new = stored.record.epoch == NO_EPOCH
                 floor = await self._store.read_floor() if is_new else NO_EPOCH
-                record = opened(stored.record, floor, opener, self._clock.now_ms())
+                record = raise_epoch(stored.record, floor, opener, self._clock.now_ms())
                 await self._store.change(stored, record)
             except VersionConflict:
                 continue
@@ -391,16 +393,16 @@ class TransactionKeys:
                 self.tally.opened(record, is_new=is_new)
             return record
 
-    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+    async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
         """K2: abort what an earlier epoch left open; what was committed meanwhile stays so."""
         last = record.before
         if last is None or last.ended:
             return record
         ended = await self._transactions.abort(last.txn)
         if last.is_group and ended is TxnState.COMMITTED:
-            header = await self._transactions.header(last.txn)
+            header = await self._transactions.read_header(last.txn)
             if header is not None:
-                return settled(folded(record, last.txn, header.header), ended)
+                return note_earlier_end(fold_commit(record, last.txn, header.header), ended)
             ended = None
         if ended is None:
             # Its header was collected, so the record tells by now (K8, G5).
@@ -409,7 +411,7 @@ class TransactionKeys:
             ended = now.ended if now is not None and now.txn == last.txn else None
             if stored is not None:
                 record = replace(record, committed=stored.record.committed)
-        return settled(record, ended)
+        return note_earlier_end(record, ended)
 
     async def _begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
         """K3: put the header, then have the key name it, on the version on which it may.
@@ -417,37 +419,39 @@ class TransactionKeys:
         Whatever is asked is asked of what is stored (K6).
         """
         while True:
-            now = await self.look(name, epoch)
+            now = await self.read_snapshot(name, epoch)
             txn = await self._begin_one(now, beginner, timeout_ms)
             if txn is not None:
                 return txn
 
     async def _begin_one(
-        self, now: KeyNow, beginner: str, timeout_ms: int, group: Group | None = None
+        self, now: KeySnapshot, beginner: str, timeout_ms: int, group: Group | None = None
     ) -> TxnId | None:
         """One try of K3, and G3; None: the key was used meanwhile."""
         name, record, is_group = now.stored.name, now.record, group is not None
         verdict = decide_begin(record, beginner, now.state, is_group=is_group)
         if verdict is BeginVerdict.SPENT:
-            raise group_ended(name, beginner)
+            raise group_ended_error(name, beginner)
         if verdict is not BeginVerdict.BEGIN and record.last is not None:
             if verdict is BeginVerdict.AGAIN:
                 return record.last.txn
-            raise busy(name, record.last.txn)
+            raise key_busy_error(name, record.last.txn)
         txn = await self._transactions.begin(
             timeout_ms, name.owner or None, KeyEpoch(name.key, record.epoch), group
         )
         seen = StoredKey(name, record, now.stored.version)
-        return txn if await self._have_named(seen, txn, beginner, is_group=is_group) else None
+        return txn if await self._name_in_key(seen, txn, beginner, is_group=is_group) else None
 
-    async def _have_named(
+    async def _name_in_key(
         self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
     ) -> bool:
         """Whether the key names it, on the version read; if not it is aborted (K3).
 
         What the last group committed is folded in by the same change (G5).
         """
-        record = begun(stored.record, txn, beginner, self._clock.now_ms(), is_group=is_group)
+        record = name_transaction(
+            stored.record, txn, beginner, self._clock.now_ms(), is_group=is_group
+        )
         try:
             await self._store.change(stored, record)
         except VersionConflict:
@@ -461,7 +465,7 @@ class TransactionKeys:
         return True
 
     async def _is_named(self, name: KeyName, txn: TxnId) -> bool:
-        """After a write of unknown outcome; False also when that cannot be told."""
+        """Read whether the key names it, after a write of unknown outcome; False if unreadable."""
         try:
             stored = await self._store.read(name)
         except MetadataError:
@@ -470,7 +474,7 @@ class TransactionKeys:
         return named is not None and named.txn == txn
 
     def _remember(self, stored: StoredHeader) -> None:
-        """What it has committed, if it has."""
+        """Remember what a group has committed, if it has."""
         group = stored.header.group
         if stored.header.state is not TxnState.COMMITTED or group is None or group.commit is None:
             return
@@ -479,7 +483,7 @@ class TransactionKeys:
         if len(self._commits) > TXN_COMMITS_REMEMBERED:
             self._commits.popitem(last=False)
 
-    def _require_room(self) -> None:
+    def _require_capacity(self) -> None:
         count = 0 if self.tally is None else self.tally.count
         if count >= TXN_KEYS_OF_COORDINATOR:
             raise TooManyTransactionKeys(
@@ -487,14 +491,14 @@ class TransactionKeys:
                 "have: delete some, or lower transaction_key_retention_s."
             )
 
-    async def finished(self, work: Coroutine[object, object, T]) -> T:
-        """What it makes; it goes on if whoever waits goes away."""
+    async def run_shielded(self, work: Coroutine[object, object, T]) -> T:
+        """Run the work in a task, which goes on if the caller is cancelled; return its result."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return await asyncio.shield(task)
 
-    def _done(self, task: "asyncio.Task[T]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[T]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone

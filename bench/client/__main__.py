@@ -2,20 +2,17 @@
 
 Rules: each client is a process of its own, one after the other, on a topic of its own; figures are
 medians of the runs after a warm-up.  The client from PyPI knows no scalable topics and no
-transactions, so what it can do is done by it and by ours on a `persistent://` topic too.  It is
-installed into `build/bench/pulsar-client`; where that fails its column is left out.
+transactions, so what it can do is done by it and by ours on a `persistent://` topic too.
 """
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import uuid
-import venv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -28,13 +25,11 @@ from bench.client.work import CONCURRENT, SENDS_IN_TRANSACTION, Work
 from bench.measures import Effort, Results, create_topic, run_case
 from bench.processes import peak_resident_mib
 from bench.report import Row
-from tests.stock import stock_driver
-from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.stock_driver import StockDriver
+from tests.java import stock_driver
+from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.stock_driver import StockDriver
 from tests.support.broker_process import ROOT
 
-HERE: Final = Path(__file__).resolve().parent
-ENVIRONMENT: Final = ROOT / "build" / "bench" / "pulsar-client"
 WORK_TIMEOUT_S: Final = 600
 SCALABLE: Final = "topic://public/default/"
 PLAIN: Final = "persistent://public/default/"
@@ -83,23 +78,22 @@ def measured(broker_url: str, domain: str, do: Do, effort: Effort, *, txn: bool)
     return results
 
 
-def by_process(broker: BrokerUnderTest, python: Path, *program: str, path: Path = ROOT) -> Do:
-    """A client that is a Python program."""
+def by_process(broker: BrokerUnderTest, module: str) -> Do:
+    """A client that is a module of this Python."""
 
     def do(work: Work) -> Mapping[str, list[float]]:
         if work.topic.startswith(SCALABLE):
             create_topic(broker, work.topic.removeprefix(SCALABLE))
         done = subprocess.run(
-            [str(python), *program, work.to_json()],
-            cwd=path,
-            env=os.environ | {"PYTHONPATH": str(path)},
+            [sys.executable, "-m", module, work.to_json()],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=WORK_TIMEOUT_S,
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"{program[-1]} failed:\n{done.stderr[-4000:]}")
+            raise RuntimeError(f"{module} failed:\n{done.stderr[-4000:]}")
         figures: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
         return figures
 
@@ -125,20 +119,6 @@ def by_stock_driver(broker: BrokerUnderTest, effort: Effort) -> Do:
             driver.close()
 
     return do
-
-
-def pypi_python() -> Path | None:
-    """The interpreter that has `pulsar-client`, which is installed if need be."""
-    python = ENVIRONMENT / "bin" / "python"
-    try:
-        if not python.exists():
-            venv.create(ENVIRONMENT, with_pip=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "pulsar-client"]
-        subprocess.run(install, check=True, timeout=WORK_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"bench: no pulsar-client ({error}): its column is left out", file=sys.stderr)
-        return None
-    return python
 
 
 def print_clients(results: Mapping[str, Results]) -> None:
@@ -174,13 +154,12 @@ def main() -> int:
         print(f"bench: {missing}: install JDK 17 and Maven", file=sys.stderr)
         return 2
     stock_driver.build()
-    pypi = pypi_python()
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="magnetar-", dir=OUTPUT.parent))
     results: dict[str, Results] = {}
     try:
         with running(magnetar(directory)) as broker:
-            ours = by_process(broker, Path(sys.executable), "-m", "bench.client.ours")
+            ours = by_process(broker, "bench.client.ours")
             say("java")
             java = by_stock_driver(broker, effort)
             results["java"] = measured(broker.url, SCALABLE, java, effort, txn=True)
@@ -188,10 +167,9 @@ def main() -> int:
             results["ours"] = measured(broker.url, SCALABLE, ours, effort, txn=True)
             say("ours, persistent")
             results["ours, persistent"] = measured(broker.url, PLAIN, ours, effort, txn=False)
-            if pypi is not None:
-                say("pulsar-client")
-                theirs = by_process(broker, pypi, str(HERE / "pypi.py"), path=HERE)
-                results["pulsar-client"] = measured(broker.url, PLAIN, theirs, effort, txn=False)
+            say("pulsar-client")
+            theirs = by_process(broker, "bench.client.pypi")
+            results["pulsar-client"] = measured(broker.url, PLAIN, theirs, effort, txn=False)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     document = {"machine": machine(), "results": results}

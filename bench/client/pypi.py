@@ -1,14 +1,11 @@
-"""The work done by `pulsar-client` from PyPI: Python over the C++ client, which knows v4 topics.
-
-It is run in an environment of its own and imports nothing of this project but `work`, whose
-directory is on its path.
-"""
+"""The work done by `pulsar-client` from PyPI: Python over the C++ client, which knows v4 topics."""
 
 import threading
 import time
 
-import pulsar  # type: ignore[import-not-found]
-from work import (  # type: ignore[import-not-found]
+import pulsar
+
+from bench.client.work import (
     NANOS_IN_US,
     PATIENCE_S,
     SIZE_BYTES,

@@ -40,7 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--audit-rows", type=int, action="append", help="10^6 and 10^7 by default; 10^8 takes long"
     )
-    parser.add_argument("--output", type=Path, default=OUTPUT.with_name("pipeline.json"))
+    parser.add_argument("--output", type=Path, default=OUTPUT.with_name("magnetar.spark.json"))
     given = parser.parse_args()
     if given.quick:
         given.rows, given.runs, given.generations = QUICK_ROWS, 1, 4

@@ -21,12 +21,12 @@ import magnetar
 from bench.pipeline.ground import Ground
 from bench.processes import peak_resident_mib
 from magnetar.layout import Segment
-from pipeline.admin import AdminRest
-from pipeline.audit.job import audit
-from pipeline.options import Connection
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import segment_hash
-from protocol.message import build_batch
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import segment_hash
+from magnetar.protocol.message import build_batch
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.audit.job import audit
+from magnetar.spark.options import Connection
 from tests.support.raw_client import RawClient, RawProducer
 
 ENTRY_ROWS: Final = 1000

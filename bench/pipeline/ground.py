@@ -15,11 +15,11 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-import pipeline
+import magnetar.spark
 from bench.measures import create_topic
 from bench.pipeline.readers import BenchReaders
-from pipeline.admin import AdminRest
-from tests.stock.broker_under_test import BrokerUnderTest
+from magnetar.spark.admin import AdminRest
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
 from tests.support.child_process import HOST
 
@@ -73,7 +73,7 @@ class Ground:
 
     def key(self, topic: str) -> dict[str, str]:
         """The options of a transaction key of the topic's own, opened."""
-        return dict(pipeline.open_key(self.url, local(topic)).options)
+        return dict(magnetar.spark.open_key(self.url, local(topic)).options)
 
 
 def row_of(number: str, size: int) -> tuple[str, str]:
@@ -101,6 +101,6 @@ def session(directory: Path) -> SparkSession:
         .config("spark.log.level", "OFF")
         .getOrCreate()
     )
-    pipeline.register(spark)
+    magnetar.spark.register(spark)
     spark.dataSource.register(BenchReaders)
     return spark

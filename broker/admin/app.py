@@ -1,16 +1,18 @@
 """The REST server: resources put together, started and stopped."""
 
-from typing import TYPE_CHECKING
-
 from aiohttp import web
 
 from broker.admin import (
     brokers,
     clusters,
+    ledgers,
     lookup,
     namespaces,
+    non_persistent,
     offload,
+    partitioned,
     persistent,
+    properties,
     scalable,
     schemas,
     segments,
@@ -22,17 +24,15 @@ from broker.admin import (
 )
 from broker.admin.keys import BROKER, REGISTRY
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
-from broker.metrics import make_registry, metrics_text
-
-if TYPE_CHECKING:
-    from broker.service import Broker
+from broker.app.service import Broker
+from broker.metrics.exposition import make_registry, metrics_text
 
 SHUTDOWN_TIMEOUT_S = 2
 INDEX = "/admin/v2"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build_app(broker: "Broker") -> web.Application:
+def build_app(broker: Broker) -> web.Application:
     """The application with every resource."""
     app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
     app[BROKER] = broker
@@ -40,10 +40,14 @@ def build_app(broker: "Broker") -> web.Application:
     for resource in (
         brokers,
         clusters,
+        ledgers,
         lookup,
         namespaces,
+        non_persistent,
         offload,
+        partitioned,
         persistent,
+        properties,
         scalable,
         schemas,
         segments,
@@ -79,7 +83,7 @@ async def metrics(request: web.Request) -> web.Response:
 class AdminServer:
     """REST and metrics of one broker on its HTTP port."""
 
-    def __init__(self, broker: "Broker") -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._runner: web.AppRunner | None = None
         self.port = 0

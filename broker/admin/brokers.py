@@ -11,8 +11,8 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.redirect import destination_of
 from broker.admin.rest import RestError, no_content, not_found, refused
-from broker.topics_elsewhere import TAKE, UNLOAD
-from protocol.names import TopicDomain, TopicName, parse_topic_name
+from broker.topics.elsewhere import TAKE, UNLOAD
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 
 BASE = "/admin/v2/brokers"
 LOAD_REPORT = "/admin/v2/broker-stats/load-report"
@@ -27,6 +27,7 @@ def routes() -> list[web.RouteDef]:
         web.get(BASE + "/version", version),
         web.get(BASE + "/leaderBroker", leader),
         web.get(BASE + "/configuration/runtime", runtime_configuration),
+        web.get(BASE + "/internal-configuration", internal_configuration),
         web.get(BASE + "/{cluster}", list_brokers),
         web.get(BASE + "/{cluster}/{broker}/ownedNamespaces", owned_namespaces),
         web.get(LOAD_REPORT, load_report),
@@ -36,8 +37,14 @@ def routes() -> list[web.RouteDef]:
 
 
 async def list_brokers(request: web.Request) -> web.Response:
-    """GET: `["host:port"]` of the REST addresses."""
-    return web.json_response(sorted(request.app[BROKER].placement.brokers))
+    """GET: `["host:port"]` of the REST addresses; 404 for those of another cluster."""
+    broker = request.app[BROKER]
+    cluster = request.match_info.get("cluster", broker.settings.cluster_name)
+    if cluster != broker.settings.cluster_name:
+        raise not_found(
+            f"There is no cluster {cluster!r}: this one is {broker.settings.cluster_name!r}."
+        )
+    return web.json_response(sorted(broker.placement.brokers))
 
 
 async def health(request: web.Request) -> web.Response:
@@ -114,6 +121,20 @@ async def take(request: web.Request) -> web.Response:
     """PUT `?topic=`: load it here, unless it is another broker's already."""
     await request.app[BROKER].topics.get(_name(request), create=False)
     return no_content()
+
+
+async def internal_configuration(request: web.Request) -> web.Response:
+    """GET: InternalConfigurationData: where the stores are; empty for a data directory."""
+    settings = request.app[BROKER].settings
+    return web.json_response(
+        {
+            "metadataStoreUrl": settings.metadata_store_url,
+            "configurationMetadataStoreUrl": settings.metadata_store_url,
+            "ledgersRootPath": "",
+            "bookkeeperMetadataServiceUri": settings.bookkeeper_metadata_service_uri,
+            "stateStorageServiceUrl": "",
+        }
+    )
 
 
 async def runtime_configuration(request: web.Request) -> web.Response:

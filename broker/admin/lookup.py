@@ -5,8 +5,9 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.redirect import AUTHORITATIVE, go_to
 from broker.admin.rest import flag, topic_of
-from broker.handlers.lookup import placed_for_client
+from broker.wire.handlers.lookup import placed_for_client, require_listener
 
+LISTENER_HEADER = "X-Pulsar-ListenerName"
 TOPIC = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 
 
@@ -16,9 +17,13 @@ def routes() -> list[web.RouteDef]:
 
 
 async def lookup(request: web.Request) -> web.Response:
-    """GET: LookupData; 307 to the broker that is chosen for what nobody owns."""
-    placement = request.app[BROKER].placement
+    """GET `?listenerName=`: LookupData; 307 to the broker that is chosen for what nobody owns."""
+    broker = request.app[BROKER]
+    placement = broker.placement
     name = topic_of(request, request.match_info["domain"])
+    in_query = request.query.get("listenerName", "")
+    require_listener(in_query or request.headers.get(LISTENER_HEADER, ""))
+    broker.topics.require_served(name)
     placed = placed_for_client(placement, name, authoritative=flag(request, AUTHORITATIVE))
     if not placed.connect:
         raise go_to(request, placed.address)

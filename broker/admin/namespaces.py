@@ -2,20 +2,57 @@
 
 Each policy is one member of the namespace's record under Pulsar's own name; GET of one that is not
 set answers 204, DELETE takes it back to the broker's setting.
+
+Tools that make a namespace send every policy that they know, most of them with a value that asks
+for nothing.  Those are left out of the record.  Any other value of a policy that is not served is
+refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError, body_of, conflict, mapping_of, namespace_of, no_content
-from broker.schema_compatibility import CompatibilityStrategy
+from broker.admin.rest import (
+    RestError,
+    body_of,
+    conflict,
+    flag,
+    is_number,
+    mapping_of,
+    namespace_of,
+    no_content,
+    refused,
+)
+from broker.app.service import Broker
+from broker.policies.schema_compatibility import CompatibilityStrategy
+from magnetar.protocol.names import NamespaceName
 
 BASE = "/admin/v2/namespaces"
 NAMESPACE = BASE + "/{tenant}/{namespace}"
+AUTO_SCALE_POLICY = NAMESPACE + "/scalableTopicAutoScalePolicy"
+TOPIC_MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
+RETENTION_MEMBERS = frozenset({"retentionTimeInMinutes", "retentionSizeInMB"})
+AUTO_CREATION_MEMBERS = frozenset({"allowAutoTopicCreation", "topicType", "defaultNumPartitions"})
+UNDEFINED = "UNDEFINED"
+"""Pulsar's word for no strategy of the namespace's own."""
+CLUSTERS = ("replication_clusters", "allowed_clusters")
+OF_THE_BROKER = frozenset({"bundles", *CLUSTERS})
+"""Members of a namespace's record that are no policies."""
+DEFAULTS: Mapping[str, Sequence[object]] = {
+    "deleted": (False,),
+    "encryption_required": (False,),
+    "is_allow_auto_update_schema": (True,),
+    "is_allow_auto_update_schema_with_replicator": (True, False),
+    "migrated": (False,),
+    "offload_threshold_in_seconds": (-1,),
+    "schema_auto_update_compatibility_strategy": ("Full",),
+    "schema_validation_enforced": (False,),
+    "subscription_auth_mode": ("None",),
+}
+"""What stock tools send for policies that are not served, when they ask for nothing."""
 
 
 def _is_flag(value: object) -> bool:
@@ -23,18 +60,22 @@ def _is_flag(value: object) -> bool:
 
 
 def _is_retention(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(name), int) and value[name] >= -1
-        for name in ("retentionTimeInMinutes", "retentionSizeInMB")
+    return (
+        isinstance(value, dict)
+        and value.keys() == RETENTION_MEMBERS
+        and all(is_number(limit) and limit >= -1 for limit in value.values())
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_auto_creation(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("allowAutoTopicCreation"), bool)
+    if not isinstance(value, dict) or not value.keys() <= AUTO_CREATION_MEMBERS:
+        return False
+    kind, count = value.get("topicType"), value.get("defaultNumPartitions")
+    if kind == "partitioned":
+        fits = is_number(count) and count > 0
+    else:
+        fits = kind in (None, "non-partitioned") and count is None
+    return isinstance(value.get("allowAutoTopicCreation"), bool) and fits
 
 
 def _is_strategy(value: object) -> bool:
@@ -49,6 +90,8 @@ class _Policy:
     member: str
     valid: Callable[[object], bool]
     wanted: str
+    unset: tuple[object, ...] = ()
+    """Values that mean the broker's setting when they come with a new namespace."""
 
 
 POLICIES = (
@@ -63,22 +106,25 @@ POLICIES = (
         "autoTopicCreation",
         "autoTopicCreationOverride",
         _is_auto_creation,
-        "an object with allowAutoTopicCreation true or false",
+        "an object with allowAutoTopicCreation true or false, topicType partitioned or "
+        "non-partitioned, and defaultNumPartitions of 1 or more if it is partitioned",
     ),
     _Policy(
         "offloadDeletionLagMs",
         "offload_deletion_lag_ms",
-        _is_number,
+        is_number,
         "a number of milliseconds, or -1",
     ),
-    _Policy("offloadThreshold", "offload_threshold", _is_number, "a number of bytes, or -1"),
+    _Policy("offloadThreshold", "offload_threshold", is_number, "a number of bytes, or -1", (-1,)),
     _Policy(
         "schemaCompatibilityStrategy",
         "schema_compatibility_strategy",
         _is_strategy,
         "one of " + ", ".join(CompatibilityStrategy.__members__),
+        ("", UNDEFINED),
     ),
 )
+SERVED: Mapping[str, _Policy] = {policy.member: policy for policy in POLICIES}
 
 
 def routes() -> list[web.RouteDef]:
@@ -91,7 +137,9 @@ def routes() -> list[web.RouteDef]:
         web.get(NAMESPACE + "/topics", topics),
         web.get(NAMESPACE + "/bundles", bundles),
         web.put(NAMESPACE + "/unload", unload),
-        web.get(NAMESPACE + "/scalableTopicAutoScalePolicy", auto_scale_policy),
+        web.get(AUTO_SCALE_POLICY, auto_scale_policy),
+        web.post(AUTO_SCALE_POLICY, refuse_auto_scale),
+        web.delete(AUTO_SCALE_POLICY, delete_auto_scale_policy),
     ]
     for policy in POLICIES:
         path = f"{NAMESPACE}/{policy.path}"
@@ -103,6 +151,48 @@ def routes() -> list[web.RouteDef]:
             web.delete(path, handlers.remove),
         ]
     return found
+
+
+def _invalid(name: str, value: object, wanted: str) -> RestError:
+    return refused(f"{name} cannot be {value!r}: give {wanted}.")
+
+
+def _asks_for_nothing(value: object) -> bool:
+    """None, "", 0, and containers of nothing; false is a wish for some policies."""
+    if isinstance(value, dict):
+        return all(each in (None, {}, []) for each in value.values())
+    return value is None or value in ("", []) or (is_number(value) and value == 0)
+
+
+def _policies_of_new(body: Mapping[str, object], cluster: str) -> dict[str, object]:
+    """What a new namespace's record is to have of the policies that a tool sends."""
+    kept: dict[str, object] = {}
+    for member in CLUSTERS:
+        _require_own_cluster(member, body.get(member), cluster)
+    for member, value in body.items():
+        if member in OF_THE_BROKER:
+            continue
+        policy = SERVED.get(member)
+        if policy is None:
+            if not _asks_for_nothing(value) and value not in DEFAULTS.get(member, ()):
+                raise refused(
+                    f"{member} = {value!r} is not served yet: leave it out. See 'Not served yet' "
+                    "in docs/differences.md."
+                )
+        elif value is not None and value not in policy.unset:
+            if not policy.valid(value):
+                raise _invalid(member, value, policy.wanted)
+            kept[member] = value
+    return kept
+
+
+def _require_own_cluster(member: str, clusters: object, cluster: str) -> None:
+    names = clusters or []
+    if not isinstance(names, list) or set(names) - {cluster}:
+        raise RestError(
+            HTTPStatus.FORBIDDEN,
+            f"{member} cannot be {names!r}: there is one cluster, {cluster!r}.",
+        )
 
 
 class _PolicyHandlers:
@@ -120,11 +210,10 @@ class _PolicyHandlers:
     async def set(self, request: web.Request) -> web.Response:
         """POST or PUT: the value as body."""
         value = await body_of(request)
+        if value == UNDEFINED and UNDEFINED in self._policy.unset:
+            return await self.remove(request)
         if not self._policy.valid(value):
-            raise RestError(
-                HTTPStatus.PRECONDITION_FAILED,
-                f"{self._policy.path} cannot be {value!r}: give {self._policy.wanted}.",
-            )
+            raise _invalid(self._policy.path, value, self._policy.wanted)
         await request.app[BROKER].namespaces.change(
             namespace_of(request), lambda record: record.update({self._policy.member: value})
         )
@@ -153,27 +242,41 @@ async def get(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     """PUT: policies as body, if any; 409 if it exists, 404 without its tenant."""
-    policies = await mapping_of(request)
-    await request.app[BROKER].namespaces.create(namespace_of(request), policies)
+    broker = request.app[BROKER]
+    policies = _policies_of_new(await mapping_of(request), broker.settings.cluster_name)
+    await broker.namespaces.create(namespace_of(request), policies)
     return no_content()
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE: 409 while it has topics."""
-    broker = request.app[BROKER]
-    name = namespace_of(request)
-    await broker.namespaces.require(name)
-    if await broker.topics.list_names(name) or await broker.scalable.list(name, {}):
-        raise conflict(f"The namespace {name} still has topics: delete them first.")
-    await broker.namespaces.delete(name)
+    """DELETE `?force=true`: 409 while it has topics, unless they are to go with it."""
+    await delete_namespace(request.app[BROKER], namespace_of(request), force=flag(request, "force"))
     return no_content()
 
 
+async def delete_namespace(broker: Broker, name: NamespaceName, *, force: bool) -> None:
+    """Remove it; with `force` its topics first, used or not.
+
+    It makes no topics by itself from then on, also if this fails half way: do it again then.
+    """
+    await broker.namespaces.require(name)
+    if force:
+        await broker.namespaces.change(name, lambda record: record.update(deleted=True))
+        await broker.topics.elsewhere.delete_namespace(name)
+    if await broker.topics.list_names(name) or await broker.scalable.list(name, {}):
+        raise conflict(f"The namespace {name} still has topics: delete them, or use force.")
+    await broker.namespaces.delete(name)
+
+
 async def topics(request: web.Request) -> web.Response:
-    """GET: persistent topics; scalable ones are listed by /admin/v2/scalable."""
+    """GET `?mode=`: persistent topics; scalable ones are listed by /admin/v2/scalable."""
     broker = request.app[BROKER]
     await broker.namespaces.require(namespace_of(request))
-    return web.json_response(await broker.topics.list_names(namespace_of(request)))
+    mode = request.query.get("mode", "PERSISTENT")
+    if mode not in TOPIC_MODES:
+        raise refused(f"There is no mode {mode!r}: give one of {', '.join(TOPIC_MODES)}.")
+    names = await broker.topics.list_names(namespace_of(request))
+    return web.json_response([] if mode == "NON_PERSISTENT" else names)
 
 
 async def unload(request: web.Request) -> web.Response:
@@ -195,3 +298,18 @@ async def auto_scale_policy(request: web.Request) -> web.Response:
     """GET: splitting and merging are by hand."""
     await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response({"enabled": False})
+
+
+async def refuse_auto_scale(request: web.Request) -> web.Response:
+    """POST: there is no automatic split or merge."""
+    policy = await mapping_of(request)
+    await request.app[BROKER].namespaces.require(namespace_of(request))
+    if policy == {"enabled": False}:
+        return no_content()
+    raise refused("Segments split and merge by hand only: see /admin/v2/scalable.")
+
+
+async def delete_auto_scale_policy(request: web.Request) -> web.Response:
+    """DELETE: there is never an override to remove."""
+    await request.app[BROKER].namespaces.require(namespace_of(request))
+    return no_content()

@@ -8,10 +8,10 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.persistent import TOPIC, existing_topic
-from broker.admin.rest import body_of, no_content, refused
-from broker.offloading import location_of
+from broker.admin.rest import body_of, is_number, no_content, refused
 from broker.scalable.offloading import offload_manifest, offload_status
-from protocol.ids import LATEST, Position
+from broker.topics.offloading import location_of
+from magnetar.protocol.ids import LATEST, Position
 
 OFFLOAD = TOPIC + "/offload"
 ORPHANS = "/admin/v2/offload/orphans"
@@ -42,7 +42,7 @@ def _position(body: object) -> Position:
     if body is None:
         return LATEST
     numbers = [body.get(name) for name in ("ledgerId", "entryId")] if isinstance(body, dict) else []
-    found = [each for each in numbers if isinstance(each, int) and not isinstance(each, bool)]
+    found = [each for each in numbers if is_number(each)]
     if len(found) != 2:
         raise refused("The body must be a message id with ledgerId and entryId, or empty.")
     return Position(*found)
@@ -50,12 +50,15 @@ def _position(body: object) -> Position:
 
 async def status(request: web.Request) -> web.Response:
     """GET: how the last one went."""
-    return web.json_response(offload_status(await existing_topic(request)))
+    topic = await existing_topic(request)
+    return web.json_response(offload_status(topic, request.app[BROKER].offloads.outcome(topic)))
 
 
 async def manifest(request: web.Request) -> web.Response:
     """GET: the same, and every ledger with what is known of its copy."""
-    return web.json_response(await offload_manifest(await existing_topic(request)))
+    topic = await existing_topic(request)
+    outcome = request.app[BROKER].offloads.outcome(topic)
+    return web.json_response(await offload_manifest(topic, outcome))
 
 
 async def drop_hot(request: web.Request) -> web.Response:

@@ -15,7 +15,7 @@ from broker.admin.keys import BROKER
 from broker.admin.rest import flag, refused
 from broker.placement import BrokerAddress
 from config.bounds import ADMIN_SESSION_WAIT_S
-from protocol.names import TopicName
+from magnetar.protocol.names import TopicName
 
 AUTHORITATIVE = "authoritative"
 

@@ -7,17 +7,21 @@ map to a status by their class, or else by their `ServerError`.
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import TypeGuard
 
 import structlog
 from aiohttp import web
 
-from protocol.names import NamespaceName, TopicName, parse_topic_name
-from protocol.server_error import MagnetarError, ServerError
+from config.bounds import MAX_TOPIC_PROPERTIES_BYTES
+from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
+from magnetar.protocol.server_error import MagnetarError, ServerError
 from storage.metadata.store import RecordTooLarge
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
+OWN_PROPERTIES = "magnetar."
+"""Properties of a topic that begin so are the broker's."""
 
 STATUS_OF_CODE: Mapping[ServerError, HTTPStatus] = {
     ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
@@ -124,6 +128,11 @@ def flag(request: web.Request, name: str) -> bool:
     return request.query.get(name, "false").lower() == "true"
 
 
+def is_number(value: object) -> TypeGuard[int]:
+    """Whether a member of a body is a whole number; JSON's true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def number(request: web.Request, name: str, default: int | None = None) -> int:
     """An integer from the query, or from the path."""
     text = request.match_info.get(name) or request.query.get(name)
@@ -158,3 +167,24 @@ async def mapping_of(request: web.Request) -> dict[str, object]:
     if not isinstance(body, dict):
         raise RestError(HTTPStatus.BAD_REQUEST, "The body must be a JSON object.")
     return body
+
+
+def properties_in(value: object) -> Mapping[str, str]:
+    """The properties of a topic, {} for none.  They share a record with what the topic needs."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise RestError(
+            HTTPStatus.BAD_REQUEST, "Properties must be a JSON object whose values are strings."
+        )
+    if any(key.startswith(OWN_PROPERTIES) for key in value):
+        raise RestError(
+            HTTPStatus.BAD_REQUEST,
+            f"Properties that begin with {OWN_PROPERTIES!r} are the broker's: use other names.",
+        )
+    if len(json.dumps(value)) > MAX_TOPIC_PROPERTIES_BYTES:
+        raise RestError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"Properties may have {MAX_TOPIC_PROPERTIES_BYTES} bytes as JSON: give fewer.",
+        )
+    return value

@@ -21,8 +21,8 @@ from broker.admin.rest import (
     refused,
     topic_of,
 )
-from protocol.ids import EARLIEST, SegmentId
-from protocol.names import TopicName
+from magnetar.protocol.ids import EARLIEST, SegmentId
+from magnetar.protocol.names import TopicName
 
 BASE = "/admin/v2/scalable/{tenant}/{namespace}"
 TOPIC = BASE + "/{topic}"
@@ -218,6 +218,7 @@ async def auto_scale_policy(request: web.Request) -> web.Response:
 async def refuse_auto_scale(request: web.Request) -> web.Response:
     """POST: there is no automatic split or merge."""
     policy = await mapping_of(request)
+    await request.app[BROKER].scalable.get(_name(request))
     if policy.get("enabled") is False:
         return no_content()
     raise refused("Segments split and merge by hand only: use split/{id} and merge/{a}/{b}.")

@@ -5,15 +5,15 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError, mapping_of, topic_of
-from broker.schema_compatibility import (
+from broker.admin.rest import RestError, flag, mapping_of, topic_of
+from broker.policies.schema_compatibility import (
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
     check_successor,
 )
-from broker.schemas import SchemaVersion
-from protocol.names import TopicName
+from broker.topics.schemas import SchemaVersion
+from magnetar.protocol.names import TopicName
 
 TOPIC = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
@@ -96,9 +96,12 @@ async def add(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE: end the history."""
-    version = await request.app[BROKER].schemas.delete(_topic(request).schema_id)
-    return web.json_response({"version": version})
+    """DELETE `?force=true`: end the history; with force there has never been one (version -1)."""
+    schemas, schema_id = request.app[BROKER].schemas, _topic(request).schema_id
+    if flag(request, "force"):
+        await schemas.forget(schema_id)
+        return web.json_response({"version": -1})
+    return web.json_response({"version": await schemas.delete(schema_id)})
 
 
 async def compatibility(request: web.Request) -> web.Response:

@@ -1,4 +1,6 @@
-"""`/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}`: what brokers ask each other.
+"""Segments over REST: for operators by their paths, for other brokers as typed requests.
+
+`/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}` and `/admin/v2/segment-requests`.
 
 Rules:
 
@@ -20,6 +22,7 @@ from broker.admin.keys import BROKER
 from broker.admin.offload import ledger_ids_of
 from broker.admin.redirect import require_here
 from broker.admin.rest import (
+    Handler,
     body_of,
     flag,
     mapping_of,
@@ -29,21 +32,39 @@ from broker.admin.rest import (
     status_of,
 )
 from broker.admin.topic_stats import internal_stats
-from broker.scalable.feed import Follower
+from broker.placement.typed_request import MalformedRequest, encode
+from broker.scalable.feed import FEED_PATH, Follower
 from broker.scalable.local_segments import LocalSegments
-from broker.scalable.remote_segments import FEED_PATH, SEGMENTS_PATH
-from broker.topic import SubscriptionNotFound
+from broker.scalable.segment_requests import (
+    SEGMENT_REQUESTS,
+    CreateSubscription,
+    DeleteSegment,
+    DeleteSubscription,
+    DropHotLedgers,
+    OffloadManifest,
+    OffloadSegment,
+    SealSegment,
+    SeekSubscription,
+    SeekSubscriptionToTime,
+    SegmentRequest,
+    SegmentStats,
+    ViewRunningSegment,
+    ViewSegment,
+)
+from broker.scalable.segments import SEGMENT_REQUESTS_PATH
+from broker.topics.topic import SubscriptionNotFound
 from config.bounds import FEED_HEARTBEAT_S
-from protocol.ids import EARLIEST, LATEST
-from protocol.names import SegmentName, parse_topic_name, segment_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol.ids import EARLIEST, LATEST
+from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
+from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
 
-SEGMENT = SEGMENTS_PATH + "/{tenant}/{namespace}/{topic}/{descriptor}"
+SEGMENT = "/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}"
 OFFLOAD = SEGMENT + "/offload"
 SUBSCRIPTION = SEGMENT + "/subscription/{subscription}"
 
+RequestOf = Callable[[web.Request, SegmentName], Awaitable[SegmentRequest[object]]]
 SegmentHandler = Callable[[web.Request, LocalSegments, SegmentName], Awaitable[web.Response]]
 _STARTS = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -51,36 +72,47 @@ _STARTS = {"earliest": EARLIEST, "latest": LATEST}
 def routes() -> list[web.RouteDef]:
     """The resource's routes."""
     return [
-        web.get(SEGMENT, get),
+        web.get(SEGMENT, _asking(_view)),
         web.put(SEGMENT, create),
-        web.delete(SEGMENT, delete),
-        web.post(SEGMENT + "/terminate", terminate),
-        web.get(SEGMENT + "/stats", stats),
+        web.delete(SEGMENT, _asking(_delete)),
+        web.post(SEGMENT + "/terminate", _asking(_terminate)),
+        web.get(SEGMENT + "/stats", _asking(_stats)),
         web.get(SEGMENT + "/internalStats", stats_of_ledgers),
-        web.put(OFFLOAD, offload),
-        web.get(OFFLOAD + "/manifest", offload_manifest),
-        web.post(OFFLOAD + "/dropHot", drop_hot),
-        web.put(SUBSCRIPTION, create_subscription),
-        web.delete(SUBSCRIPTION, delete_subscription),
+        web.put(OFFLOAD, _asking(_offload)),
+        web.get(OFFLOAD + "/manifest", _asking(_offload_manifest)),
+        web.post(OFFLOAD + "/dropHot", _asking(_drop_hot)),
+        web.put(SUBSCRIPTION, _asking(_create_subscription)),
+        web.delete(SUBSCRIPTION, _asking(_delete_subscription)),
         web.get(SUBSCRIPTION + "/backlog", backlog),
-        web.post(SUBSCRIPTION + "/seek", seek),
-        web.post(SUBSCRIPTION + "/skip-all", skip_all),
+        web.post(SUBSCRIPTION + "/seek", _asking(_seek)),
+        web.post(SUBSCRIPTION + "/skip-all", _asking(_skip_all)),
+        web.post(SEGMENT_REQUESTS_PATH + "/{kind}", requests_of_brokers),
         web.get(FEED_PATH, feed),
     ]
 
 
-def _at_owner(handler: SegmentHandler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def errors_with_code(handler: Handler) -> Handler:
+    """Answer errors with their code beside the sentence, so that a broker raises the same."""
+
     @wraps(handler)
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            segment = _segment_of(request)
-            await require_here(request, segment.topic_name)
-            return await handler(request, request.app[BROKER].scalable.local_segments, segment)
+            return await handler(request)
         except MagnetarError as error:
             answer = {"reason": str(error), "code": int(error.code)}
             return web.json_response(answer, status=status_of(error))
 
     return handle
+
+
+def _at_owner(handler: SegmentHandler) -> Handler:
+    @wraps(handler)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        segment = _segment_of(request)
+        await require_here(request, segment.topic_name)
+        return await handler(request, request.app[BROKER].scalable.local_segments, segment)
+
+    return errors_with_code(handle)
 
 
 def _segment_of(request: web.Request) -> SegmentName:
@@ -92,13 +124,109 @@ def _subscription_of(request: web.Request) -> str:
     return request.match_info["subscription"]
 
 
-@_at_owner
-async def get(request: web.Request, segments: LocalSegments, segment: SegmentName) -> web.Response:
+# Requests of operators, and of brokers
+
+
+async def _view(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
     """GET `?load=false`: what is told of it; {} if it is not loaded and is not to be."""
-    if request.query.get("load") == "false":
-        view = await segments.view_of_running(segment)
-        return web.json_response({} if view is None else view.to_json())
-    return web.json_response((await segments.view(segment)).to_json())
+    running = request.query.get("load") == "false"
+    return ViewRunningSegment(segment) if running else ViewSegment(segment)
+
+
+async def _delete(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """DELETE: everything of a segment that no layout names."""
+    return DeleteSegment(segment)
+
+
+async def _terminate(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """POST: seal it, once its producers have finished; answered when that is done."""
+    return SealSegment(segment)
+
+
+async def _stats(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """GET: what is counted there."""
+    return SegmentStats(segment)
+
+
+async def _offload(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """PUT `?url=`: copy what has ended; all of it, once the segment is sealed."""
+    return OffloadSegment(segment, request.query.get("url"))
+
+
+async def _offload_manifest(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """GET: how that stands, and every ledger with what is known of its copy."""
+    return OffloadManifest(segment)
+
+
+async def _drop_hot(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """POST `[ledger id, ...]` or nothing: delete the ledgers whose copy is whole."""
+    return DropHotLedgers(segment, await ledger_ids_of(request))
+
+
+async def _create_subscription(
+    request: web.Request, segment: SegmentName
+) -> SegmentRequest[object]:
+    """PUT `?start=earliest|latest`, properties as body: unless it exists."""
+    start = _STARTS.get(request.query.get("start", "earliest"))
+    if start is None:
+        raise refused("start is unknown: give earliest or latest.")
+    properties = {key: str(value) for key, value in (await mapping_of(request)).items()}
+    return CreateSubscription(segment, _subscription_of(request), start, properties)
+
+
+async def _delete_subscription(
+    request: web.Request, segment: SegmentName
+) -> SegmentRequest[object]:
+    """DELETE `?force=true`."""
+    return DeleteSubscription(segment, _subscription_of(request), flag(request, "force"))
+
+
+async def _seek(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """POST `?timestamp=ms`: the first message published then or later; 0 is Earliest."""
+    timestamp_ms, name = number(request, "timestamp"), _subscription_of(request)
+    if timestamp_ms <= 0:
+        return SeekSubscription(segment, name, EARLIEST)
+    return SeekSubscriptionToTime(segment, name, timestamp_ms)
+
+
+async def _skip_all(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
+    """POST: nothing published so far is delivered any more."""
+    return SeekSubscription(segment, _subscription_of(request), LATEST)
+
+
+def _asking(make: RequestOf) -> Handler:
+    """Answer with what comes of the request that `make` reads from the path and the query."""
+
+    @_at_owner
+    async def handle(
+        request: web.Request, segments: LocalSegments, segment: SegmentName
+    ) -> web.Response:
+        asked = await make(request, segment)
+        answer = encode(await asked.run(segments))
+        if isinstance(asked, ViewRunningSegment) and answer is None:
+            answer = {}
+        return no_content() if answer is None else web.json_response(answer)
+
+    return handle
+
+
+@errors_with_code
+async def requests_of_brokers(request: web.Request) -> web.StreamResponse:
+    """POST the fields of a typed request; its answer.  See `broker.scalable.segment_requests`."""
+    kind = request.match_info["kind"]
+    known = SEGMENT_REQUESTS.get(kind)
+    if known is None:
+        raise MalformedRequest(
+            f"{kind!r} is no request about a segment here: run the same version of the broker "
+            "everywhere."
+        )
+    asked = known.from_json(await body_of(request))
+    await require_here(request, asked.segment.topic_name)
+    segments = request.app[BROKER].scalable.local_segments
+    return web.json_response(encode(await asked.run(segments)))
+
+
+# What no other broker asks
 
 
 @_at_owner
@@ -116,85 +244,11 @@ async def create(
 
 
 @_at_owner
-async def delete(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """DELETE: everything of a segment that no layout names."""
-    await segments.delete(segment)
-    return no_content()
-
-
-@_at_owner
-async def terminate(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """POST: seal it, once its producers have finished; answered when that is done."""
-    await segments.seal(segment)
-    return no_content()
-
-
-@_at_owner
-async def stats(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """GET: what is counted there."""
-    return web.json_response(await segments.stats(segment))
-
-
-@_at_owner
 async def stats_of_ledgers(
     request: web.Request, segments: LocalSegments, segment: SegmentName
 ) -> web.Response:
     """GET: its ledgers and cursors, as `internalStats` of a topic has them."""
     return web.json_response(internal_stats(await segments.open(segment)))
-
-
-@_at_owner
-async def offload(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """PUT `?url=`: copy what has ended; all of it, once the segment is sealed."""
-    await segments.offload(segment, request.query.get("url"))
-    return no_content()
-
-
-@_at_owner
-async def offload_manifest(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """GET: how that stands, and every ledger with what is known of its copy."""
-    return web.json_response(await segments.offload_manifest(segment))
-
-
-@_at_owner
-async def drop_hot(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """POST `[ledger id, ...]` or nothing: delete the ledgers whose copy is whole."""
-    return web.json_response(await segments.drop_hot(segment, await ledger_ids_of(request)))
-
-
-@_at_owner
-async def create_subscription(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """PUT `?start=earliest|latest`, properties as body: unless it exists."""
-    start = _STARTS.get(request.query.get("start", "earliest"))
-    if start is None:
-        raise refused("start is unknown: give earliest or latest.")
-    properties = {key: str(value) for key, value in (await mapping_of(request)).items()}
-    await segments.create_subscription(segment, _subscription_of(request), start, properties)
-    return no_content()
-
-
-@_at_owner
-async def delete_subscription(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """DELETE `?force=true`."""
-    name = _subscription_of(request)
-    await segments.delete_subscription(segment, name, force=flag(request, "force"))
-    return no_content()
 
 
 @_at_owner
@@ -207,26 +261,6 @@ async def backlog(
     if found is None:
         raise SubscriptionNotFound(f"{segment} has no subscription {name!r}: see its topic's.")
     return web.json_response(found.backlog)
-
-
-@_at_owner
-async def seek(request: web.Request, segments: LocalSegments, segment: SegmentName) -> web.Response:
-    """POST `?timestamp=ms`: the first message published then or later; 0 is Earliest."""
-    timestamp_ms, name = number(request, "timestamp"), _subscription_of(request)
-    if timestamp_ms <= 0:
-        await segments.seek(segment, name, EARLIEST)
-    else:
-        await segments.seek_to_time(segment, name, timestamp_ms)
-    return no_content()
-
-
-@_at_owner
-async def skip_all(
-    request: web.Request, segments: LocalSegments, segment: SegmentName
-) -> web.Response:
-    """POST: nothing published so far is delivered any more."""
-    await segments.seek(segment, _subscription_of(request), LATEST)
-    return no_content()
 
 
 # The feed

@@ -1,14 +1,36 @@
-"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription[s]`: subscriptions by hand."""
+"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription[s]`: subscriptions by hand.
 
+Those of a partitioned topic are those of its partitions: see `each_partition`.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
-from broker.admin.persistent import TOPIC, existing_topic
-from broker.admin.rest import RestError, conflict, flag, mapping_of, no_content, not_found, number
-from broker.dispatch.start_position import first_published_since
-from broker.subscription import Subscription
-from protocol.ids import EARLIEST, LATEST, Position, from_wire
+from broker.admin.each_partition import on_each, partitions_in
+from broker.admin.keys import BROKER
+from broker.admin.partitioned import stats_of
+from broker.admin.persistent import TOPIC
+from broker.admin.rest import (
+    RestError,
+    body_of,
+    conflict,
+    flag,
+    no_content,
+    not_found,
+    number,
+    properties_in,
+    refused,
+)
+from broker.topics.dispatch.start_position import first_published_since
+from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
+from broker.wire.handlers.consume_position import batch_size_at
+from magnetar.protocol.ack_set import pending_all, to_words
+from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
+from magnetar.protocol.names import TopicName
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
@@ -22,76 +44,200 @@ def routes() -> list[web.RouteDef]:
         web.post(SUBSCRIPTION + "/skip_all", skip_all),
         web.post(SUBSCRIPTION + "/resetcursor", reset_to_id),
         web.post(SUBSCRIPTION + "/resetcursor/{timestamp}", reset_to_time),
+        web.get(SUBSCRIPTION + "/position/{position}", refuse_to_peek),
     ]
 
 
-def _position(body: dict[str, object]) -> Position:
-    """A message id from a body; {} is the newest, as in Pulsar's tools."""
-    ledger_id, entry_id = body.get("ledgerId"), body.get("entryId")
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The first message to be delivered, or (`excluded`) the one before it."""
+
+    position: Position
+    batch_index: int = -1
+    excluded: bool = False
+
+    @property
+    def at_edge(self) -> bool:
+        """Before or after everything that is there."""
+        return self.position in (EARLIEST, LATEST)
+
+    async def seek(self, subscription: Subscription) -> None:
+        """Have the subscription go on there."""
+        if self.at_edge:
+            await subscription.seek(self.position)
+            return
+        size = 1
+        if self.batch_index >= 0:
+            size = max(size, await batch_size_at(subscription.ledger, self.position))
+        first = min(max(self.batch_index, 0), size - 1) + self.excluded
+        if first == size or (self.excluded and self.batch_index < 0):
+            behind = Position(self.position.ledger_id, self.position.entry_id + 1)
+            await subscription.seek(behind)
+        elif first == 0:
+            await subscription.seek(self.position)
+        else:
+            left = pending_all(size) >> first << first
+            await subscription.seek(self.position, to_words(left), size)
+
+
+def _place(body: object) -> _Place:
+    """A message id from a body, or the word for the first or newest.  None, {}: the newest."""
+    position = _position(body)
+    members = body if isinstance(body, dict) else {}
+    batch_index, excluded = members.get("batchIndex", -1), members.get("excluded", False)
+    if not isinstance(batch_index, int) or not isinstance(excluded, bool):
+        raise RestError(
+            HTTPStatus.BAD_REQUEST,
+            "In a message id batchIndex is a number, and excluded true or false.",
+        )
+    return _Place(position, batch_index, excluded)
+
+
+def _position(body: object) -> Position:
+    if body is None or body == "latest":
+        return LATEST
+    if body == "earliest":
+        return EARLIEST
+    members = body if isinstance(body, dict) else {"ledgerId": body}
+    ledger_id, entry_id = members.get("ledgerId"), members.get("entryId")
     if ledger_id is None and entry_id is None:
         return LATEST
     if not isinstance(ledger_id, int) or not isinstance(entry_id, int):
         raise RestError(
-            HTTPStatus.BAD_REQUEST, "A message id needs the numbers ledgerId and entryId."
+            HTTPStatus.BAD_REQUEST,
+            'A message id needs the numbers ledgerId and entryId: give them, "earliest" or '
+            '"latest".',
         )
     position = Position(from_wire(ledger_id % 2**64), from_wire(entry_id % 2**64))
     return EARLIEST if position.ledger_id < 0 else position
 
 
-async def _subscription(request: web.Request) -> Subscription:
-    topic = await existing_topic(request)
+def _has_no(topic: Topic, name: str) -> RestError:
+    return not_found(f"{topic.name} has no subscription {name!r}: create it with PUT.")
+
+
+async def _require_whole(request: web.Request, what: str) -> None:
+    """405 on a partitioned topic, for what a message id is needed."""
+    if await partitions_in(request):
+        raise RestError(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            f"A message id is of one partition, so {what}: use a time, or name the partition.",
+        )
+
+
+async def _seek(request: web.Request, to: Callable[[Topic], Awaitable[_Place]]) -> web.Response:
+    """204; 404 when nothing has the subscription."""
     name = request.match_info["subscription"]
-    found = topic.subscriptions.get(name)
-    if found is None:
-        raise not_found(f"{topic.name} has no subscription {name!r}: create it with PUT.")
-    return found
+
+    async def seek(topic: Topic) -> None:
+        found = topic.subscriptions.get(name)
+        if found is None:
+            raise _has_no(topic, name)
+        await (await to(topic)).seek(found)
+
+    await on_each(request, seek, tolerated=HTTPStatus.NOT_FOUND)
+    return no_content()
 
 
 async def list_subscriptions(request: web.Request) -> web.Response:
-    """GET: names."""
-    topic = await existing_topic(request)
-    return web.json_response(sorted(topic.subscriptions))
+    """GET: names; of a partitioned topic those that any partition has."""
+
+    async def names(topic: Topic) -> list[str]:
+        return list(topic.subscriptions)
+
+    found = await on_each(request, names, tolerated=HTTPStatus.NOT_FOUND)
+    each = [str(name) for answer in found if isinstance(answer, list) for name in answer]
+    return web.json_response(sorted(set(each)))
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT, message id as body (the newest by default); 409 if it exists."""
-    topic = await existing_topic(request)
+    """PUT, message id as body (the newest by default), with properties; 409 if it exists."""
     name = request.match_info["subscription"]
-    if name in topic.subscriptions:
-        raise conflict(f"{topic.name} has a subscription {name!r} already.")
-    start = _position(await mapping_of(request))
-    # A subscription begins after a position; the id names the first message to be delivered.
-    at_edge = start in (EARLIEST, LATEST)
-    await topic.create_subscription(
-        name, start if at_edge else Position(start.ledger_id, start.entry_id - 1)
-    )
+    if flag(request, "replicated"):
+        raise refused("There is one cluster, so nothing is replicated: leave replicated out.")
+    body = await body_of(request)
+    place = _place(body)
+    properties = properties_in(body.get("properties") if isinstance(body, dict) else None)
+    start = place.position
+    if not place.at_edge:
+        await _require_whole(request, "a subscription cannot begin there on every partition")
+        # A subscription begins after a position; the id names the first message to be delivered.
+        start = Position(start.ledger_id, start.entry_id - 1)
+
+    async def make(topic: Topic) -> None:
+        if name in topic.subscriptions:
+            raise conflict(f"{topic.name} has a subscription {name!r} already.")
+        await topic.create_subscription(name, start, properties=properties)
+        if place.batch_index > 0 or place.excluded:
+            await place.seek(topic.subscriptions[name])
+
+    await on_each(request, make, tolerated=HTTPStatus.CONFLICT)
     return no_content()
 
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE `?force=true`: 412 while it has consumers."""
-    topic = await existing_topic(request)
-    await topic.unsubscribe(request.match_info["subscription"], force=flag(request, "force"))
+    name, force = request.match_info["subscription"], flag(request, "force")
+    if not force:
+        for partition in await partitions_in(request):
+            await _require_unused(request, partition, name)
+
+    async def unsubscribe(topic: Topic) -> None:
+        await topic.unsubscribe(name, force=force)
+
+    await on_each(request, unsubscribe, tolerated=HTTPStatus.NOT_FOUND)
     return no_content()
+
+
+async def _require_unused(request: web.Request, partition: TopicName, name: str) -> None:
+    """Raise if the subscription has consumers on this partition.
+
+    All are asked before the first is changed, so a refusal leaves nothing half deleted.
+    """
+    held = (await stats_of(request.app[BROKER], partition)).get("subscriptions")
+    one = held.get(name) if isinstance(held, dict) else None
+    if one and one.get("consumers"):
+        raise refused(
+            f"Subscription {name!r} on {partition} has consumers: close them, or use force."
+        )
 
 
 async def skip_all(request: web.Request) -> web.Response:
     """POST: nothing published so far is delivered any more."""
-    subscription = await _subscription(request)
-    await subscription.seek(LATEST)
-    return no_content()
+
+    async def newest(_topic: Topic) -> _Place:
+        return _Place(LATEST)
+
+    return await _seek(request, newest)
 
 
 async def reset_to_id(request: web.Request) -> web.Response:
-    """POST, message id as body: the first message to be delivered."""
-    subscription = await _subscription(request)
-    await subscription.seek(_position(await mapping_of(request)))
-    return no_content()
+    """POST, message id as body: the first message to be delivered; not of a partitioned topic.
+
+    With `excluded` the one after it.
+    """
+    await _require_whole(request, "the cursors of all cannot be set to it")
+    place = _place(await body_of(request))
+
+    async def given(_topic: Topic) -> _Place:
+        return place
+
+    return await _seek(request, given)
 
 
 async def reset_to_time(request: web.Request) -> web.Response:
     """POST: continue at the first message published at or after the time, in ms."""
-    subscription = await _subscription(request)
-    ledger = subscription.topic.ledger
-    await subscription.seek(await first_published_since(ledger, number(request, "timestamp")))
-    return no_content()
+    since_ms = number(request, "timestamp")
+
+    async def published(topic: Topic) -> _Place:
+        return _Place(await first_published_since(topic.ledger, since_ms))
+
+    return await _seek(request, published)
+
+
+async def refuse_to_peek(request: web.Request) -> web.Response:
+    """GET: 405, as the Java admin takes 404 for the end of the backlog and shows nothing."""
+    raise RestError(
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        "Messages are not shown over REST yet: use `magnetar peek TOPIC`, or a reader.",
+    )

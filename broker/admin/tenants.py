@@ -1,12 +1,21 @@
-"""`/admin/v2/tenants`."""
+"""`/admin/v2/tenants`.
+
+`adminRoles` are kept and shown.  They give no rights, as there is no authorization, nor do they on
+an Apache Pulsar that has it switched off.
+"""
+
+from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import mapping_of, no_content
+from broker.admin.namespaces import delete_namespace
+from broker.admin.rest import RestError, flag, mapping_of, no_content, refused
+from magnetar.protocol.names import parse_namespace_name
 
 BASE = "/admin/v2/tenants"
 TENANT = BASE + "/{tenant}"
+MEMBERS = frozenset({"adminRoles", "allowedClusters"})
 
 
 def routes() -> list[web.RouteDef]:
@@ -34,19 +43,48 @@ async def get(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     """PUT: 409 if it exists."""
-    info = await mapping_of(request)
+    info = await _info(request)
     await request.app[BROKER].namespaces.create_tenant(request.match_info["tenant"], info)
     return no_content()
 
 
 async def update(request: web.Request) -> web.Response:
     """POST: replace TenantInfo."""
-    info = await mapping_of(request)
+    info = await _info(request)
     await request.app[BROKER].namespaces.update_tenant(request.match_info["tenant"], info)
     return no_content()
 
 
+async def _info(request: web.Request) -> dict[str, object]:
+    """TenantInfo from the body; without clusters it is allowed in this one."""
+    body = await mapping_of(request)
+    unknown = sorted(body.keys() - MEMBERS)
+    if unknown:
+        raise RestError(
+            HTTPStatus.BAD_REQUEST,
+            f"A tenant has no {', '.join(unknown)}: send adminRoles and allowedClusters.",
+        )
+    cluster = request.app[BROKER].settings.cluster_name
+    clusters = _names_in(body, "allowedClusters") or [cluster]
+    if set(clusters) != {cluster}:
+        raise refused(f"allowedClusters cannot be {clusters!r}: there is one cluster, {cluster!r}.")
+    return {"adminRoles": _names_in(body, "adminRoles"), "allowedClusters": [cluster]}
+
+
+def _names_in(body: dict[str, object], member: str) -> list[str]:
+    names = body.get(member)
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RestError(HTTPStatus.BAD_REQUEST, f"{member} must be a list of names.")
+    return names
+
+
 async def delete(request: web.Request) -> web.Response:
-    """DELETE: 409 while it has namespaces."""
-    await request.app[BROKER].namespaces.delete_tenant(request.match_info["tenant"])
+    """DELETE `?force=true`: 409 while it has namespaces, unless they are to go with it."""
+    broker, tenant = request.app[BROKER], request.match_info["tenant"]
+    if flag(request, "force"):
+        for name in await broker.namespaces.list(tenant):
+            await delete_namespace(broker, parse_namespace_name(name), force=True)
+    await broker.namespaces.delete_tenant(tenant)
     return no_content()

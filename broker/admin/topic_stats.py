@@ -1,17 +1,27 @@
 """Statistics of a topic, under the member names that Pulsar's tools read."""
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from broker.consumer import Consumer
-    from broker.producer import Producer
-    from broker.subscription import Subscription
-    from broker.topic import Topic
+from broker.topics.consumer import Consumer
+from broker.topics.producer import Producer
+from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
+
+PUBLISHER_COUNTS = ("msgInCounter", "bytesInCounter")
+TOPIC_COUNTS = (*PUBLISHER_COUNTS, "msgOutCounter", "bytesOutCounter", "storageSize")
+SUBSCRIPTION_COUNTS = (
+    "msgBacklog",
+    "msgBacklogNoDelayed",
+    "msgDelayed",
+    "unackedMessages",
+    "msgOutCounter",
+    "bytesOutCounter",
+)
 
 
-def topic_stats(topic: "Topic") -> dict[str, object]:
-    """TopicStats."""
+def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
+    """TopicStats; `owner` is the id of the broker that has the topic."""
     held = topic.subscriptions
     return {
         "msgInCounter": topic.messages_in_total,
@@ -21,15 +31,26 @@ def topic_stats(topic: "Topic") -> dict[str, object]:
         "storageSize": topic.ledger.total_size_bytes,
         "publishers": [_publisher(producer) for producer in topic.producers.values()],
         "subscriptions": {name: _subscription(one) for name, one in held.items()},
-        "ownerBroker": topic.broker.placement.broker_id,
+        "ownerBroker": owner,
     }
+
+
+def without(stats: Mapping[str, object], *, publishers: bool, consumers: bool) -> dict[str, object]:
+    """TopicStats with nobody in `publishers`, or in the `consumers` of each subscription."""
+    shown = dict(stats)
+    if publishers and "publishers" in stats:
+        shown["publishers"] = []
+    held = stats.get("subscriptions")
+    if consumers and isinstance(held, dict):
+        shown["subscriptions"] = {name: {**one, "consumers": []} for name, one in held.items()}
+    return shown
 
 
 def _since(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _publisher(producer: "Producer") -> dict[str, object]:
+def _publisher(producer: Producer) -> dict[str, object]:
     return {
         "producerName": producer.name,
         "producerId": producer.producer_id,
@@ -37,12 +58,13 @@ def _publisher(producer: "Producer") -> dict[str, object]:
         "address": producer.connection.remote,
         "clientVersion": producer.connection.client_version,
         "connectedSince": _since(producer.connected_ms),
+        "metadata": dict(producer.request.properties),
         "msgInCounter": producer.messages_in,
         "bytesInCounter": producer.bytes_in,
     }
 
 
-def _subscription(subscription: "Subscription") -> dict[str, object]:
+def _subscription(subscription: Subscription) -> dict[str, object]:
     kind = subscription.type
     active = subscription.active_consumer
     return {
@@ -54,12 +76,13 @@ def _subscription(subscription: "Subscription") -> dict[str, object]:
         "msgOutCounter": subscription.messages_out_total,
         "bytesOutCounter": subscription.bytes_out_total,
         "isDurable": subscription.durable,
+        "subscriptionProperties": dict(subscription.cursor.properties),
         "activeConsumerName": active.name if active is not None else None,
         "consumers": [_consumer(consumer) for consumer in subscription.consumers],
     }
 
 
-def _consumer(consumer: "Consumer") -> dict[str, object]:
+def _consumer(consumer: Consumer) -> dict[str, object]:
     return {
         "consumerName": consumer.name,
         "availablePermits": consumer.permits,
@@ -69,14 +92,58 @@ def _consumer(consumer: "Consumer") -> dict[str, object]:
         "address": consumer.connection.remote,
         "clientVersion": consumer.connection.client_version,
         "connectedSince": _since(consumer.connected_ms),
+        "metadata": dict(consumer.metadata),
     }
 
 
-def internal_stats(topic: "Topic") -> dict[str, object]:
+def stats_of_all(partitions: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """TopicStats of a partitioned topic: numbers added, producers and subscriptions by name."""
+    publishers: dict[str, list[Mapping[str, object]]] = {}
+    subscriptions: dict[str, list[Mapping[str, object]]] = {}
+    each = list(partitions)
+    for stats in each:
+        found = stats.get("publishers")
+        for publisher in found if isinstance(found, list) else []:
+            publishers.setdefault(str(publisher.get("producerName")), []).append(publisher)
+        held = stats.get("subscriptions")
+        for name, one in held.items() if isinstance(held, dict) else ():
+            subscriptions.setdefault(name, []).append(one)
+    return {
+        **_added(each, TOPIC_COUNTS),
+        "publishers": [
+            {**same[0], **_added(same, PUBLISHER_COUNTS)} for same in publishers.values()
+        ],
+        "subscriptions": {name: _subscription_of_all(same) for name, same in subscriptions.items()},
+    }
+
+
+def _added(each: Iterable[Mapping[str, object]], names: Iterable[str]) -> dict[str, int]:
+    counts = dict.fromkeys(names, 0)
+    for one in each:
+        for name in counts:
+            value = one.get(name)
+            counts[name] += value if isinstance(value, int) else 0
+    return counts
+
+
+def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
+    types = [one.get("type") for one in each if one.get("type") != "None"]
+    consumers = [one.get("consumers") for one in each]
+    return {
+        **_added(each, SUBSCRIPTION_COUNTS),
+        "type": types[0] if types else "None",
+        "isDurable": all(one.get("isDurable") for one in each),
+        "subscriptionProperties": each[0].get("subscriptionProperties", {}),
+        "consumers": [one for some in consumers if isinstance(some, list) for one in some],
+    }
+
+
+def internal_stats(topic: Topic) -> dict[str, object]:
     """PersistentTopicInternalStats, as far as it is known."""
     ledger = topic.ledger
     return {
         "numberOfEntries": ledger.entry_count,
+        "entriesAddedCounter": ledger.entry_count,
         "totalSize": ledger.total_size_bytes,
         "lastConfirmedEntry": ledger.last_confirmed.text,
         "state": ledger.state.name.title(),

@@ -9,12 +9,12 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.rest import no_content, number, refused
+from broker.admin.transaction_key_inspection import TransactionKeyInspection
 from broker.admin.transactions import DEFAULT_LIMIT, enabled, require_led
-from broker.transaction_key_inspection import TransactionKeyInspection
 from config.bounds import TXN_KEYS_LISTED
+from magnetar.protocol.txn_id import CoordinatorId
 from txn.transaction_key import KeyName
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import CoordinatorId
 
 BASE = "/admin/v2/transactions/transaction-keys"
 

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.rest import refused
+from broker.admin.transaction_listing import Json, TransactionRecords
 from broker.admin.transactions import BASE, enabled
-from broker.transaction_records import Json, TransactionRecords
-from protocol.names import parse_topic_name
+from magnetar.protocol.names import parse_topic_name
 from txn.records import TxnState
 
 CONTENT_TYPE = "application/x-ndjson"

@@ -14,14 +14,14 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.redirect import require_here
 from broker.admin.rest import RestError, no_content, number, refused
-from broker.transaction_inspection import TransactionInspection
-from broker.transactions import Transactions
+from broker.admin.transaction_inspection import TransactionInspection
+from broker.transactions.service import Transactions
 from config.bounds import TXN_LISTED
-from protocol.names import TopicDomain, parse_topic_name
+from magnetar.protocol.names import TopicDomain, parse_topic_name
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from txn.errors import CoordinatorNotFound
 from txn.header import OPERATOR
 from txn.records import TxnState
-from txn.txn_id import CoordinatorId, TxnId
 
 BASE = "/admin/v3/transactions"
 ONE = "/{most}/{least}"
@@ -187,7 +187,7 @@ async def why(request: web.Request) -> web.Response:
 async def _end(request: web.Request, action: TxnState) -> None:
     txn = _txn(request)
     require_led(request, txn.coordinator)
-    await enabled(request).coordinators.end(txn, action, OPERATOR)
+    await enabled(request).coordinators.end_transaction(txn, action, OPERATOR)
 
 
 def _pulsar_id(row: Mapping[str, object]) -> str:

@@ -8,17 +8,16 @@ import http.client
 import json
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from broker.cli.ledgers import register_ledgers
 from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
-from protocol.server_error import MagnetarError
-
-if TYPE_CHECKING:
-    from config.settings import Settings
+from config.settings import Settings
+from magnetar.protocol.server_error import MagnetarError
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
@@ -32,7 +31,7 @@ def fail(message: object) -> typer.Exit:
     return typer.Exit(1)
 
 
-def _settings(config: Path | None, **overrides: object) -> "Settings":
+def _settings(config: Path | None, **overrides: object) -> Settings:
     from config.settings import ConfigurationError, load_settings
 
     try:
@@ -90,7 +89,7 @@ def broker(
     _serve(settings)
 
 
-def _serve(settings: "Settings") -> NoReturn:
+def _serve(settings: Settings) -> NoReturn:
     from broker.cli.serving import serve
     from config.logging import configure_logging
 
@@ -146,5 +145,6 @@ def register(app: typer.Typer) -> None:
     app.command("config")(show_config)
     app.command("health")(health)
     app.command("backup")(backup)
+    register_ledgers(app)
     register_topics(app)
     register_transactions(app)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from broker.service import Broker
+from broker.app.service import Broker
 from config.bounds import BROKER_STOP_S
 from config.settings import Settings
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
 from storage.clock import SystemClock
 
 if TYPE_CHECKING:

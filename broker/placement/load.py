@@ -25,7 +25,10 @@ class Totals:
 
 
 class LoadMeter:
-    """See the module's rules.  Times are monotonic seconds."""
+    """Turns counters into the rates and the processor share that members report.
+
+    Times are monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self._before: tuple[Totals, float] | None = None

@@ -91,7 +91,10 @@ class Superseded(MetadataError):
 
 
 class Members:
-    """See the module's rules.  `me` changes by `update`."""
+    """The live brokers, followed by a watch, and this broker's own ephemeral record among them.
+
+    `me` changes by `update`.
+    """
 
     def __init__(
         self,

@@ -32,8 +32,8 @@ from config.bounds import (
     PLACEMENT_RETRY_MAX_S,
     RECORD_CHANGE_TRIES,
 )
-from protocol.names import decode_name, encode_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol.names import decode_name, encode_name
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.following import Following
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import (
@@ -63,7 +63,7 @@ class Owner:
 
 
 class Ownership:
-    """See the module's rules."""
+    """Acquires, releases and follows the ephemeral records that name the owner of a topic."""
 
     def __init__(
         self,

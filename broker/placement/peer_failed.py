@@ -6,7 +6,7 @@ Rule: apart from the calls themselves, so that a single broker never loads what 
 from http import HTTPStatus
 from typing import ClassVar
 
-from protocol.server_error import PeerError, ServerError
+from magnetar.protocol.server_error import PeerError, ServerError
 
 
 class PeerFailed(PeerError):

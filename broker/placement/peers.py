@@ -17,7 +17,7 @@ from config.bounds import PEER_TIMEOUT_S
 
 
 class Peers:
-    """See the module's rules."""
+    """An HTTP client for the REST interfaces of other brokers, with connections that are kept."""
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None

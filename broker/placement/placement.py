@@ -17,8 +17,8 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from config.bounds import PEER_TIMEOUT_S
-from protocol.names import TopicDomain, TopicName
-from protocol.server_error import PeerError, ServerError
+from magnetar.protocol.names import TopicDomain, TopicName
+from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.store import Session
 from storage.supervised import EndsForGood
 
@@ -78,7 +78,7 @@ class PlacementCounters:
 
 
 class Placement(ABC):
-    """See the module's rules."""
+    """Interface: which broker owns a name, its addresses, and how to own one here."""
 
     shared: ClassVar[bool]
     """Whether there may be other brokers."""

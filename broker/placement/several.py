@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import structlog
 
+from broker.placement.balance_election import BalanceElection
 from broker.placement.choice import Candidate, choose, choose_by_name
-from broker.placement.leader import Leader
 from broker.placement.load import LoadMeter, Totals
 from broker.placement.members import (
     Load,
@@ -51,8 +51,9 @@ from config.bounds import (
     PLACEMENT_PROMISES,
     PLACEMENT_RETRY_MAX_S,
 )
-from protocol.names import TopicDomain, TopicName, parse_topic_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataStore, Session
 from storage.supervised import Supervised
 
@@ -72,7 +73,7 @@ class BrokerInfo:
 
 
 class SeveralBrokers(Placement):
-    """See the module's rules."""
+    """`Placement` over shared stores: members, ownership and the leader's shedding."""
 
     shared: ClassVar[bool] = True
 
@@ -98,7 +99,7 @@ class SeveralBrokers(Placement):
         self._loop = asyncio.get_running_loop()
         self._members: Members
         self._ownership: Ownership
-        self._leader: Leader
+        self._leader: BalanceElection
         self._peers = Peers()
         self._session: Session | None = None
         self._opened = asyncio.Event()
@@ -134,7 +135,7 @@ class SeveralBrokers(Placement):
             self._owner_changed,
             self._members.state_of,
         )
-        self._leader = Leader(self._metadata, self.me)
+        self._leader = BalanceElection(self._metadata, self.me)
         await self._members.start()
         await self._ownership.start()
         await self._open_session()
@@ -226,7 +227,7 @@ class SeveralBrokers(Placement):
                 log.warning("broker_session_lost", owned=len(self._ownership.held))
                 self.counters.sessions_lost += 1
                 self._session_lost()
-            pause_s = _FIRST_RETRY_S
+            backoff = Backoff(_FIRST_RETRY_S, PLACEMENT_RETRY_MAX_S)
             while self._session is None and not self._superseded:
                 try:
                     await self._open_session()
@@ -236,8 +237,7 @@ class SeveralBrokers(Placement):
                     return
                 except MagnetarError as error:
                     log.warning("broker_session_not_opened", error=str(error))
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, PLACEMENT_RETRY_MAX_S)
+                    await asyncio.sleep(backoff.pause_s())
 
     def _session_lost(self) -> None:
         self._session = None

@@ -8,19 +8,17 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 import structlog
 
-from broker.placement.choice import Move, plan_moves
+from broker.placement.choice import Candidate, Move, plan_moves
+from broker.placement.placement import PlacementCounters
 from config.bounds import SHEDDING_MOVES, SHEDDING_REST_S, SHEDDING_ROUND_S
-from protocol.names import TopicDomain, TopicName, parse_topic_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
+from magnetar.protocol.server_error import MagnetarError
 from storage.supervised import Supervised
-
-if TYPE_CHECKING:
-    from broker.placement.several import SeveralBrokers
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +26,32 @@ Unload = Callable[[TopicName, str], Awaitable[None]]
 """Has a name's owner close it, for the broker with that id to take."""
 
 
-class Shedding:
-    """See the module's rules."""
+class PlacementView(Protocol):
+    """The placement as the leader's rounds know it."""
 
-    def __init__(self, placement: "SeveralBrokers", unload: Unload) -> None:
+    @property
+    def is_leader(self) -> bool:
+        """Whether this broker moves anything."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is about to stop."""
+
+    @property
+    def counters(self) -> PlacementCounters:
+        """Where moves are counted."""
+
+    def owners(self) -> Mapping[str, str]:
+        """Broker ids by full name, as far as known."""
+
+    def candidates_with_load(self) -> Sequence[Candidate]:
+        """Who may get something, without what is only promised to them."""
+
+
+class Shedding:
+    """Runs on the leader: compares loads and asks overloaded owners to unload topics."""
+
+    def __init__(self, placement: PlacementView, unload: Unload) -> None:
         self._placement = placement
         self._unload = unload
         self._loop = asyncio.get_running_loop()

@@ -9,9 +9,9 @@ from typing import cast
 
 from broker.scalable.layout import Segment
 from broker.scalable.records import segment_of
-from protocol import pulsar_pb2 as pb
-from protocol.names import TopicName
-from protocol.server_error import MagnetarError
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import TopicName
+from magnetar.protocol.server_error import MagnetarError
 
 
 def dag_update(session_id: int, dag: pb.ScalableTopicDAG, resolved: TopicName) -> pb.BaseCommand:

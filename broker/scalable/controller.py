@@ -13,7 +13,7 @@ Rules:
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import structlog
 
@@ -24,11 +24,9 @@ from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
-from protocol.pulsar_pb2 import ScalableConsumerAssignment
-from protocol.server_error import MagnetarError, PeerError, ServerError
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
+from broker.topics.client_connection import ClientConnection
+from magnetar.protocol.pulsar_pb2 import ScalableConsumerAssignment
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +40,10 @@ class WrongConsumerKind(PeerError):
 
 
 class TopicController:
-    """See the module's rules.  One for each topic that has, or had, ordered consumers."""
+    """Assigns the segments of one scalable topic to its ordered consumers.
+
+    One for each topic that has, or had, ordered consumers.
+    """
 
     def __init__(
         self, live: LiveTopic, store: TopicStore, segments: Segments, *, grace_s: float
@@ -100,7 +101,7 @@ class TopicController:
         subscription: str,
         kind: SubscriptionKind,
         name: str,
-        connection: "Connection",
+        connection: ClientConnection,
         consumer_id: int,
     ) -> ScalableConsumerAssignment:
         """Register a consumer durably; its assignment.

@@ -25,15 +25,16 @@ import structlog
 from broker.placement import PlacementNotReady
 from broker.scalable.answers import subscribe_error, subscribed
 from broker.scalable.controller import TopicController
+from broker.scalable.controller_record import ControllerRecord
 from broker.scalable.group_controller import GroupController
-from broker.scalable.leadership import Leadership
-from broker.scalable.leads import Leads, NotController, not_led
 from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
 from broker.scalable.records import SubscriptionKind
 from broker.scalable.relay import LeaderNotReady, RefusedByLeader, Relay, Relays
 from broker.scalable.segments import Segments
+from broker.scalable.topic_leadership import NotController, TopicLeadership, not_led
 from broker.scalable.topic_store import TopicStore
 from broker.scalable.watch import TooManySessions
+from broker.topics.client_connection import ClientConnection
 from config.bounds import (
     CONTROLLER_CLOSE_S,
     REGISTRATION_RETRY_MAX_S,
@@ -41,15 +42,15 @@ from config.bounds import (
     REGISTRATION_TRIES_S,
     SESSIONS_PER_CONNECTION,
 )
-from protocol.names import TopicDomain, TopicName, parse_topic_name, segment_name
-from protocol.pulsar_pb2 import STREAM as WIRE_STREAM
-from protocol.pulsar_pb2 import CommandScalableTopicSubscribe
-from protocol.server_error import MagnetarError, PeerError, ServerError
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name, segment_name
+from magnetar.protocol.pulsar_pb2 import STREAM as WIRE_STREAM
+from magnetar.protocol.pulsar_pb2 import CommandScalableTopicSubscribe
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.metadata.store import MetadataError
 from storage.supervised import OwnerStopped
 
 if TYPE_CHECKING:
-    from broker.connection import Connection
     from broker.scalable.feed_follower import FeedFollower
 
 log = structlog.get_logger(__name__)
@@ -82,15 +83,15 @@ class Registration:
 
 
 class Controllers:
-    """See the module's rules."""
+    """Makes and ends the topic controllers of this broker, and routes registrations."""
 
     def __init__(
         self,
         topics: LiveTopics,
         store: TopicStore,
         segments: Segments,
-        leads: Leads,
-        leadership: Leadership,
+        leads: TopicLeadership,
+        controller_record: ControllerRecord,
         feeds: "FeedFollower | None",
         relays: Relays,
         *,
@@ -101,13 +102,13 @@ class Controllers:
         self._store = store
         self._segments = segments
         self._leads = leads
-        self._leadership = leadership
+        self._controller_record = controller_record
         self._feeds = feeds
         self._relays = relays
         self._grace_s = grace_s
         self._controllers: dict[TopicName, TopicController] = {}
         self._making: dict[TopicName, asyncio.Task[TopicController]] = {}
-        self._registered: dict[Connection, dict[int, Registration]] = {}
+        self._registered: dict[ClientConnection, dict[int, Registration]] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         topics.on_layout(self._layout_changed)
@@ -124,7 +125,7 @@ class Controllers:
     # Commands
 
     async def subscribe(
-        self, connection: "Connection", request: CommandScalableTopicSubscribe
+        self, connection: ClientConnection, request: CommandScalableTopicSubscribe
     ) -> None:
         """SCALABLE_TOPIC_SUBSCRIBE: answered in its own response, whatever happens."""
         registration = Registration(request.subscription, request.consumer_name)
@@ -141,7 +142,7 @@ class Controllers:
 
     async def _subscribe(
         self,
-        connection: "Connection",
+        connection: ClientConnection,
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
@@ -157,7 +158,7 @@ class Controllers:
 
     async def _register(
         self,
-        connection: "Connection",
+        connection: ClientConnection,
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
@@ -169,7 +170,8 @@ class Controllers:
             name = segment_name(name).parent
         name = twin(name)
         time_s = asyncio.get_running_loop().time
-        until_s, pause_s = time_s() + REGISTRATION_TRIES_S, REGISTRATION_RETRY_S
+        until_s = time_s() + REGISTRATION_TRIES_S
+        backoff = Backoff(REGISTRATION_RETRY_S, REGISTRATION_RETRY_MAX_S)
         while True:
             try:
                 await self._register_at_leader(name, connection, request, registration)
@@ -180,14 +182,13 @@ class Controllers:
             else:
                 return
             self._require_awaited(connection, request, registration)
-            await self._relays.wait_for_change(name, pause_s)
-            pause_s = min(2 * pause_s, REGISTRATION_RETRY_MAX_S)
+            await self._relays.wait_for_change(name, backoff.pause_s())
             self._require_awaited(connection, request, registration)
 
     async def _register_at_leader(
         self,
         name: TopicName,
-        connection: "Connection",
+        connection: ClientConnection,
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
@@ -207,7 +208,7 @@ class Controllers:
     async def _register_here(
         self,
         live: LiveTopic,
-        connection: "Connection",
+        connection: ClientConnection,
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
@@ -228,7 +229,7 @@ class Controllers:
 
     def _require_awaited(
         self,
-        connection: "Connection",
+        connection: ClientConnection,
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
@@ -236,7 +237,7 @@ class Controllers:
         if self._registered.get(connection, {}).get(request.consumer_id) is not registration:
             raise _taken_back(request)
 
-    async def unsubscribe(self, connection: "Connection", consumer_id: int) -> None:
+    async def unsubscribe(self, connection: ClientConnection, consumer_id: int) -> None:
         """SCALABLE_TOPIC_UNSUBSCRIBE: the consumer leaves now."""
         registration = self._registered.get(connection, {}).pop(consumer_id, None)
         if registration is not None:
@@ -244,7 +245,7 @@ class Controllers:
             await self._take_back(connection, consumer_id, registration)
 
     async def _take_back(
-        self, connection: "Connection", consumer_id: int, registration: Registration
+        self, connection: ClientConnection, consumer_id: int, registration: Registration
     ) -> None:
         served_by = registration.served_by
         if isinstance(served_by, Relay):
@@ -260,7 +261,7 @@ class Controllers:
     async def _lead(self, live: LiveTopic) -> TopicController:
         """The topic's controller, made by the first who asks and shared by all."""
         await self._leads.take(live.name)
-        await self._leadership.claim(live.name)
+        await self._controller_record.claim(live.name)
         making = self._making.get(live.name)
         if making is None:
             known = self._controllers.get(live.name)
@@ -305,7 +306,7 @@ class Controllers:
 
     def lead_ended(self, name: TopicName) -> None:
         """Another broker leads the topic, or may: who is registered here has to register there."""
-        self._leadership.forget(name)
+        self._controller_record.forget(name)
         controller = self._forget(name)
         if controller is not None:
             log.info("controller_moves", topic=str(name))
@@ -323,7 +324,7 @@ class Controllers:
         if making is not None:
             await asyncio.wait((making,))
         controller = self._forget(name)
-        self._leadership.forget(name)
+        self._controller_record.forget(name)
         if controller is not None:
             await controller.close()
 
@@ -347,7 +348,7 @@ class Controllers:
             # What is being stored goes on, elsewhere then: a slow store must not hold up a drain.
             at_most_s = CONTROLLER_CLOSE_S if self._relays.shared else None
             await asyncio.wait(self._closing, timeout=at_most_s)
-        await self._leadership.stop()
+        await self._controller_record.stop()
 
     async def close(self) -> None:
         """Nobody is connected any more."""
@@ -379,7 +380,7 @@ class Controllers:
     # Connections
 
     def _enter(
-        self, connection: "Connection", consumer_id: int, registration: Registration
+        self, connection: ClientConnection, consumer_id: int, registration: Registration
     ) -> None:
         registered = self._registered.get(connection)
         if registered is None:
@@ -395,11 +396,11 @@ class Controllers:
             # Nobody else would: the leader knows of another connection for each registration.
             earlier.served_by.close()
 
-    def _connection_closed(self, connection: "Connection") -> None:
+    def _connection_closed(self, connection: ClientConnection) -> None:
         self._registered.pop(connection, None)
 
     def _discard(
-        self, connection: "Connection", consumer_id: int, registration: Registration
+        self, connection: ClientConnection, consumer_id: int, registration: Registration
     ) -> None:
         registered = self._registered.get(connection, {})
         if registered.get(consumer_id) is registration:

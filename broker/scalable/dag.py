@@ -1,4 +1,4 @@
-"""The layout as the wire carries it, real and synthetic.
+"""The layout as the wire carries it, real and synthetic.  Pure.
 
 Rules:
 
@@ -11,8 +11,8 @@ Rules:
 from broker.placement import BrokerAddress, Placement
 from broker.scalable.layout import Layout, Segment, even_ranges
 from broker.scalable.records import segment_of
-from protocol.names import TopicName
-from protocol.pulsar_pb2 import ACTIVE, SEALED, ScalableTopicDAG, SegmentInfoProto
+from magnetar.protocol.names import TopicName
+from magnetar.protocol.pulsar_pb2 import ACTIVE, SEALED, ScalableTopicDAG, SegmentInfoProto
 
 
 def dag_of(name: TopicName, layout: Layout, placement: Placement) -> ScalableTopicDAG:

@@ -4,6 +4,8 @@ Rules:
 
 - A follower is told everything once when it begins to follow a topic, and each event after that, in
   order.  A segment of which it has not heard yet is told as a whole, instead of its first event.
+- A segment that closes is told as gone when it has closed, and is in no snapshot before: its next
+  owner may be telling of it already.
 - Consumers have ids that no other process gives: a follower that comes back can compare.
 - What waits for a follower is bounded; one that is too slow is cut off, comes back, and is told
   everything anew.
@@ -12,23 +14,29 @@ Rules:
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import structlog
 
+from broker.scalable.host import ScalableHost
 from broker.scalable.mirror import FeedMessage, segment_message
 from broker.scalable.segment_view import Members
+from broker.topics.consumer import Consumer
+from broker.topics.topic import Topic
 from config.bounds import FEED_MESSAGES_WAITING
-from protocol.names import SegmentName, TopicDomain, TopicName, parse_topic_name, segment_name
-from protocol.server_error import MagnetarError
-
-if TYPE_CHECKING:
-    from broker.consumer import Consumer
-    from broker.service import Broker
-    from broker.topic import Topic
+from magnetar.protocol.names import (
+    SegmentName,
+    TopicDomain,
+    TopicName,
+    parse_topic_name,
+    segment_name,
+)
+from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
+
+FEED_PATH = "/admin/v2/segment-feed"
+"""A WebSocket by which a broker follows topics here."""
 
 
 class Follower:
@@ -74,9 +82,9 @@ class _Followed:
 
 
 class SegmentFeeds:
-    """See the module's rules."""
+    """Sends events of the segments that run here to the brokers that lead their topics."""
 
-    def __init__(self, broker: "Broker") -> None:
+    def __init__(self, broker: ScalableHost) -> None:
         self._broker = broker
         self._process = f"{broker.random.getrandbits(64):016x}"
         self._last_id = 0
@@ -138,16 +146,16 @@ class SegmentFeeds:
             if not followed.followers:
                 del self._topics[topic]
 
-    def _running(self, topic: TopicName) -> "dict[SegmentName, Topic]":
+    def _running(self, topic: TopicName) -> dict[SegmentName, Topic]:
         found: dict[SegmentName, Topic] = {}
         for running in self._broker.topics.loaded().values():
             if running.name.domain is TopicDomain.SEGMENT:
                 segment = segment_name(running.name)
-                if segment.parent == topic:
+                if segment.parent == topic and not running.closing:
                     found[segment] = running
         return found
 
-    def _everything(self, followed: _Followed, segment_id: int, topic: "Topic") -> Members:
+    def _everything(self, followed: _Followed, segment_id: int, topic: Topic) -> Members:
         return segment_message(segment_id, topic, lambda consumer: self._id_of(followed, consumer))
 
     def _id_of(self, followed: _Followed, consumer: object) -> str:
@@ -160,7 +168,7 @@ class SegmentFeeds:
     # Events
 
     def attached(
-        self, segment: SegmentName, topic: "Topic", subscription: str, consumer: "Consumer"
+        self, segment: SegmentName, topic: Topic, subscription: str, consumer: Consumer
     ) -> None:
         """A consumer was attached."""
         followed = self._topics.get(segment.parent)
@@ -169,7 +177,7 @@ class SegmentFeeds:
             members: Members = {"id": known, "subscription": subscription, "name": consumer.name}
             self._tell(followed, segment, FeedMessage.ATTACHED, members)
 
-    def detached(self, segment: SegmentName, consumer: "Consumer", *, by_command: bool) -> None:
+    def detached(self, segment: SegmentName, consumer: Consumer, *, by_command: bool) -> None:
         """It is gone."""
         followed = self._topics.get(segment.parent)
         if followed is None:
@@ -179,7 +187,7 @@ class SegmentFeeds:
             members: Members = {"id": known, "byCommand": by_command}
             self._tell(followed, segment, FeedMessage.DETACHED, members)
 
-    def at_end(self, segment: SegmentName, topic: "Topic", subscription: str) -> None:
+    def at_end(self, segment: SegmentName, topic: Topic, subscription: str) -> None:
         """A subscription has drained a sealed segment, or was set back on it."""
         followed = self._topics.get(segment.parent)
         if followed is not None and not self._announce(followed, segment, topic):
@@ -188,20 +196,27 @@ class SegmentFeeds:
             members: Members = {"subscription": subscription, "is": is_so}
             self._tell(followed, segment, FeedMessage.AT_END, members)
 
-    def seen(self, segment: SegmentName, topic: "Topic") -> None:
+    def seen(self, segment: SegmentName, topic: Topic) -> None:
         """The leader looked at a segment: it must have heard of it."""
         followed = self._topics.get(segment.parent)
         if followed is not None:
             self._announce(followed, segment, topic)
 
-    def sealed(self, segment: SegmentName, topic: "Topic") -> None:
+    def sealed(self, segment: SegmentName, topic: Topic) -> None:
         """It was sealed."""
         followed = self._topics.get(segment.parent)
         if followed is not None:
             followed.announced.pop(segment.segment_id, None)
             self._announce(followed, segment, topic)
 
-    def _announce(self, followed: _Followed, segment: SegmentName, topic: "Topic") -> bool:
+    def gone(self, segment: SegmentName, topic: Topic) -> None:
+        """It is not loaded here any more."""
+        followed = self._topics.get(segment.parent)
+        if followed is not None and followed.announced.get(segment.segment_id) is topic:
+            del followed.announced[segment.segment_id]
+            self._tell(followed, segment, FeedMessage.GONE, {})
+
+    def _announce(self, followed: _Followed, segment: SegmentName, topic: Topic) -> bool:
         """Tell everything of a segment that nobody has heard of; whether that was necessary."""
         if followed.announced.get(segment.segment_id) is topic:
             return False

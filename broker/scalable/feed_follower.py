@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 import json
 from functools import partial
-from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
 
+from broker.placement import BrokerAddress, Placement
+from broker.scalable.feed import FEED_PATH
 from broker.scalable.mirror import MalformedFeed, Mirrors
-from broker.scalable.remote_segments import FEED_PATH
 from config.bounds import (
     FEED_BATCH_BYTES,
     FEED_CONNECT_S,
@@ -28,19 +28,17 @@ from config.bounds import (
     FEED_RETRY_S,
     FEED_SNAPSHOT_WAIT_S,
 )
-from protocol.names import TopicName
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.names import TopicName
 from storage.supervised import Supervised
-
-if TYPE_CHECKING:
-    from broker.placement import BrokerAddress, Placement
 
 log = structlog.get_logger(__name__)
 
 
 class FeedFollower:
-    """See the module's rules."""
+    """Keeps a connection to every other broker and applies what their feeds say to the mirrors."""
 
-    def __init__(self, placement: "Placement", mirrors: Mirrors) -> None:
+    def __init__(self, placement: Placement, mirrors: Mirrors) -> None:
         self._placement = placement
         self._mirrors = mirrors
         self._http: aiohttp.ClientSession | None = None
@@ -71,12 +69,6 @@ class FeedFollower:
         for socket in list(self._connected.values()):
             self._say_soon(socket, "unfollow", topic)
 
-    def ask_again(self, broker_id: str, topic: TopicName) -> None:
-        """Have a broker tell everything of a topic anew; if it cannot be asked now it will be."""
-        socket = self._connected.get(broker_id)
-        if socket is not None:
-            self._say_soon(socket, "follow", topic)
-
     async def stop(self) -> None:
         """Follow nothing any more."""
         self._forget()
@@ -103,10 +95,10 @@ class FeedFollower:
                 following = partial(self._keep_following, address)
                 self._peers[broker_id] = self._tasks.keep("segment_feed", following)
 
-    async def _keep_following(self, peer: "BrokerAddress") -> None:
+    async def _keep_following(self, peer: BrokerAddress) -> None:
         if self._http is None:
             self._http = aiohttp.ClientSession()
-        pause_s = FEED_RETRY_S
+        backoff = Backoff(FEED_RETRY_S, FEED_RETRY_MAX_S)
         while True:
             try:
                 async with asyncio.timeout(FEED_CONNECT_S):
@@ -116,15 +108,14 @@ class FeedFollower:
                         max_msg_size=FEED_BATCH_BYTES,
                     )
                 try:
-                    pause_s = FEED_RETRY_S
+                    backoff.reset()
                     await self._listen(peer.broker_id, socket)
                 finally:
                     self._connected.pop(peer.broker_id, None)
                     await socket.close()
             except (aiohttp.ClientError, OSError, TimeoutError, MalformedFeed) as error:
                 log.info("feed_lost", broker=peer.broker_id, error=repr(error))
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, FEED_RETRY_MAX_S)
+            await asyncio.sleep(backoff.pause_s())
 
     async def _listen(self, broker_id: str, socket: aiohttp.ClientWebSocketResponse) -> None:
         # First: what is followed from now on is said by `follow`.  Twice does no harm.

@@ -1,4 +1,4 @@
-"""The consumers of one subscription, as a state machine: events in, assignments to push out.
+"""The consumers of one subscription, as a state machine: events in, assignments to push out.  Pure.
 
 Rules:
 
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 
 from broker.scalable.assignment import Holdings, assignable, rebalance, release
 from broker.scalable.layout import Layout
-from protocol.server_error import InternalError
+from magnetar.protocol.server_error import InternalError
+from magnetar.protocol.state_table import StateTable
 
 
 class GroupAssertion(InternalError):
@@ -38,11 +39,14 @@ class SessionState(enum.Enum):
     LEFT = "left"
 
 
-_MOVES: Mapping[SessionState, frozenset[SessionState]] = {
-    SessionState.CONNECTED: frozenset(SessionState),
-    SessionState.DISCONNECTED: frozenset(SessionState),
-    SessionState.LEFT: frozenset(),
-}
+_MOVES: StateTable[SessionState] = StateTable(
+    {
+        SessionState.CONNECTED: frozenset(SessionState),
+        SessionState.DISCONNECTED: frozenset(SessionState),
+        SessionState.LEFT: frozenset(),
+    },
+    defect=GroupAssertion,
+)
 
 
 @dataclass(slots=True)
@@ -63,7 +67,10 @@ Assignments = Mapping[str, frozenset[int]]
 
 
 class ConsumerGroup:
-    """See the module's rules.  `ordered` is True for STREAM subscriptions."""
+    """The consumers of one subscription and which segments each one is assigned.
+
+    `ordered` is True for STREAM subscriptions.
+    """
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
         self.ordered = ordered
@@ -208,12 +215,7 @@ class ConsumerGroup:
         session.taken_up = own
 
     def _move(self, session: Session, state: SessionState) -> None:
-        if state not in _MOVES[session.state]:
-            raise GroupAssertion(
-                f"Consumer {session.name} cannot go from {session.state.value} to {state.value}: "
-                "report this with the broker's log."
-            )
-        session.state = state
+        session.state = _MOVES.move(session.state, state, "Consumer {}", session.name)
 
     def _deal(self) -> Assignments:
         """Rebalance until nothing that can be free is held back, then say who has what."""

@@ -16,7 +16,7 @@ Rules:
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -25,11 +25,9 @@ from broker.scalable.group import Assignments, ConsumerGroup, SessionState
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind
+from broker.topics.client_connection import ClientConnection
 from config.bounds import LETTING_GO_CHECK_S, RELEASE_WAIT_S, TAKE_UP_WAIT_S
-from protocol.pulsar_pb2 import ScalableConsumerAssignment
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
+from magnetar.protocol.pulsar_pb2 import ScalableConsumerAssignment
 
 Key = TypeVar("Key")
 log = structlog.get_logger(__name__)
@@ -39,16 +37,16 @@ log = structlog.get_logger(__name__)
 class Member:
     """Who speaks for a consumer: the registration that came last."""
 
-    connection: "Connection"
+    connection: ClientConnection
     consumer_id: int
     forget_connection: Callable[[], None]
 
 
 class GroupController:
-    """See the module's rules.
+    """Drives one `ConsumerGroup`: sends assignments, runs its timers, opens and closes consumers.
 
-    `changed` is told the name of a consumer that came (back) or went, so that its registration
-    is stored or removed.
+    `changed` is told the name of a consumer that came (back) or went, so that its registration is
+    stored or removed.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class GroupController:
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._release: dict[int, asyncio.TimerHandle] = {}
         self._take_up: dict[str, asyncio.TimerHandle] = {}
-        self._proving: dict[Connection, asyncio.Task[None]] = {}
+        self._proving: dict[ClientConnection, asyncio.Task[None]] = {}
         """Connections of consumers that have yet to let go of a segment."""
 
     def begin(self, names: Iterable[str], drained: Collection[int]) -> None:
@@ -125,7 +123,7 @@ class GroupController:
     # What clients do at the controller
 
     def register(
-        self, name: str, connection: "Connection", consumer_id: int
+        self, name: str, connection: ClientConnection, consumer_id: int
     ) -> ScalableConsumerAssignment:
         """A consumer comes, or comes back; its whole assignment."""
         for members in (self._members, self._former):
@@ -140,7 +138,7 @@ class GroupController:
         log.debug("ordered_consumer_registered", consumer=name, segments=sorted(own))
         return self._assignment(own)
 
-    def unregister(self, name: str, connection: "Connection", consumer_id: int) -> None:
+    def unregister(self, name: str, connection: ClientConnection, consumer_id: int) -> None:
         """SCALABLE_TOPIC_UNSUBSCRIBE; nothing if another registration speaks for it by now."""
         for members in (self._members, self._former):
             member = members.get(name)
@@ -207,7 +205,7 @@ class GroupController:
 
     # Within
 
-    def _enter(self, name: str, connection: "Connection", consumer_id: int) -> None:
+    def _enter(self, name: str, connection: ClientConnection, consumer_id: int) -> None:
         forget = connection.on_close(lambda: self._connection_lost(name, member))
         member = self._members[name] = Member(connection, consumer_id, forget)
 
@@ -292,7 +290,7 @@ class GroupController:
         for connection in letting_go - self._proving.keys():
             self._proving[connection] = self._loop.create_task(self._prove(connection))
 
-    async def _prove(self, connection: "Connection") -> None:
+    async def _prove(self, connection: ClientConnection) -> None:
         while True:
             if not await connection.is_alive():
                 break
@@ -300,7 +298,7 @@ class GroupController:
         del self._proving[connection]
         connection.abort("it is silent and others wait for a segment that was taken from it")
 
-    def _end_proofs(self, connections: Iterable["Connection"]) -> None:
+    def _end_proofs(self, connections: Iterable[ClientConnection]) -> None:
         for connection in list(connections):
             self._proving.pop(connection).cancel()
 

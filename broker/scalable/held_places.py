@@ -17,14 +17,18 @@ import structlog
 
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.records import segment_of
+from broker.scalable.segment_requests import CreateSubscription, SeekSubscription, ViewSegment
 from broker.scalable.segments import Segments
-from protocol.ids import EARLIEST, LATEST
+from magnetar.protocol.ids import EARLIEST, LATEST
 
 log = structlog.get_logger(__name__)
 
 
 class HeldPlaces:
-    """See the module's rules.  One for each new subscription."""
+    """Reserves a new stream subscription's place on active segments until sealed ones are drained.
+
+    One for each new subscription.
+    """
 
     def __init__(self, live: LiveTopic, subscription: str, segments: Segments) -> None:
         self._live = live
@@ -36,13 +40,13 @@ class HeldPlaces:
         """Make the subscription on everything that it has to wait for."""
         layout = self._live.layout
         for segment in layout.sealed:
-            view = await self._segments.view(segment_of(self._live.name, segment))
+            view = await self._segments.ask(ViewSegment(segment_of(self._live.name, segment)))
             missing = self._subscription not in view.subscriptions
             if missing and not view.drained(self._subscription):
                 self._origins.add(segment.segment_id)
         for segment_id in self._below(self._origins) - self._origins:
             name = segment_of(self._live.name, layout.segments[segment_id])
-            await self._segments.create_subscription(name, self._subscription, LATEST)
+            await self._segments.ask(CreateSubscription(name, self._subscription, LATEST))
 
     @property
     def decided(self) -> bool:
@@ -59,15 +63,17 @@ class HeldPlaces:
         segment = self._live.layout.segments.get(segment_id)
         if segment is None:
             return
-        view = await self._segments.view(segment_of(self._live.name, segment))
+        view = await self._segments.ask(ViewSegment(segment_of(self._live.name, segment)))
         subscription = view.subscriptions.get(self._subscription)
         if subscription is None or subscription.backlog == 0:
             return
         for below in sorted(self._below({segment_id})):
             name = segment_of(self._live.name, self._live.layout.segments[below])
-            held = (await self._segments.view(name)).subscriptions.get(self._subscription)
+            held = (await self._segments.ask(ViewSegment(name))).subscriptions.get(
+                self._subscription
+            )
             if held is not None and not held.consumers:
-                await self._segments.seek(name, self._subscription, EARLIEST)
+                await self._segments.ask(SeekSubscription(name, self._subscription, EARLIEST))
         log.debug("held_places_moved", topic=str(self._live.name), subscription=self._subscription)
 
     def _below(self, segment_ids: set[int]) -> set[int]:

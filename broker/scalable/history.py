@@ -1,4 +1,5 @@
 """The history of a topic: one entry for each change of its layout, and for each move of its lead.
+Pure.
 
 Rules:
 

@@ -6,61 +6,63 @@ Rules:
 - With several brokers that is done by who leads the topic, when he takes the lead.  A topic with
   something left and no leader is taken by the live broker that its name chooses: as soon as its
   leader or a broker is seen to go, and in each round.
-- What fails is tried again in the next round, and a round that breaks off is followed by the next.
+- A step that could be neither finished nor undone is tried again soon, as ordered consumers may
+  wait for it: after pauses that double from RESTART_PAUSE_MIN_S to the time between two rounds.
+- A round that breaks off is followed by the next.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
+from broker.placement import Placement
 from broker.placement.choice import choose_by_name
-from broker.scalable.leads import Leads
+from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopics
 from broker.scalable.pruning import Pruner
 from broker.scalable.steps import Step
+from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import TopicStore
-from protocol.names import NamespaceName, TopicDomain, TopicName
-from protocol.server_error import MagnetarError
-from storage.managed_ledger_types import Retention
+from config.bounds import RESTART_PAUSE_MIN_S
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName
+from magnetar.protocol.server_error import MagnetarError
+from storage.managed_ledger.types import Retention
 from storage.supervised import Supervised
-
-if TYPE_CHECKING:
-    from broker.placement import Placement
 
 log = structlog.get_logger(__name__)
 
 
 class Housekeeping:
-    """See the module's rules.  `recover` finishes or undoes one step, under its topic's lock."""
+    """Finishes or undoes steps that a crash cut off, and prunes sealed segments.
+
+    `recover` finishes or undoes one step, under its topic's lock.
+    """
 
     def __init__(
         self,
         topics: LiveTopics,
         store: TopicStore,
         pruner: Pruner,
-        leads: Leads,
-        placement: "Placement",
+        leads: TopicLeadership,
+        placement: Placement,
+        leftovers: Leftovers,
         *,
         recover: Callable[[Step], Awaitable[None]],
-        leftovers: Sequence[Callable[[], Awaitable[None]]],
         retention_of: Callable[[NamespaceName], Awaitable[Retention]],
         interval_s: float,
     ) -> None:
-        """`leftovers` try again what those who made it could not finish."""
         self._topics = topics
         self._store = store
         self._pruner = pruner
         self._leads = leads
         self._placement = placement
-        self._recover = recover
         self._leftovers = leftovers
+        self._recover = recover
         self._retention_of = retention_of
         self._interval_s = interval_s
-        self._unrecovered: set[str] = set()
-        """Keys of steps that could neither be finished nor undone."""
         self._without_leader: set[TopicName] = set()
         self._round_due = False
         self._wake = asyncio.Event()
@@ -73,8 +75,9 @@ class Housekeeping:
     async def start(self) -> None:
         """Recover, where that is nobody else's business; then look from time to time."""
         if not self._placement.shared:
-            await self._recover_all({step.key for step in await self._store.begun()})
+            await self._take_up(await self._store.begun())
         self._tasks.keep("housekeeping", self._keep_house)
+        self._tasks.keep("leftovers", self._finish_leftovers)
 
     async def stop(self) -> None:
         """No more looks.  May be called again."""
@@ -97,13 +100,11 @@ class Housekeeping:
 
     async def prune_all(self) -> None:
         """One round: leftovers first, then every topic with sealed segments."""
-        await self._recover_all(set(self._unrecovered))
-        for finish in self._leftovers:
-            await finish()
+        await self._recover_steps(self._leftovers.all())
         if self._placement.shared:
             steps = await self._store.begun()
             self._without_leader.update(step.topic for step in steps)
-            await self._recover_steps({step.key for step in steps if self._is_stray(step)}, steps)
+            await self._take_up(step for step in steps if self._is_stray(step))
             await self._find_leaders()
         for name in await self._store.with_sealed_segments():
             try:
@@ -122,8 +123,7 @@ class Housekeeping:
     async def lead_taken(self, name: TopicName) -> None:
         """This broker leads the topic now: take up what an earlier leader left."""
         await self._topics.refresh(name)
-        steps = await self._store.begun_for(name)
-        await self._recover_steps({step.key for step in steps}, steps)
+        await self._take_up(await self._store.begun_for(name))
 
     def _is_stray(self, step: Step) -> bool:
         """Whether nobody is at it: an earlier leader's note that came late."""
@@ -131,33 +131,42 @@ class Housekeeping:
         busy = self._topics.is_changing(step.topic) or (live is not None and bool(live.work))
         return self._leads.leads(step.topic) and not busy
 
-    async def _recover_all(self, keys: Set[str]) -> None:
-        """Recover those of the noted steps; what fails is tried again while the broker runs."""
-        if keys:
-            await self._recover_steps(keys, await self._store.begun())
+    async def _finish_leftovers(self) -> None:
+        while True:
+            await self._leftovers.wait()
+            backoff = Backoff(RESTART_PAUSE_MIN_S, self._interval_s)
+            while self._leftovers.all():
+                if await self._leftovers.added_within(backoff.pause_s()):
+                    backoff.reset()
+                    continue
+                await self._recover_steps(self._leftovers.all())
 
-    async def _recover_steps(self, keys: Set[str], noted: Iterable[Step]) -> None:
-        self._unrecovered -= keys
-        wanted = (step for step in noted if step.key in keys)
-        steps = sorted(wanted, key=lambda step: (step.topic, step.epoch))
-        left = {step.key for step in steps}
-        try:
-            for step in steps:
-                if not self._leads.leads(step.topic) or await self._is_recovered(step):
-                    left.discard(step.key)
-        finally:
-            # A defect at one of them must not make those behind it forgotten.
-            self._unrecovered |= left
+    async def _take_up(self, steps: Iterable[Step]) -> None:
+        """Recover what others began; what fails is tried again while the broker runs."""
+        found = list(steps)
+        for step in found:
+            # All before the first: a defect at one of them must not make the others forgotten.
+            self._leftovers.add(step)
+        await self._recover_steps(found)
 
-    async def _is_recovered(self, step: Step) -> bool:
-        try:
-            if await self._store.noted(step) is not None:
-                await self._recover(step)
-                log.info("step_recovered", step=step.key)
-        except MagnetarError as error:
-            log.error("step_not_recovered", step=step.key, error=str(error))
-            return False
-        return True
+    async def _recover_steps(self, steps: Iterable[Step]) -> None:
+        for step in sorted(steps, key=lambda step: (step.topic, step.epoch)):
+            try:
+                await self._recover_step(step)
+            except MagnetarError as error:
+                log.error("step_not_recovered", step=step.key, error=str(error))
+            except Exception:
+                log.exception("step_not_recovered", step=step.key)
+
+    async def _recover_step(self, step: Step) -> None:
+        async with self._topics.lock(step.topic):
+            if not self._leads.leads(step.topic) or await self._store.noted(step) != step:
+                self._leftovers.discard(step)
+                return
+            await self._recover(step)
+            if not self._leads.leads(step.topic):
+                return  # it is the next leader's
+        log.info("step_recovered", step=step.key)
 
     # Leaders
 

@@ -1,4 +1,4 @@
-"""The layout of a scalable topic: a DAG of range segments, as immutable values.
+"""The layout of a scalable topic: a DAG of range segments, as immutable values.  Pure.
 
 Rules, which `verify` checks and every change keeps:
 
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from config.bounds import MAX_INITIAL_SEGMENTS
-from protocol.server_error import InternalError, PeerError, ServerError
+from magnetar.protocol.server_error import InternalError, PeerError, ServerError
 
 KEYSPACE = 65536
 """Hashes run from 0 to one less than this."""

@@ -20,14 +20,16 @@ from typing import ClassVar
 import structlog
 
 from broker.scalable import history, layout
-from broker.scalable.leads import Leads
+from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import ScalableTopicRecord, require_storable, segment_of
+from broker.scalable.segment_requests import DeleteSegment
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import ScalableTopicExists, StoredTopic, TopicStore
-from protocol.names import TopicName, require_creatable
-from protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
+from magnetar.protocol.names import TopicName, require_creatable
+from magnetar.protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 from storage.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -47,7 +49,10 @@ class DeletionUnfinished(InternalError):
 
 
 class Lifecycle:
-    """See the module's rules.  `deleting` is told when a topic has begun to go."""
+    """Creates and deletes scalable topics, each in steps that a restart can finish.
+
+    `deleting` is told when a topic has begun to go.
+    """
 
     def __init__(
         self,
@@ -56,7 +61,8 @@ class Lifecycle:
         segments: Segments,
         clock: Clock,
         deleting: Callable[[TopicName], Awaitable[None]],
-        leads: Leads,
+        leads: TopicLeadership,
+        leftovers: Leftovers,
     ) -> None:
         self._topics = topics
         self._store = store
@@ -64,7 +70,7 @@ class Lifecycle:
         self._clock = clock
         self._deleting = deleting
         self._leads = leads
-        self._unfinished: dict[TopicName, Step] = {}
+        self._leftovers = leftovers
 
     async def create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
@@ -120,33 +126,21 @@ class Lifecycle:
         log.info("scalable_topic_deleted", topic=str(name))
 
     async def recover(self, step: Step) -> None:
-        """Finish a deletion.  A topic that still has its record was not deleted, and stays."""
-        async with self._topics.lock(step.topic):
-            await self._recover(step)
+        """Finish a deletion, under the topic's lock.
 
-    async def finish_leftovers(self) -> None:
-        """Try again what could not be removed."""
-        for step in list(self._unfinished.values()):
-            if not self._leads.leads(step.topic):
-                del self._unfinished[step.topic]
-                continue
-            try:
-                await self.recover(step)
-            except MagnetarError as error:
-                log.warning("deletion_still_unfinished", step=step.key, error=str(error))
+        A topic that still has its record was not deleted, and stays.
+        """
+        if await self._store.load(step.topic) is not None:
+            await self._store.end(step)
+        else:
+            await self._finish(step)
+        self._leftovers.discard(step)
 
     async def _clear_leftover(self, name: TopicName) -> None:
         leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
         if leftover is not None:
             await self._leads.take(name)
-            await self._recover(leftover)
-
-    async def _recover(self, step: Step) -> None:
-        if await self._store.load(step.topic) is not None:
-            await self._store.end(step)
-        else:
-            await self._finish(step)
-        self._unfinished.pop(step.topic, None)
+            await self.recover(leftover)
 
     async def _remove_record(self, live: LiveTopic, found: StoredTopic, step: Step) -> None:
         for task in list(live.work):
@@ -156,7 +150,7 @@ class Lifecycle:
         try:
             await self._store.remove(found)
         except MagnetarError:
-            self._unfinished[step.topic] = step
+            self._leftovers.add(step)
             raise
 
     async def _finish(self, step: Step) -> None:
@@ -166,11 +160,11 @@ class Lifecycle:
         failures: list[MagnetarError] = []
         for segment in sorted(segments):
             try:
-                await self._segments.delete(segment)
+                await self._segments.ask(DeleteSegment(segment))
             except MagnetarError as error:
                 failures.append(error)
         if failures:
-            self._unfinished[step.topic] = step
+            self._leftovers.add(step)
             raise DeletionUnfinished(
                 f"{step.topic} is deleted, but {len(failures)} of its segments could not be "
                 f"removed yet ({failures[0]}): they are removed in the background."

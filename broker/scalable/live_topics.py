@@ -26,7 +26,7 @@ import structlog
 from broker.scalable.layout import CorruptLayout, Layout
 from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
 from config.bounds import RECORD_LOOK_RETRY_S
-from protocol.names import TopicDomain, TopicName
+from magnetar.protocol.names import TopicDomain, TopicName
 from storage.metadata.following import Following
 from storage.metadata.store import Event, MetadataError
 from storage.supervised import Supervised
@@ -61,7 +61,7 @@ class LiveTopic:
 
 
 class LiveTopics:
-    """See the module's rules."""
+    """The newest known record of each scalable topic that this process uses, with listeners."""
 
     def __init__(
         self,

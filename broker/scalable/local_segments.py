@@ -12,23 +12,21 @@ Rules:
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import structlog
 
-from broker.dispatch.start_position import first_published_since
+from broker.scalable.host import ScalableHost
 from broker.scalable.offloading import offload_manifest
 from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
-from broker.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
-from protocol.ids import Position
-from protocol.names import SegmentName
-from protocol.server_error import InternalError, PeerError, ServerError
-from storage.managed_ledger_types import ManagedLedgerNotFound
-
-if TYPE_CHECKING:
-    from broker.consumer import Consumer
-    from broker.service import Broker
-    from broker.subscription import Subscription
+from broker.topics.consumer import Consumer
+from broker.topics.dispatch.start_position import first_published_since
+from broker.topics.subscription import Subscription
+from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import SegmentName
+from magnetar.protocol.server_error import InternalError, PeerError, ServerError
+from storage.managed_ledger.types import ManagedLedgerNotFound
 
 log = structlog.get_logger(__name__)
 
@@ -43,13 +41,29 @@ class SegmentNamed(PeerError):
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
+class Followers(Protocol):
+    """Who is told of segments that run here."""
+
+    def seen(self, segment: SegmentName, topic: Topic) -> None:
+        """Somebody looked at it."""
+        ...
+
+    def sealed(self, segment: SegmentName, topic: Topic) -> None:
+        """It was sealed."""
+        ...
+
+
 class LocalSegments:
-    """See the module's rules.  `is_named` looks at the record."""
+    """Carries out requests about segments that this broker owns. `is_named` looks at the record."""
 
     def __init__(
-        self, broker: "Broker", is_named: Callable[[SegmentName], Awaitable[bool]]
+        self,
+        broker: ScalableHost,
+        followers: Followers,
+        is_named: Callable[[SegmentName], Awaitable[bool]],
     ) -> None:
         self._broker = broker
+        self._followers = followers
         self._is_named = is_named
 
     async def open(self, segment: SegmentName) -> Topic:
@@ -63,7 +77,7 @@ class LocalSegments:
     async def view(self, segment: SegmentName) -> SegmentView:
         """What is so now, told to followers too.  Raises `TopicNotFound`."""
         topic = await self.open(segment)
-        self._broker.scalable.feeds.seen(segment, topic)
+        self._followers.seen(segment, topic)
         return view_of(topic)
 
     async def view_of_running(self, segment: SegmentName) -> SegmentView | None:
@@ -100,7 +114,7 @@ class LocalSegments:
         begin_seal(topic)
         try:
             await topic.seal()
-            self._broker.scalable.feeds.sealed(segment, topic)
+            self._followers.sealed(segment, topic)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -141,7 +155,8 @@ class LocalSegments:
 
     async def offload_manifest(self, segment: SegmentName) -> Members:
         """How that stands, and what is known of the copies."""
-        return await offload_manifest(await self.open(segment))
+        topic = await self.open(segment)
+        return await offload_manifest(topic, self._broker.offloads.outcome(topic))
 
     async def drop_hot(self, segment: SegmentName, ledger_ids: Sequence[int] | None) -> list[int]:
         """Delete ledgers whose copy is whole; which they were."""
@@ -194,7 +209,7 @@ def stats_of(topic: Topic) -> Members:
     }
 
 
-def consumers_of(topic: Topic) -> "list[tuple[str, Consumer]]":
+def consumers_of(topic: Topic) -> list[tuple[str, Consumer]]:
     """Everybody who is attached, with the name of the subscription."""
     return [
         (name, consumer)
@@ -225,7 +240,7 @@ def instant(time_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _subscription(topic: Topic, name: str) -> "Subscription":
+def _subscription(topic: Topic, name: str) -> Subscription:
     found = topic.subscriptions.get(name)
     if found is None:
         raise SubscriptionNotFound(
@@ -234,7 +249,7 @@ def _subscription(topic: Topic, name: str) -> "Subscription":
     return found
 
 
-def _consumer_stats(consumer: "Consumer") -> Members:
+def _consumer_stats(consumer: Consumer) -> Members:
     return {
         "consumerName": consumer.name,
         "connected": True,

@@ -1,4 +1,5 @@
 """What a topic's leader knows of segments: those that run here, and those that others tell of.
+Pure.
 
 Rules:
 
@@ -8,7 +9,8 @@ Rules:
   close anything.  Who is new is told before who is gone, so a consumer that came back by another
   connection never seems to be away.
 - While a segment moves, two owners may tell of it; all of their consumers count, and it is drained
-  when all of them say so.  A former owner is asked again: only it takes back what it told.
+  when all of them say so.  A former owner says when it is gone there, or is gone itself: who else
+  tells of it was not believed until then, so it is looked at again.
 - What is told of a broker that is gone is lost from sight.  It tells no more, so a listener that
   fails then is told in the log, and everybody else who is gone is told all the same.
 - A message is understood before anything is done about it: what goes wrong after that is a defect
@@ -17,21 +19,20 @@ Rules:
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
 from broker.scalable.local_segments import consumers_of, drained
 from broker.scalable.segment_view import Members, is_drained
-from protocol.names import SegmentName, TopicName, parse_topic_name
-from protocol.server_error import MagnetarError
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.topic import Topic
+from broker.topics.client_connection import ClientConnection
+from broker.topics.topic import Topic
+from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
+from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,8 @@ class FeedMessage(enum.Enum):
     DETACHED = "detached"
     AT_END = "atEnd"
     """Whether a subscription of a sealed segment has nothing more to get."""
+    GONE = "gone"
+    """One segment is not loaded there any more."""
 
 
 class MalformedFeed(ValueError):
@@ -62,7 +65,7 @@ class SegmentConsumer(Protocol):
         ...
 
     @property
-    def connection(self) -> "Connection | None":
+    def connection(self) -> ClientConnection | None:
         """Its connection to this broker."""
         ...
 
@@ -82,7 +85,7 @@ class SegmentState(Protocol):
 class LocalState:
     """A segment that runs here."""
 
-    def __init__(self, topic: "Topic") -> None:
+    def __init__(self, topic: Topic) -> None:
         self._topic = topic
 
     def drained(self, subscription: str) -> bool:
@@ -101,7 +104,7 @@ class RemoteConsumer:
     segment_id: int
     subscription: str
     name: str
-    connection: "Connection | None" = None
+    connection: ClientConnection | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -145,7 +148,7 @@ class _Told:
 
 
 class FeedListener(Protocol):
-    """Who hears of what happens at segments of other brokers; as `SegmentEvents` of those here."""
+    """Who hears of what happens at segments of other brokers; as `TopicEvents` of those here."""
 
     def remote_attached(
         self, topic: TopicName, segment_id: int, subscription: str, consumer: RemoteConsumer
@@ -168,7 +171,10 @@ Known = dict[int, MirroredSegment]
 
 
 class Mirrors:
-    """See the module's rules.  Owners are named by broker id."""
+    """What is known of the segments of followed topics at all brokers: consumers, ends, seals.
+
+    Owners are named by broker id.
+    """
 
     def __init__(self, listener: FeedListener) -> None:
         self._listener = listener
@@ -202,14 +208,14 @@ class Mirrors:
     def owner_gone(self, owner: str) -> None:
         """A broker is no more."""
         for topic, by_owner in self._followed.items():
-            for segment in by_owner.pop(owner, {}).values():
+            for segment_id, segment in by_owner.pop(owner, {}).items():
                 for consumer in segment.attached.values():
-                    self._lose_for_good(topic, consumer)
-
-    def told_by(self, segment: SegmentName) -> list[str]:
-        """The owners, present and former, that have told of a segment."""
-        known = self._followed.get(segment.parent, {})
-        return [owner for owner, each in known.items() if segment.segment_id in each]
+                    with _failures_logged(topic, consumer=consumer.name):
+                        self._listener.remote_detached(
+                            topic, consumer, by_command=False, seen=False
+                        )
+                with _failures_logged(topic, segment=segment_id):
+                    self._listener.remote_changed(topic, segment_id)
 
     def apply(self, owner: str, message: object) -> None:
         """One message of an owner.  Raises `MalformedFeed`; anything else is a defect here."""
@@ -249,6 +255,8 @@ class Mirrors:
         elif kind is FeedMessage.DETACHED:
             by_command = message["byCommand"] is True
             change = partial(self._detach, topic, segment_id, str(message["id"]), by_command)
+        elif kind is FeedMessage.GONE:
+            change = partial(self._let_go, topic, segment_id)
         else:
             subscription, is_so = str(message["subscription"]), message["is"] is True
             change = partial(self._note_end, topic, segment_id, subscription, is_so)
@@ -298,10 +306,11 @@ class Mirrors:
     def _detach(
         self, topic: TopicName, segment_id: int, consumer_id: str, by_command: bool, known: Known
     ) -> None:
-        attached = known.setdefault(segment_id, MirroredSegment()).attached
-        gone = attached.pop(consumer_id, None)
-        if gone is None:
+        segment = known.get(segment_id)
+        if segment is None or consumer_id not in segment.attached:
             return
+        attached = segment.attached
+        gone = attached.pop(consumer_id)
         try:
             self._listener.remote_detached(topic, gone, by_command=by_command, seen=True)
         except Exception:
@@ -313,6 +322,16 @@ class Mirrors:
     ) -> None:
         known.setdefault(segment_id, MirroredSegment()).at_end[subscription] = is_so
         self._listener.remote_changed(topic, segment_id)
+
+    def _let_go(self, topic: TopicName, segment_id: int, known: Known) -> None:
+        gone = known.pop(segment_id, None)
+        if gone is None:
+            return
+        try:
+            self._lose(topic, segment_id, gone)
+        except Exception:
+            known[segment_id] = gone
+            raise
 
     def _tell_difference(
         self,
@@ -336,19 +355,23 @@ class Mirrors:
     def _lose(self, topic: TopicName, segment_id: int, segment: MirroredSegment) -> None:
         for consumer in segment.attached.values():
             self._listener.remote_detached(topic, consumer, by_command=False, seen=False)
+        self._listener.remote_changed(topic, segment_id)
 
-    def _lose_for_good(self, topic: TopicName, consumer: RemoteConsumer) -> None:
-        try:
-            self._listener.remote_detached(topic, consumer, by_command=False, seen=False)
-        except Exception:
-            log.exception("segment_listener_failed", topic=str(topic), consumer=consumer.name)
+
+@contextmanager
+def _failures_logged(topic: TopicName, **about: object) -> Iterator[None]:
+    """For what will not be told again: a listener that fails is a line in the log."""
+    try:
+        yield
+    except Exception:
+        log.exception("segment_listener_failed", topic=str(topic), **about)
 
 
 def _nothing() -> None:
     """What is done about a message of something that was not told before."""
 
 
-def segment_message(segment_id: int, topic: "Topic", name: "Callable[[object], str]") -> Members:
+def segment_message(segment_id: int, topic: Topic, name: Callable[[object], str]) -> Members:
     """Everything of a running segment; `name` gives a consumer its id."""
     return {
         "segment": segment_id,

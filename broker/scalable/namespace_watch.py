@@ -12,24 +12,21 @@ Rules:
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import google_crc32c
 import structlog
 
+from broker.policies.namespaces import Namespaces
 from broker.scalable.answers import topics_diff, topics_error, topics_snapshot
 from broker.scalable.layout import CorruptLayout
 from broker.scalable.records import decode_topic, namespace_path, topic_at
 from broker.scalable.topic_store import TopicStore, matches
 from broker.scalable.watch import TooManySessions
+from broker.topics.client_connection import ClientConnection
 from config.bounds import NAMESPACE_WATCH_COALESCE_S, SESSIONS_PER_CONNECTION
-from protocol.names import NamespaceName, parse_namespace_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol.names import NamespaceName, parse_namespace_name
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.store import Event, EventKind, MetadataStore, Record
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.namespaces import Namespaces
 
 log = structlog.get_logger(__name__)
 
@@ -43,19 +40,17 @@ def topics_hash(names: Iterable[str]) -> str:
 
 
 class NamespaceWatches:
-    """See the module's rules."""
+    """Serves WATCH_SCALABLE_TOPICS: a snapshot of a namespace's topics, then each change."""
 
-    def __init__(
-        self, metadata: MetadataStore, store: TopicStore, namespaces: "Namespaces"
-    ) -> None:
+    def __init__(self, metadata: MetadataStore, store: TopicStore, namespaces: Namespaces) -> None:
         self._metadata = metadata
         self._store = store
         self._namespaces = namespaces
-        self._tasks: dict[Connection, dict[int, asyncio.Task[None]]] = {}
+        self._tasks: dict[ClientConnection, dict[int, asyncio.Task[None]]] = {}
 
     def open(
         self,
-        connection: "Connection",
+        connection: ClientConnection,
         watch_id: int,
         namespace: str,
         filters: Filters,
@@ -76,7 +71,7 @@ class NamespaceWatches:
         watch = _Watch(connection, watch_id, filters)
         tasks[watch_id] = asyncio.create_task(self._serve(watch, namespace, current_hash))
 
-    def close(self, connection: "Connection", watch_id: int) -> None:
+    def close(self, connection: ClientConnection, watch_id: int) -> None:
         """Tell nothing more.  Unknown watches are ignored."""
         task = self._tasks.get(connection, {}).pop(watch_id, None)
         if task is not None:
@@ -90,7 +85,7 @@ class NamespaceWatches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _connection_closed(self, connection: "Connection") -> None:
+    def _connection_closed(self, connection: ClientConnection) -> None:
         for task in self._tasks.pop(connection, {}).values():
             task.cancel()
 
@@ -134,7 +129,7 @@ class NamespaceWatches:
 class _Watch:
     """What one watch was told, and what is true by now."""
 
-    def __init__(self, connection: "Connection", watch_id: int, filters: Filters) -> None:
+    def __init__(self, connection: ClientConnection, watch_id: int, filters: Filters) -> None:
         self.connection = connection
         self.watch_id = watch_id
         self.filters = filters

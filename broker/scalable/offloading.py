@@ -4,20 +4,15 @@ Rules: `status`, `lastError` and `firstUnoffloadedMessage` are Pulsar's; `ledger
 reads the index of every copy.
 """
 
-from typing import TYPE_CHECKING
-
-from broker.offloading import OffloadState
 from broker.scalable.segment_view import Members
-from storage.managed_ledger_map import LedgerInfo
+from broker.topics.offloading import OffloadState, Outcome
+from broker.topics.topic import Topic
+from storage.managed_ledger.ledger_map import LedgerInfo
 from storage.offload.cold_ledgers import Manifest
 
-if TYPE_CHECKING:
-    from broker.topic import Topic
 
-
-def offload_status(topic: "Topic") -> Members:
+def offload_status(topic: Topic, outcome: Outcome) -> Members:
     """Pulsar's OffloadProcessStatus."""
-    outcome = topic.broker.offloads.outcome(topic)
     first = topic.ledger.offload.first_hot()
     partition = topic.name.partition_index
     done = outcome.state is OffloadState.SUCCESS
@@ -34,7 +29,7 @@ def offload_status(topic: "Topic") -> Members:
     }
 
 
-async def offload_manifest(topic: "Topic") -> Members:
+async def offload_manifest(topic: Topic, outcome: Outcome) -> Members:
     """The status, and all ledgers with what is known of their copies."""
     manifests = {info.ledger_id: one for info, one in await topic.ledger.offload.manifests()}
     ledgers = [
@@ -43,7 +38,7 @@ async def offload_manifest(topic: "Topic") -> Members:
     return {
         "topic": str(topic.name),
         "sealed": topic.sealed,
-        **offload_status(topic),
+        **offload_status(topic, outcome),
         "ledgers": ledgers,
     }
 

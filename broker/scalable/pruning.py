@@ -13,30 +13,29 @@ It first leaves the layout, by compare-and-set, and is deleted then; a start fin
 left between the two.
 """
 
-from collections.abc import Callable
-
 import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.layout import Segment
+from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.segment_requests import DeleteSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import StoredTopic, TopicStore
-from protocol.names import TopicName
-from protocol.server_error import MagnetarError
+from magnetar.protocol.names import TopicName
 from storage.clock import Clock
-from storage.managed_ledger_types import Retention
+from storage.managed_ledger.types import Retention
 
 log = structlog.get_logger(__name__)
 
 
 class Pruner:
-    """See the module's rules.  `unsubscribed_retention_ms` is for segments without subscription.
+    """Removes sealed segments from the layout once every subscription has drained them.
 
-    `leads`: whether this process may change a topic.
+    `unsubscribed_retention_ms` is for segments without subscription.
     """
 
     def __init__(
@@ -46,15 +45,14 @@ class Pruner:
         segments: Segments,
         clock: Clock,
         unsubscribed_retention_ms: int,
-        leads: Callable[[TopicName], bool],
+        leftovers: Leftovers,
     ) -> None:
         self._topics = topics
         self._store = store
         self._segments = segments
         self._clock = clock
         self._unsubscribed_retention_ms = unsubscribed_retention_ms
-        self._leads = leads
-        self._unfinished: dict[str, Step] = {}
+        self._leftovers = leftovers
 
     async def prune(self, live: LiveTopic, retention: Retention) -> list[int]:
         """Prune what may go; the ids that went."""
@@ -67,29 +65,20 @@ class Pruner:
             gone = await self._choose(live, retention)
             return gone if gone and await self._prune(live, stored, gone, retention) else []
 
-    async def finish_leftovers(self) -> None:
-        """Try again what could not be finished."""
-        for step in list(self._unfinished.values()):
-            if not self._leads(step.topic):
-                del self._unfinished[step.key]
-                continue
-            try:
-                await self.recover(step)
-            except MagnetarError as error:
-                log.warning("prune_still_unfinished", step=step.key, error=str(error))
-
     async def recover(self, step: Step) -> None:
-        """Finish a prune that reached the layout; forget one that did not."""
-        async with self._topics.lock(step.topic):
-            live = await self._topics.reload_locked(step.topic)
-            named = set(live.layout.segments) if live is not None else set()
-            for segment in step.ends:
-                if segment.segment_id not in named:
-                    await self._segments.delete(segment)
-            if live is not None:
-                await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
-            await self._store.end(step)
-            self._unfinished.pop(step.key, None)
+        """Finish a prune that reached the layout; forget one that did not.
+
+        Under the topic's lock.
+        """
+        live = await self._topics.reload_locked(step.topic)
+        named = set(live.layout.segments) if live is not None else set()
+        for segment in step.ends:
+            if segment.segment_id not in named:
+                await self._segments.ask(DeleteSegment(segment))
+        if live is not None:
+            await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
+        await self._store.end(step)
+        self._leftovers.discard(step)
 
     async def _choose(self, live: LiveTopic, retention: Retention) -> list[int]:
         gone: set[int] = set()
@@ -97,7 +86,7 @@ class Pruner:
         for segment in live.layout.sealed:
             if segment.segment_id in live.sealing | reshaped or set(segment.parent_ids) - gone:
                 continue
-            view = await self._segments.view(segment_of(live.name, segment))
+            view = await self._segments.ask(ViewSegment(segment_of(live.name, segment)))
             if self._may_go(segment, view, retention):
                 gone.add(segment.segment_id)
         return sorted(gone)
@@ -134,14 +123,14 @@ class Pruner:
         names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
         step = Step(live.name, StepKind.PRUNE, after.epoch, names)
         leftover = await self._store.begin(step)
-        self._unfinished[step.key] = leftover or step
+        self._leftovers.add(leftover or step)
         if leftover is not None:
             log.info("prune_put_off", topic=str(live.name), because=leftover.key)
             return False
         # While the step was being noted somebody may have subscribed, or gone back by a seek.
         if await self._choose(live, retention) != gone:
             await self._store.end(step)
-            del self._unfinished[step.key]
+            self._leftovers.discard(step)
             return False
         record = ScalableTopicRecord(after, before.properties, before.auto_scale_policy)
         stored = await self._store.change(found, record)
@@ -149,8 +138,8 @@ class Pruner:
         entry = history.of_prune(after, gone, now_ms=self._clock.now_ms())
         await self._store.append_history(live.name, entry)
         for segment in names:
-            await self._segments.delete(segment)
+            await self._segments.ask(DeleteSegment(segment))
         await self._store.end(step)
-        del self._unfinished[step.key]
+        self._leftovers.discard(step)
         log.info("segments_pruned", topic=str(live.name), segments=gone, epoch=after.epoch)
         return True

@@ -1,4 +1,4 @@
-"""What is stored of a scalable topic: Pulsar's paths and JSON, and two families of our own.
+"""What is stored of a scalable topic: Pulsar's paths and JSON, and two families of our own.  Pure.
 
     /topics/<tenant>/<namespace>/<topic>        the topic: layout and properties
         .../controller                          who leads it (ephemeral)
@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from broker.scalable.layout import CorruptLayout, Layout, Segment, SegmentState, verify
 from config.bounds import MAX_TOPIC_PROPERTIES, MAX_TOPIC_PROPERTIES_BYTES, METADATA_KEY_BYTES
-from protocol.names import (
+from magnetar.protocol.names import (
     InvalidNamespaceName,
     InvalidTopicName,
     NamespaceName,
@@ -35,8 +35,8 @@ from protocol.names import (
     TopicName,
     decode_name,
 )
-from protocol.names import encode_name as url_encode
-from storage.managed_ledger_records import NAMES_INDEX
+from magnetar.protocol.names import encode_name as url_encode
+from storage.managed_ledger.records import NAMES_INDEX
 from storage.metadata.store import IndexEntry, RecordTooLarge
 
 TOPICS_ROOT = "/topics"

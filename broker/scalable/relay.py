@@ -24,12 +24,13 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
 import structlog
 
+from broker.placement import BrokerAddress, Placement
 from broker.scalable.relay_exchange import (
     RELAY_CLIENT,
     Broken,
@@ -42,6 +43,7 @@ from broker.scalable.relay_exchange import (
     RelayExchange,
     Say,
 )
+from broker.topics.client_connection import ClientConnection
 from config.bounds import (
     KEEP_ALIVE_S,
     MAX_FRAME_SIZE,
@@ -50,16 +52,10 @@ from config.bounds import (
     RELAY_LEAVE_S,
     RELAYED_CONSUMERS,
 )
-from protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
-from protocol.names import TopicName
-from protocol.pulsar_pb2 import BaseCommand, CommandScalableTopicSubscribe
-from protocol.server_error import MagnetarError, PeerError, ServerError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from broker.connection import Connection
-    from broker.placement import BrokerAddress, Placement
+from magnetar.protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
+from magnetar.protocol.names import TopicName
+from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandScalableTopicSubscribe
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -92,7 +88,7 @@ IsThere = Callable[[TopicName], Awaitable[bool]]
 class Relays:
     """The relayed consumers of this broker."""
 
-    def __init__(self, placement: "Placement", is_there: IsThere) -> None:
+    def __init__(self, placement: Placement, is_there: IsThere) -> None:
         self._placement = placement
         self._is_there = is_there
         self._open: set[Relay] = set()
@@ -114,12 +110,15 @@ class Relays:
         """Whether there may be other brokers to ask."""
         return self._placement.shared
 
-    def may_relay(self, connection: "Connection") -> bool:
+    def may_relay(self, connection: ClientConnection) -> bool:
         """Whether another broker may be asked for this client: there are some, and it is none."""
         return self._placement.shared and not connection.client_version.startswith(RELAY_CLIENT)
 
     def begin(
-        self, connection: "Connection", request: CommandScalableTopicSubscribe, name: TopicName
+        self,
+        connection: ClientConnection,
+        request: CommandScalableTopicSubscribe,
+        name: TopicName,
     ) -> "Relay | None":
         """A relay to who leads the topic, or would; None if that is this broker.
 
@@ -206,11 +205,11 @@ class Relay(asyncio.Protocol):
 
     def __init__(
         self,
-        placement: "Placement",
-        near: "Connection",
+        placement: Placement,
+        near: ClientConnection,
         request: CommandScalableTopicSubscribe,
         name: TopicName,
-        leader: "BrokerAddress",
+        leader: BrokerAddress,
     ) -> None:
         self._placement = placement
         self._near = near

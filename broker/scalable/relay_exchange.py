@@ -21,7 +21,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.pulsar_pb2 import (
+from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandConnect,
     CommandPing,
@@ -113,7 +113,7 @@ Effect = Say | PassOn | Refused | NotReady | Left | Broken
 
 
 class RelayExchange:
-    """See the module's rules."""
+    """One ordered consumer's exchange between a relaying broker and the leader of its topic."""
 
     def __init__(
         self,

@@ -3,29 +3,27 @@
 Rule: a controller gets the same calls whether a segment runs here or at another broker.
 """
 
-from typing import TYPE_CHECKING
-
-from broker.events import SegmentEvents
 from broker.scalable.controllers import Controllers
 from broker.scalable.feed import SegmentFeeds
 from broker.scalable.mirror import RemoteConsumer
-from protocol.names import SegmentName, TopicDomain, TopicName, segment_name
-
-if TYPE_CHECKING:
-    from broker.consumer import Consumer
-    from broker.topic import Topic
+from broker.topics.consumer import Consumer
+from broker.topics.topic import Topic
+from magnetar.protocol.names import SegmentName, TopicDomain, TopicName, segment_name
 
 
-class SegmentReports(SegmentEvents):
-    """See the module's rule.  Implements `SegmentEvents` and `FeedListener`."""
+class SegmentReports:
+    """Passes events of segments on to the topic's controller here and to followers elsewhere.
+
+    Implements `TopicEvents` and `FeedListener`.
+    """
 
     controllers: Controllers
     feeds: SegmentFeeds
 
     # Here
 
-    def consumer_attached(self, topic: "Topic", subscription: str, consumer: "Consumer") -> None:
-        """See `SegmentEvents`."""
+    def consumer_attached(self, topic: Topic, subscription: str, consumer: Consumer) -> None:
+        """See `TopicEvents`."""
         segment = segment_of_topic(topic)
         if segment is None:
             return
@@ -35,9 +33,9 @@ class SegmentReports(SegmentEvents):
             controller.attached(segment.segment_id, subscription, consumer)
 
     def consumer_closed(
-        self, topic: "Topic", subscription: str, consumer: "Consumer", *, by_command: bool
+        self, topic: Topic, subscription: str, consumer: Consumer, *, by_command: bool
     ) -> None:
-        """See `SegmentEvents`."""
+        """See `TopicEvents`."""
         segment = segment_of_topic(topic)
         if segment is None:
             return
@@ -46,18 +44,26 @@ class SegmentReports(SegmentEvents):
         if controller is not None:
             controller.detached(consumer, by_command=by_command)
 
-    def subscription_drained(self, topic: "Topic", subscription: str) -> None:
-        """See `SegmentEvents`."""
+    def subscription_drained(self, topic: Topic, subscription: str) -> None:
+        """See `TopicEvents`."""
         self._backlog_changed(topic, subscription)
 
-    def subscription_rewound(self, topic: "Topic", subscription: str) -> None:
-        """See `SegmentEvents`."""
+    def subscription_rewound(self, topic: Topic, subscription: str) -> None:
+        """See `TopicEvents`."""
         self._backlog_changed(topic, subscription)
 
-    def producers_gone(self, topic: "Topic") -> None:
-        """Nothing to do: a topic that is being sealed waits for its producers itself."""
+    def topic_unloaded(self, topic: Topic) -> None:
+        """See `TopicEvents`."""
+        segment = segment_of_topic(topic)
+        if segment is None:
+            return
+        self.feeds.gone(segment, topic)
+        controller = self.controllers.of(segment.parent)
+        if controller is not None:
+            # Its next owner may have told of it while what ran here was asked instead.
+            controller.backlog_changed(segment.segment_id)
 
-    def _backlog_changed(self, topic: "Topic", subscription: str) -> None:
+    def _backlog_changed(self, topic: Topic, subscription: str) -> None:
         segment = segment_of_topic(topic)
         if segment is None:
             return
@@ -91,6 +97,6 @@ class SegmentReports(SegmentEvents):
             controller.backlog_changed(segment_id)
 
 
-def segment_of_topic(topic: "Topic") -> SegmentName | None:
+def segment_of_topic(topic: Topic) -> SegmentName | None:
     """The segment that a topic is; None for a regular one."""
     return segment_name(topic.name) if topic.name.domain is TopicDomain.SEGMENT else None

@@ -26,16 +26,18 @@ import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.layout import IllegalReshape, Layout, Reshape
-from broker.scalable.leads import not_led
+from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.segment_requests import DeleteSegment, SealSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_leadership import not_led
 from broker.scalable.topic_store import ConcurrentChange, StoredTopic, TopicStore
 from config.bounds import MAX_SEGMENTS, RESHAPE_RETRY_PAUSE_S, RESHAPE_TRIES
-from protocol.names import TopicName
-from protocol.server_error import InternalError, MagnetarError
+from magnetar.protocol.names import TopicName
+from magnetar.protocol.server_error import InternalError, MagnetarError
 from storage.clock import Clock
 from storage.metadata.store import MetadataError
 
@@ -50,7 +52,9 @@ class LeftoverInTheWay(InternalError):
 
 
 class Reshaper:
-    """See the module's rules.  `sealed` is called when a topic's parents have become SEALED.
+    """Splits and merges segments: publishes the new layout, then seals the parents.
+
+    `sealed` is called when a topic's parents have become SEALED.
 
     `leads`: whether this process may change a topic.
     """
@@ -63,6 +67,7 @@ class Reshaper:
         clock: Clock,
         sealed: Callable[[LiveTopic], None],
         leads: Callable[[TopicName], bool],
+        leftovers: Leftovers,
     ) -> None:
         self._topics = topics
         self._store = store
@@ -70,7 +75,7 @@ class Reshaper:
         self._clock = clock
         self._sealed = sealed
         self._leads = leads
-        self._unfinished: dict[str, Step] = {}
+        self._leftovers = leftovers
 
     async def split(self, name: TopicName, segment_id: int) -> None:
         """Split an ACTIVE segment in two; returns when the new layout is stored and pushed."""
@@ -81,20 +86,20 @@ class Reshaper:
         await self._reshape(name, lambda now, ms: layout.merge(now, first_id, second_id, now_ms=ms))
 
     async def recover(self, step: Step) -> None:
-        """Finish or undo what an earlier process (or a failure of the store) left half done."""
-        async with self._topics.lock(step.topic):
-            await self._recover(step)
+        """Finish or undo what an earlier process (or a failure of the store) left half done.
 
-    async def finish_leftovers(self) -> None:
-        """Try again what could not be finished."""
-        for step in list(self._unfinished.values()):
-            if not self._leads(step.topic):
-                del self._unfinished[step.key]
-                continue
-            try:
-                await self.recover(step)
-            except MagnetarError as error:
-                log.warning("reshape_still_unfinished", step=step.key, error=str(error))
+        Under the topic's lock.
+        """
+        live = await self._topics.reload_locked(step.topic)
+        if live is not None and not _is_published(live, step):
+            # The change of the record may still be on its way: from now on it comes too late.
+            await self._store.refresh(live.stored)
+            live = await self._topics.reload_locked(step.topic)
+        if live is None or not _is_published(live, step):
+            await self._undo(step)
+            return
+        live.sealing.update(parent.segment_id for parent in step.ends)
+        await self._finish(live, step, recorded=False)
 
     # PREPARED
 
@@ -114,7 +119,7 @@ class Reshaper:
                 )
             step = _step(name, reshape)
             before = await self._begin(live, before, step)
-            parents = [await self._segments.view(segment) for segment in step.ends]
+            parents = [await self._segments.ask(ViewSegment(segment)) for segment in step.ends]
             stored = await self._change(before, step, reshape, parents)
             self._publish(live, stored, reshape)
             recorded = await self._record(live, reshape)
@@ -125,7 +130,7 @@ class Reshaper:
         leftover = await self._store.begin(step)
         if leftover is None:
             return before
-        await self._recover(leftover)
+        await self.recover(leftover)
         if live.layout.epoch == before.record.layout.epoch:
             before = live.stored
             leftover = await self._store.begin(step)
@@ -148,14 +153,14 @@ class Reshaper:
             return await self._store.change(before, after)
         except MetadataError:
             # Whether the record has changed is not known: neither undo nor go on now.
-            self._unfinished[step.key] = step
+            self._leftovers.add(step)
             raise
         except ConcurrentChange:
-            await self._undo(step)
+            await self._try_to_undo(step)
             await self._topics.reload_locked(before.name)
             raise
         except MagnetarError:
-            await self._undo(step)
+            await self._try_to_undo(step)
             raise
 
     async def _prepare(self, step: Step, parents: list[SegmentView]) -> None:
@@ -165,18 +170,20 @@ class Reshaper:
         for child in step.makes:
             await self._segments.prepare(child, subscriptions)
 
+    async def _try_to_undo(self, step: Step) -> None:
+        try:
+            await self._undo(step)
+        except MagnetarError as error:
+            self._leftovers.add(step)
+            log.warning("reshape_not_undone_yet", step=step.key, error=str(error))
+
     async def _undo(self, step: Step) -> None:
         if not self._leads(step.topic):
             return
-        try:
-            for child in step.makes:
-                await self._segments.delete(child)
-            await self._store.end(step)
-        except MagnetarError as error:
-            self._unfinished[step.key] = step
-            log.warning("reshape_not_undone_yet", step=step.key, error=str(error))
-        else:
-            self._unfinished.pop(step.key, None)
+        for child in step.makes:
+            await self._segments.ask(DeleteSegment(child))
+        await self._store.end(step)
+        self._leftovers.discard(step)
 
     # PUBLISHED
 
@@ -218,7 +225,7 @@ class Reshaper:
                 await asyncio.sleep(RESHAPE_RETRY_PAUSE_S * tried)
             else:
                 return
-        self._unfinished[step.key] = step
+        self._leftovers.add(step)
         log.error("reshape_unfinished", step=step.key, next="tried again while the broker runs")
 
     async def _finish(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
@@ -227,7 +234,7 @@ class Reshaper:
         # What has been pruned since was sealed, and everybody had read it.
         parents = [each for each in step.ends if each.segment_id in live.layout.segments]
         results = await asyncio.gather(
-            *(self._segments.seal(parent) for parent in parents), return_exceptions=True
+            *(self._segments.ask(SealSegment(parent)) for parent in parents), return_exceptions=True
         )
         for failure in results:
             if failure is not None:
@@ -239,21 +246,7 @@ class Reshaper:
         live.sealing.difference_update(parent.segment_id for parent in step.ends)
         self._sealed(live)
         await self._store.end(step)
-        self._unfinished.pop(step.key, None)
-
-    # After a crash
-
-    async def _recover(self, step: Step) -> None:
-        live = await self._topics.reload_locked(step.topic)
-        if live is not None and not _is_published(live, step):
-            # The change of the record may still be on its way: from now on it comes too late.
-            await self._store.refresh(live.stored)
-            live = await self._topics.reload_locked(step.topic)
-        if live is None or not _is_published(live, step):
-            await self._undo(step)
-            return
-        live.sealing.update(parent.segment_id for parent in step.ends)
-        await self._finish(live, step, recorded=False)
+        self._leftovers.discard(step)
 
 
 def _step(name: TopicName, reshape: Reshape) -> Step:

@@ -1,4 +1,4 @@
-"""What is told of a segment to those who are not at it: values, and their JSON.
+"""What is told of a segment to those who are not at it: values, and their JSON.  Pure.
 
 Rule: a subscription has drained a sealed segment when no transaction is open there and its backlog
 is 0; one that does not exist there has nothing to drain only if the segment holds no entry at all.
@@ -70,31 +70,31 @@ class SegmentView:
             },
         }
 
+    @classmethod
+    def from_json(cls, members: object) -> "SegmentView":
+        """The view in an answer.  Raises `MalformedView`."""
+        if not isinstance(members, dict):
+            raise MalformedView(f"{members!r} is no object")
+        try:
+            return cls(
+                sealed=bool(members["sealed"]),
+                entries=int(members["entries"]),
+                producers=int(members["producers"]),
+                subscriptions={
+                    str(name): SubscriptionView(
+                        durable=bool(each["durable"]),
+                        backlog=int(each["backlog"]),
+                        at_end=bool(each["atEnd"]),
+                        consumers=int(each["consumers"]),
+                        properties={str(k): str(v) for k, v in each["properties"].items()},
+                    )
+                    for name, each in members["subscriptions"].items()
+                },
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MalformedView(f"{members!r} tells of no segment: {error!r}") from error
+
 
 def is_drained(*, sealed: bool, empty: bool, at_end: bool | None) -> bool:
     """The module's rule; `at_end` is None for a subscription that does not exist there."""
     return sealed and (empty if at_end is None else at_end)
-
-
-def view_from_json(members: object) -> SegmentView:
-    """The view in an answer.  Raises `MalformedView`."""
-    if not isinstance(members, dict):
-        raise MalformedView(f"{members!r} is no object")
-    try:
-        return SegmentView(
-            sealed=bool(members["sealed"]),
-            entries=int(members["entries"]),
-            producers=int(members["producers"]),
-            subscriptions={
-                str(name): SubscriptionView(
-                    durable=bool(each["durable"]),
-                    backlog=int(each["backlog"]),
-                    at_end=bool(each["atEnd"]),
-                    consumers=int(each["consumers"]),
-                    properties={str(k): str(v) for k, v in each["properties"].items()},
-                )
-                for name, each in members["subscriptions"].items()
-            },
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedView(f"{members!r} tells of no segment: {error!r}") from error

@@ -12,23 +12,21 @@ Rules:
 """
 
 import asyncio
-import enum
 import importlib
 from collections.abc import Coroutine, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from broker.idle_topics import IdleWatch
-from broker.namespaces import retention
-from broker.offloading import location_of
+from broker.policies.namespaces import retention
+from broker.scalable.controller_record import ControllerRecord
 from broker.scalable.controllers import Controllers
 from broker.scalable.feed import SegmentFeeds
 from broker.scalable.history import HistoryEntry, readable
+from broker.scalable.host import ScalableHost
 from broker.scalable.housekeeping import Housekeeping
 from broker.scalable.layout import Segment
-from broker.scalable.leadership import Leadership
-from broker.scalable.leads import Leads
+from broker.scalable.leftovers import Leftovers
 from broker.scalable.lifecycle import Lifecycle
 from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
 from broker.scalable.local_segments import LocalSegments
@@ -37,48 +35,48 @@ from broker.scalable.namespace_watch import NamespaceWatches
 from broker.scalable.pruning import Pruner
 from broker.scalable.records import ScalableTopicRecord, SubscriptionKind, segment_of
 from broker.scalable.relay import Relays
-from broker.scalable.remote_segments import RemoteSegments
 from broker.scalable.reports import SegmentReports, segment_of_topic
 from broker.scalable.reshape import Reshaper
+from broker.scalable.segment_requests import (
+    DropHotLedgers,
+    OffloadManifest,
+    OffloadSegment,
+    SealSegment,
+    SegmentStats,
+)
 from broker.scalable.segment_view import Members
 from broker.scalable.segments import Segments
 from broker.scalable.stats import TopicStats
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.subscriptions import TopicSubscriptions
+from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import ScalableTopicExists, TopicStore
 from broker.scalable.watch import DagSessions
-from broker.topic import TopicNotFound
-from protocol.ids import Position
-from protocol.names import (
+from broker.topics.idle_topics import IdleWatch
+from broker.topics.offloading import location_of
+from broker.topics.topic import Topic, TopicNotFound
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import (
     NamespaceName,
     SegmentName,
     TopicDomain,
     TopicName,
     segment_name,
 )
-from storage.managed_ledger_records import cursor_key
-from storage.managed_ledger_types import MINUTE_MS, Retention
+from storage.managed_ledger.records import cursor_key
+from storage.managed_ledger.types import MINUTE_MS, Retention
 
 if TYPE_CHECKING:
     from broker.scalable.feed_follower import FeedFollower
-    from broker.service import Broker
-    from broker.topic import Topic
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class SegmentBacking(enum.Enum):
-    """What the layout says of a segment that it names."""
-
-    ACTIVE = "ACTIVE"
-    SEALED = "SEALED"
-
-
 class ScalableTopics(SegmentReports):
-    """See the module's rules."""
+    """Facade of scalable topics for connections, REST and the topic registry."""
 
-    def __init__(self, broker: "Broker") -> None:
+    def __init__(self, broker: ScalableHost) -> None:
         self._broker = broker
         settings, clock, placement = broker.settings, broker.clock, broker.placement
         self._shared = placement.shared
@@ -88,7 +86,7 @@ class ScalableTopics(SegmentReports):
             shared=self._shared,
             is_awaited=lambda name: self.sessions.count(name) > 0,
         )
-        self._leads = Leads(
+        self._leads = TopicLeadership(
             placement,
             recover=self._recover_steps_of,
             ended=self._lead_ended,
@@ -96,11 +94,10 @@ class ScalableTopics(SegmentReports):
         self._mirrors = Mirrors(self)
         self._follower = self._make_follower() if self._shared else None
         self.feeds = SegmentFeeds(broker)
-        self.local_segments = LocalSegments(broker, self._is_named)
+        self.local_segments = LocalSegments(broker, self.feeds, self._is_named)
         self._segments = Segments(
             broker,
             self.local_segments,
-            RemoteSegments(placement) if self._shared else None,
             self._mirrors,
         )
         # Sessions hear of a layout before controllers do: clients know a segment they are given.
@@ -118,7 +115,7 @@ class ScalableTopics(SegmentReports):
             self._store,
             self._segments,
             self._leads,
-            Leadership(broker),
+            ControllerRecord(broker),
             self._follower,
             self.relays,
             grace_s=settings.scalable_consumer_grace_period_s,
@@ -143,12 +140,12 @@ class ScalableTopics(SegmentReports):
     def _assemble_changes(self) -> None:
         """Those who change topics, by order and by themselves."""
         broker, settings = self._broker, self._broker.settings
-        clock, leads = broker.clock, self._leads
+        clock, leads, leftovers = broker.clock, self._leads, Leftovers()
         parts = (self._topics, self._store, self._segments, clock)
-        self._lifecycle = Lifecycle(*parts, self.controllers.topic_deleted, leads)
-        self._reshaper = Reshaper(*parts, self._segments_sealed, leads.leads)
+        self._lifecycle = Lifecycle(*parts, self.controllers.topic_deleted, leads, leftovers)
+        self._reshaper = Reshaper(*parts, self._segments_sealed, leads.leads, leftovers)
         self._pruner = Pruner(
-            *parts, settings.unsubscribed_retention_minutes * MINUTE_MS, leads.leads
+            *parts, settings.unsubscribed_retention_minutes * MINUTE_MS, leftovers
         )
         self._subscriptions = TopicSubscriptions(
             self._topics, self._store, self._segments, self.controllers
@@ -159,12 +156,8 @@ class ScalableTopics(SegmentReports):
             self._pruner,
             leads,
             broker.placement,
+            leftovers,
             recover=self._recover,
-            leftovers=(
-                self._reshaper.finish_leftovers,
-                self._lifecycle.finish_leftovers,
-                self._pruner.finish_leftovers,
-            ),
             retention_of=self._retention_of,
             interval_s=settings.sealed_segment_prune_interval_s,
         )
@@ -225,7 +218,7 @@ class ScalableTopics(SegmentReports):
 
     # What nobody uses
 
-    def needs(self, topic: "Topic") -> bool:
+    def needs(self, topic: Topic) -> bool:
         """Whether a segment has to stay loaded though nobody is attached to it.
 
         So it is while its topic is changed, and until its subscriptions are carried over.
@@ -284,6 +277,10 @@ class ScalableTopics(SegmentReports):
         """The record of a topic.  Raises `ScalableTopicNotFound`."""
         return (await self._topics.get(name)).stored.record
 
+    async def exists(self, name: TopicName) -> bool:
+        """Whether there is a topic of that name."""
+        return await self._topics.find(name) is not None
+
     async def list(self, namespace: NamespaceName, filters: Mapping[str, str]) -> list[str]:
         """Full names of the topics of a namespace that have all these properties, in order."""
         return [str(name) for name in await self._store.find(namespace, list(filters.items()))]
@@ -324,7 +321,7 @@ class ScalableTopics(SegmentReports):
         counted: dict[int, Members] = {}
         for segment in list(live.layout.segments.values()):
             try:
-                told = await self._segments.stats(segment_of(live.name, segment))
+                told = await self._segments.ask(SegmentStats(segment_of(live.name, segment)))
             except TopicNotFound:
                 continue
             counted[segment.segment_id] = told
@@ -339,22 +336,24 @@ class ScalableTopics(SegmentReports):
         sealed = {each.segment_id for each in (await self._topics.get(name)).layout.sealed}
         for segment_id, segment in await self._segments_of(name):
             if segment_id in sealed:
-                await self._segments.seal(segment)  # its last ledger has not ended before
-            await self._segments.offload(segment, url)
+                await self._segments.ask(
+                    SealSegment(segment)
+                )  # its last ledger has not ended before
+            await self._segments.ask(OffloadSegment(segment, url))
             asked.append(segment_id)
         return asked
 
     async def offload_manifests(self, name: TopicName) -> dict[int, Members]:
         """How offloading stands with each segment.  Raises `ScalableTopicNotFound`."""
         return {
-            segment_id: await self._segments.offload_manifest(segment)
+            segment_id: await self._segments.ask(OffloadManifest(segment))
             for segment_id, segment in await self._segments_of(name)
         }
 
     async def drop_hot(self, name: TopicName) -> dict[int, Sequence[int]]:
         """Delete all ledgers of all segments whose copy is whole; which they were."""
         return {
-            segment_id: await self._segments.drop_hot(segment, None)
+            segment_id: await self._segments.ask(DropHotLedgers(segment, None))
             for segment_id, segment in await self._segments_of(name)
         }
 
@@ -389,8 +388,8 @@ class ScalableTopics(SegmentReports):
 
     # Segments
 
-    async def segment_backing(self, segment: SegmentName) -> SegmentBacking:
-        """Whether a segment may be opened, and how.  Raises `TopicNotFound`.
+    async def is_sealed(self, segment: SegmentName) -> bool:
+        """Whether the layout says SEALED of a segment.  Raises `TopicNotFound` if it names none.
 
         Where others change topics too, the record is read anew: what is known of it may be old.
         """
@@ -402,7 +401,7 @@ class ScalableTopics(SegmentReports):
             raise TopicNotFound(
                 f"{segment} is no segment of {segment.parent}: look the topic up again."
             )
-        return SegmentBacking.ACTIVE if found.active else SegmentBacking.SEALED
+        return not found.active
 
     async def inherits_subscription(self, segment: SegmentName, subscription: str) -> bool:
         """Whether a durable subscription made now on a segment begins at Earliest.
@@ -449,11 +448,7 @@ class ScalableTopics(SegmentReports):
     def _owner_changed(self, name: TopicName) -> None:
         """A segment, or the lead of a topic, has another owner now, or none."""
         if name.domain is TopicDomain.SEGMENT:
-            segment = segment_name(name)
-            if self._follower is not None:
-                for owner in self._mirrors.told_by(segment):
-                    self._follower.ask_again(owner, segment.parent)
-            self.sessions.moved(segment.parent)
+            self.sessions.moved(segment_name(name).parent)
         elif name.domain is TopicDomain.TOPIC:
             self.sessions.moved(name)
 

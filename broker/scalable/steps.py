@@ -1,4 +1,5 @@
 """Work on a topic that must be finished once it is begun: durable notes, read at the next start.
+Pure.
 
 Rules:
 
@@ -12,8 +13,8 @@ import enum
 import json
 from dataclasses import dataclass
 
-from protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
-from protocol.names import encode_name as url_encode
+from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
+from magnetar.protocol.names import encode_name as url_encode
 from storage.metadata.keys import prefix_range
 
 STEPS_ROOT = "/scalable-topic-steps"

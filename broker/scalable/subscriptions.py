@@ -10,20 +10,27 @@ Rules:
 
 from collections.abc import Awaitable, Callable
 
-from broker.dispatch.errors import ConsumerBusy
 from broker.scalable.controllers import Controllers
 from broker.scalable.layout import Segment
 from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.records import SubscriptionKind, segment_of
+from broker.scalable.segment_requests import (
+    CreateSubscription,
+    DeleteSubscription,
+    SeekSubscription,
+    SeekSubscriptionToTime,
+    ViewSegment,
+)
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
-from broker.topic import SubscriptionNotFound, TopicNotFound
-from protocol.ids import EARLIEST, LATEST, Position
-from protocol.names import SegmentName, TopicName
+from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.topic import SubscriptionNotFound, TopicNotFound
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
+from magnetar.protocol.names import SegmentName, TopicName
 
 
 class TopicSubscriptions:
-    """See the module's rules."""
+    """Creates, deletes, resets and counts a subscription on all segments of a scalable topic."""
 
     def __init__(
         self, topics: LiveTopics, store: TopicStore, segments: Segments, controllers: Controllers
@@ -42,14 +49,14 @@ class TopicSubscriptions:
             await self._store.put_subscription(live.name, subscription, kind)
             for segment in live.layout.active:
                 name_of_one = segment_of(live.name, segment)
-                await self._segments.create_subscription(name_of_one, subscription, start)
+                await self._segments.ask(CreateSubscription(name_of_one, subscription, start))
 
     async def delete(self, name: TopicName, subscription: str, *, force: bool) -> None:
         """Remove it everywhere.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless `force`."""
         live = await self._topics.get(name)
 
         async def require_unused(segment: Segment, name: SegmentName) -> None:
-            found = (await self._segments.view(name)).subscriptions.get(subscription)
+            found = (await self._segments.ask(ViewSegment(name))).subscriptions.get(subscription)
             if found is not None and found.consumers and not force:
                 raise ConsumerBusy(
                     f"Subscription {subscription!r} has consumers on {name}: close them, or "
@@ -57,7 +64,7 @@ class TopicSubscriptions:
                 )
 
         async def unsubscribe(segment: Segment, name: SegmentName) -> None:
-            await self._segments.delete_subscription(name, subscription, force=force)
+            await self._segments.ask(DeleteSubscription(name, subscription, force))
 
         async with self._topics.lock(live.name):
             known = await self._store.subscription(live.name, subscription) is not None
@@ -76,11 +83,11 @@ class TopicSubscriptions:
 
         async def seek(segment: Segment, name: SegmentName) -> None:
             if not segment.active and segment.sealed_at_ms < timestamp_ms:
-                await self._segments.seek(name, subscription, LATEST)
+                await self._segments.ask(SeekSubscription(name, subscription, LATEST))
             elif segment.created_at_ms > timestamp_ms:
-                await self._segments.seek(name, subscription, EARLIEST)
+                await self._segments.ask(SeekSubscription(name, subscription, EARLIEST))
             else:
-                await self._segments.seek_to_time(name, subscription, timestamp_ms)
+                await self._segments.ask(SeekSubscriptionToTime(name, subscription, timestamp_ms))
 
         await self._each(live, subscription, seek)
 
@@ -89,7 +96,7 @@ class TopicSubscriptions:
         live = await self._topics.get(name)
 
         async def skip(segment: Segment, name: SegmentName) -> None:
-            await self._segments.seek(name, subscription, LATEST)
+            await self._segments.ask(SeekSubscription(name, subscription, LATEST))
 
         await self._each(live, subscription, skip)
 
@@ -105,7 +112,7 @@ class TopicSubscriptions:
         for segment in list(live.layout.segments.values()):
             name = segment_of(live.name, segment)
             try:
-                if subscription in (await self._segments.view(name)).subscriptions:
+                if subscription in (await self._segments.ask(ViewSegment(name))).subscriptions:
                     await change(segment, name)
                     reached = True
             except (TopicNotFound, SubscriptionNotFound):

@@ -42,8 +42,8 @@ from broker.scalable.records import (
 )
 from broker.scalable.steps import Step
 from config.bounds import METADATA_BATCH_OPERATIONS
-from protocol.names import InvalidTopicName, NamespaceName, TopicName
-from protocol.server_error import PeerError, ServerError
+from magnetar.protocol.names import InvalidTopicName, NamespaceName, TopicName
+from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.keys import children_range, exact_range
 from storage.metadata.store import (
     ABSENT,
@@ -91,7 +91,10 @@ class StoredTopic:
 
 
 class TopicStore:
-    """See the module's rules.  All methods raise `MetadataError` when the store fails."""
+    """Reads and writes the records of scalable topics, each write conditional on a version.
+
+    All methods raise `MetadataError` when the store fails.
+    """
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata

@@ -15,7 +15,7 @@ Rules:
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import structlog
 
@@ -23,20 +23,18 @@ from broker.placement import Placement
 from broker.scalable.answers import dag_error, dag_update
 from broker.scalable.dag import dag_of, synthetic_dag
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
+from broker.topics.client_connection import ClientConnection
 from config.bounds import DAG_COALESCE_S, SESSIONS_PER_CONNECTION
-from protocol.names import (
+from magnetar.protocol.names import (
     TopicDomain,
     TopicName,
     parse_topic_name,
     require_persistent,
     segment_name,
 )
-from protocol.pulsar_pb2 import ScalableTopicDAG
-from protocol.server_error import MagnetarError, PeerError, ServerError
+from magnetar.protocol.pulsar_pb2 import ScalableTopicDAG
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
 
 log = structlog.get_logger(__name__)
 
@@ -57,14 +55,14 @@ PartitionCount = Callable[[TopicName], Awaitable[int]]
 class DagSession:
     """One session of one connection.  `topic` is None until its layout was sent."""
 
-    connection: "Connection"
+    connection: ClientConnection
     session_id: int
     topic: TopicName | None = None
     told: ScalableTopicDAG | None = None
 
 
 class DagSessions:
-    """See the module's rules."""
+    """Sends a topic's layout to every session that asked for it, and every later layout."""
 
     def __init__(
         self,
@@ -80,13 +78,13 @@ class DagSessions:
         self._clock = clock
         self._create_missing = create_missing
         self._partition_count = partition_count
-        self._by_connection: dict[Connection, dict[int, DagSession]] = {}
+        self._by_connection: dict[ClientConnection, dict[int, DagSession]] = {}
         self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
         self._moved: dict[TopicName, asyncio.TimerHandle] = {}
         topics.on_layout(self._push)
 
     async def open(
-        self, connection: "Connection", session_id: int, text: str, *, create_if_missing: bool
+        self, connection: ClientConnection, session_id: int, text: str, *, create_if_missing: bool
     ) -> None:
         """SCALABLE_TOPIC_LOOKUP: answer with the layout and go on telling, or with an error."""
         self.close(connection, session_id)
@@ -117,7 +115,7 @@ class DagSessions:
         self._by_topic.setdefault(live.name, {})[session] = None
         self._tell(session, live.name, dag_of(live.name, live.layout, self._placement))
 
-    def close(self, connection: "Connection", session_id: int) -> None:
+    def close(self, connection: ClientConnection, session_id: int) -> None:
         """SCALABLE_TOPIC_CLOSE: tell nothing more.  Unknown sessions are ignored."""
         sessions = self._by_connection.get(connection, {})
         session = sessions.pop(session_id, None)
@@ -133,7 +131,7 @@ class DagSessions:
         for session in list(self._by_topic.get(name, ())):
             session.connection.close(f"{name} was deleted and made again")
 
-    def _enter(self, connection: "Connection", session_id: int) -> DagSession:
+    def _enter(self, connection: ClientConnection, session_id: int) -> DagSession:
         sessions = self._by_connection.get(connection)
         if sessions is None:
             sessions = self._by_connection[connection] = {}
@@ -150,7 +148,7 @@ class DagSessions:
         sessions = self._by_connection.get(session.connection, {})
         return sessions.get(session.session_id) is session
 
-    def _connection_closed(self, connection: "Connection") -> None:
+    def _connection_closed(self, connection: ClientConnection) -> None:
         for session in self._by_connection.pop(connection, {}).values():
             self._leave_topic(session)
 

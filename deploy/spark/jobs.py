@@ -3,6 +3,6 @@
 spark-submit --master yarn deploy/spark/jobs.py audit topic://public/default/bills ...
 """
 
-from pipeline.cli import app
+from magnetar.spark.cli import app
 
 app(prog_name="jobs.py")

@@ -12,9 +12,9 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
-import pipeline
+import magnetar.spark
 
 CUSTOMERS = [(f"customer-{number}", ("Graz", "Linz", "Wien")[number % 3]) for number in range(10)]
 
@@ -31,14 +31,14 @@ def source(spark: SparkSession, url: str, topic: str, columns: str) -> DataFrame
 
 
 def as_rows(table: DataFrame) -> DataFrame:
-    """What the sink takes: the customer is the key, so that rows of one customer stay in order."""
+    """Key and value for the sink: the customer is the key, which keeps its rows in order."""
     return table.select(f.col("customer").alias("key"), f.to_json(f.struct("*")).alias("value"))
 
 
 def start_rows(table: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
-    """New rows into a topic, exactly once: the key is opened before every start."""
+    """Write new rows into a topic, exactly once: the key is opened before every start."""
     name = "to-" + topic.rpartition("/")[2]
-    key = pipeline.open_key(url, name)
+    key = magnetar.spark.open_key(url, name)
     return (
         as_rows(table)
         .writeStream.format("pulsar5")
@@ -51,13 +51,13 @@ def start_rows(table: DataFrame, url: str, topic: str, checkpoints: str) -> Stre
 
 
 def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
-    """What has changed in each batch, exactly once.
+    """Write the totals that each batch has changed, exactly once.
 
     Spark gives sinks in Python new rows only, so each batch is a job by itself, whose `jobId` names
     its query and batch: one that comes again is recognised by it, and written once.
     """
     name = "to-" + topic.rpartition("/")[2]
-    key = pipeline.open_key(url, name)
+    key = magnetar.spark.open_key(url, name)
 
     def write(changed: DataFrame, batch: int) -> None:
         query = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -80,7 +80,7 @@ def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> S
 
 
 def main() -> None:
-    """Both queries, one after the other."""
+    """Run both queries, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
     parser.add_argument("--orders", default="topic://public/default/orders")
@@ -95,7 +95,7 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .getOrCreate()
     )
-    pipeline.register(spark)
+    magnetar.spark.register(spark)
 
     customers = spark.createDataFrame(CUSTOMERS, "customer string, city string")
     orders = source(spark, given.url, given.orders, "number int, customer string, cents int")

@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections import Counter
 from pathlib import Path
+from typing import TypedDict
 
 import magnetar.sync
 
@@ -23,9 +24,17 @@ PATIENCE_S = 300
 SILENCE_S = 10
 
 
-def publish(url: str, topic: str) -> list[dict[str, object]]:
-    """The orders."""
-    orders = [
+class Order(TypedDict):
+    """An order, published as JSON."""
+
+    number: int
+    customer: str
+    cents: int
+
+
+def publish(url: str, topic: str) -> list[Order]:
+    """Publish the orders; returns them."""
+    orders: list[Order] = [
         {"number": number, "customer": f"customer-{number % CUSTOMERS}", "cents": 100 + number % 7}
         for number in range(NUMBER)
     ]
@@ -40,7 +49,7 @@ def publish(url: str, topic: str) -> list[dict[str, object]]:
 
 
 def driver(url: str, topic: str, checkpoints: str) -> subprocess.Popen[bytes]:
-    """`query.py`, in a process group of its own."""
+    """Start `query.py`, in a process group of its own, to be killed with its JVM."""
     script = str(Path(__file__).with_name("query.py"))
     command = [sys.executable, script, "--url", url]
     command += ["--orders", topic, "--checkpoints", checkpoints]
@@ -48,7 +57,7 @@ def driver(url: str, topic: str, checkpoints: str) -> subprocess.Popen[bytes]:
 
 
 def first_of(url: str, topic: str, writer: subprocess.Popen[bytes]) -> None:
-    """Returns when there is something to be read."""
+    """Wait until the driver has written a first message that readers see."""
     with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
         while not reader.receive_batch(1, timeout_s=1):
             if writer.poll() is not None:
@@ -56,7 +65,7 @@ def first_of(url: str, topic: str, writer: subprocess.Popen[bytes]) -> None:
 
 
 def everything_in(url: str, topic: str) -> list[dict[str, object]]:
-    """What readers of a topic see, each key in its order."""
+    """The messages that readers of a topic see, those of each key in order."""
     found = []
     with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
         while batch := reader.receive_batch(500, timeout_s=SILENCE_S):
@@ -65,7 +74,7 @@ def everything_in(url: str, topic: str) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """See above."""
+    """Publish, kill the driver, start another one, and compare the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
     url = parser.parse_args().url
@@ -83,7 +92,7 @@ def main() -> None:
 
     numbers = Counter(order["number"] for order in everything_in(url, f"{topic}-enriched"))
     assert numbers == Counter(range(NUMBER)), "an order is missing, or there twice"
-    expected = Counter[object]()
+    expected = Counter[str]()
     for order in orders:
         expected[order["customer"]] += order["cents"]
     totals = {total["customer"]: total["cents"] for total in everything_in(url, f"{topic}-totals")}

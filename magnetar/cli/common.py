@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
 
 INTERRUPTED: Final = 130
 """As shells report a program that SIGINT ended."""

@@ -20,9 +20,9 @@ from magnetar.checkpoint import Checkpoint
 from magnetar.cli.common import Kind, Start, finishing
 from magnetar.cli.connecting import Where
 from magnetar.cli.rendering import Rendering
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.message import Message
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import ProducerQueueFull
-from magnetar.message import Message
 from magnetar.message_id import MessageId
 from magnetar.sync.producer import Producer, SendOptions
 

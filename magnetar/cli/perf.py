@@ -29,9 +29,9 @@ from magnetar.cli.common import Compression, Kind, Start
 from magnetar.cli.connecting import Where
 from magnetar.cli.tally import Tally
 from magnetar.compression import CompressionType
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.message import Message
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import MagnetarError, ProducerQueueFull
-from magnetar.message import Message
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from magnetar.message import Message
+from magnetar.consume.message import Message
 
 Rendering = Callable[[Message[bytes]], str]
 

@@ -1,55 +1,48 @@
-"""`CheckpointConsumer[T]`: reads a topic from positions that its user keeps.
-
-    CheckpointConsumer(context, topic, schema, settings: CheckpointSettings,
-                       start=Checkpoint.EARLIEST, group=None, create_if_missing=True)
-    await open(), await close(); receive, receive_batch, async for (`Receiving`); checkpoint()
-
-Rules:
-
-- Alone it reads every segment of the topic, and new ones when a layout tells of them.  In a group
-  it reads the segments that the controller gives it.  Nothing is stored at brokers.
-- Of a segment it reads what is behind its position in `start`, and everything of one that has none.
-  Of `Checkpoint.LATEST` that is: what comes after the opening; all of segments that are made later.
-- `checkpoint` has the position of every segment that it reads, up to the last message that was
-  handed out: also of those of which nothing was handed out yet, so that none begins anew.  What
-  another member of the group reads is in that one's checkpoint.
-- A position is never inside a message of several pieces, else the message would be lost: it is
-  before the first piece, and what was handed out behind that comes again.
-- A segment that is not there any more has expired and is skipped.
-- Messages of a child may come before the last ones of its parents, as nobody acknowledges them.
-"""
+"""`CheckpointConsumer[T]`: reads a topic from positions that its user keeps."""
 
 import asyncio
 from typing import Final, TypeVar
 
 from magnetar.bounds import INBOX_SEGMENTS, MISSING_SEGMENT_TRIES
 from magnetar.checkpoint import Checkpoint, CheckpointKind
-from magnetar.consume.controller_session import Assignment, ControllerSession
-from magnetar.consume.held_segments import HeldSegments
-from magnetar.consume.holdings import AssignedSegment
-from magnetar.consume.inbox import Inbox
-from magnetar.consume.ordered_settings import CheckpointSettings
-from magnetar.consume.received import Received
-from magnetar.consume.receiving import Receiving
+from magnetar.consume.assignments import AssignedSegment, Assignment
+from magnetar.consume.message import Message, RawMessage
+from magnetar.consume.ordered_segments import ControllerSession, HeldSegments
+from magnetar.consume.receiving import Inbox, InboxConsumer, random_name
 from magnetar.consume.segment_consumer import SegmentConsumer
-from magnetar.consume.stream_consumer import random_name
+from magnetar.consume.settings import CheckpointSettings
 from magnetar.context import ClientContext
 from magnetar.errors import AlreadyClosed, ConnectionLost, MagnetarError, OperationTimedOut
 from magnetar.layout import Layout
 from magnetar.layout_watch import LayoutWatch
-from magnetar.message import Message
 from magnetar.message_id import EARLIEST_ENTRY, LATEST_ENTRY, EntryId
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.schema import Schema
 from magnetar.schema.schema_reader import SchemaReader
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["CheckpointConsumer"]
+
 
 T = TypeVar("T")
 
 
-class CheckpointConsumer(Receiving[T, SegmentConsumer]):
-    """See the module's rules.  Made by `Client.checkpoint_consumer`."""
+class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
+    """A reader of a topic from positions that its user keeps.  Made by
+    `Client.checkpoint_consumer`.
+
+    - Alone it reads every segment of the topic, and new ones when a layout tells of them. In a
+      group it reads the segments that the controller gives it. Nothing is stored at brokers.
+    - Of a segment it reads what is behind its position in `start`, and everything of one that has
+      none. Of `Checkpoint.LATEST` that is: what comes after the opening; all of segments that are
+      made later.
+    - `checkpoint` has the position of every segment that it reads, up to the last message that was
+      handed out: also of those of which nothing was handed out yet, so that none begins anew. What
+      another member of the group reads is in that one's checkpoint.
+    - A position is never inside a message of several pieces, else the message would be lost: it is
+      before the first piece, and what was handed out behind that comes again.
+    - A segment that is not there any more has expired and is skipped.
+    - Messages of a child may come before the last ones of its parents, as nobody acknowledges them.
+    """
 
     def __init__(
         self,
@@ -65,7 +58,7 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
         limit = settings.receiver_queue_size * INBOX_SEGMENTS
         super().__init__(Inbox(limit, settings.receiver_queue_bytes))
         self.name: Final = settings.consumer_name or random_name(context, "checkpoint-")
-        """By which the controller of a group knows it."""
+        """The name by which the controller of a group knows it."""
         self._context = context
         self._given_schema = schema
         self._schema = schema
@@ -87,7 +80,7 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
             self._source = session
         self._held = HeldSegments(context, self)
         self._positions: dict[int, EntryId] = dict(start.positions)
-        """Of each segment that is, or was, read: the last message that was handed out."""
+        """The last message that was handed out of each segment that is, or was, read."""
         self._newest_at_start: int | None = None
 
     @property
@@ -133,12 +126,12 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
         self._inbox.fail(AlreadyClosed(f"Consumer {self.name} is closed; open another one."))
         await asyncio.gather(self._source.close(), self._held.close())
 
-    # Receiving
+    # InboxConsumer
 
-    def _schema_of(self, received: Received[SegmentConsumer]) -> Schema[T]:
+    def _schema_of(self, received: RawMessage[SegmentConsumer]) -> Schema[T]:
         return self._schema
 
-    def _hand_out(self, received: Received[SegmentConsumer]) -> Message[T]:
+    def _hand_out(self, received: RawMessage[SegmentConsumer]) -> Message[T]:
         segment_id = received.segment.segment.segment_id
         self._positions[segment_id] = received.entry_id
         return Message(received, self._schema, self.topic, segment_id)
@@ -186,11 +179,11 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
         return SegmentConsumer(self._context, segment, how, inbox)
 
     def missing(self, segment: AssignedSegment, times: int) -> bool:
-        """It has expired; unless it is a new one that its broker has yet to hear of."""
+        """Give it up as expired after a few tries: its broker may not know a new segment yet."""
         return times < MISSING_SEGMENT_TRIES
 
     async def part_with(self, consumer: SegmentConsumer) -> None:
-        """Nothing is acknowledged, so there is nothing to wait for."""
+        """Keep its position; there is no acknowledgement to wait for."""
         segment_id = consumer.segment.segment_id
         if segment_id in self._positions:
             self._positions[segment_id] = consumer.before_open(self._positions[segment_id])
@@ -199,7 +192,7 @@ class CheckpointConsumer(Receiving[T, SegmentConsumer]):
         """Its position stays known, should it come back."""
 
     def failed(self, error: MagnetarError) -> None:
-        """It cannot go on."""
+        """End, as a segment or the session cannot be had."""
         self._inbox.fail(error)
 
     # What there is to read

@@ -1,14 +1,4 @@
-"""Messages that were delivered too often go to a topic of their own.
-
-Rules:
-
-- A dead letter is sent with its bytes (or none), keys and event time as they are, in pieces if it
-  is large, and says where it comes from in its properties (`REAL_TOPIC`, `REAL_SUBSCRIPTION`,
-  `ORIGIN_MESSAGE_ID`), as the Java client's.
-- It is acknowledged only when the broker has stored it there.  What cannot be sent is asked for
-  again later, and so is what is too much at a time.
-- The producer is opened for the first of them, and again if that did not succeed.
-"""
+"""Messages that were delivered too often go to a topic of their own."""
 
 import asyncio
 import logging
@@ -18,19 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
 from magnetar.bounds import DEAD_LETTERS_IN_FLIGHT
-from magnetar.consume.consumer_settings import DeadLetterPolicy
-from magnetar.consume.received import Received
+from magnetar.consume.message import RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
+from magnetar.consume.settings import DeadLetterPolicy
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import ProducerSettings
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.schema.plain import BYTES
-from protocol.names import parse_topic_name
-from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
 __all__ = ["DeadLetters", "dead_letter_topic"]
+
 
 _log = logging.getLogger(__name__)
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -38,8 +29,8 @@ REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 
 
-class LetterProducer(Protocol):
-    """What dead letters are sent by."""
+class DeadLetterProducer(Protocol):
+    """The producer of dead letters."""
 
     async def open(self) -> None:
         """Make it usable."""
@@ -69,7 +60,15 @@ def dead_letter_topic(topic: str, policy: DeadLetterPolicy) -> str:
 
 
 class DeadLetters:
-    """Of one queue consumer."""
+    """The dead letters of one queue consumer, on their way to a topic of their own.
+
+    - A dead letter is sent with its bytes (or none), keys and event time as they are, in pieces if
+      it is large, and says where it comes from in its properties (`REAL_TOPIC`,
+      `REAL_SUBSCRIPTION`, `ORIGIN_MESSAGE_ID`), as the Java client's.
+    - It is acknowledged only when the broker has stored it there. What cannot be sent is asked for
+      again later, and so is what is too much at a time.
+    - The producer is opened for the first of them, and again if that did not succeed.
+    """
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class DeadLetters:
         topic: str,
         subscription: str,
         policy: DeadLetterPolicy,
-        new_producer: Callable[[str], LetterProducer] | None = None,
+        new_producer: Callable[[str], DeadLetterProducer] | None = None,
     ) -> None:
         """`topic` as the broker names it.  Tests give a `new_producer` of their own."""
         self.topic: Final = dead_letter_topic(topic, policy)
@@ -86,14 +85,14 @@ class DeadLetters:
         self._subscription = subscription
         self._max_redelivery_count = policy.max_redelivery_count
         self._new_producer = new_producer or self._producer_of
-        self._producer: asyncio.Task[LetterProducer] | None = None
+        self._producer: asyncio.Task[DeadLetterProducer] | None = None
         self._sending: set[asyncio.Task[None]] = set()
 
-    def are(self, messages: Sequence[Received[SegmentConsumer]]) -> bool:
+    def are(self, messages: Sequence[RawMessage[SegmentConsumer]]) -> bool:
         """Whether the messages of an entry were delivered too often."""
         return messages[0].entry.redelivery_count > self._max_redelivery_count
 
-    def take(self, messages: Sequence[Received[SegmentConsumer]]) -> None:
+    def take(self, messages: Sequence[RawMessage[SegmentConsumer]]) -> None:
         """Send these in place of handing them out."""
         for message in messages:
             message.segment.taken(message)
@@ -120,7 +119,7 @@ class DeadLetters:
         if not opened.cancelled() and opened.exception() is None:
             await opened.result().close()
 
-    async def _send(self, message: Received[SegmentConsumer]) -> None:
+    async def _send(self, message: RawMessage[SegmentConsumer]) -> None:
         own = message.own_metadata
         properties = {each.key: each.value for each in own.properties}
         properties[REAL_TOPIC] = self._from
@@ -145,10 +144,10 @@ class DeadLetters:
             )
             self._later(message)
 
-    def _later(self, message: Received[SegmentConsumer]) -> None:
+    def _later(self, message: RawMessage[SegmentConsumer]) -> None:
         message.segment.nack(message.entry_id, message.entry.redelivery_count)
 
-    async def _opened(self) -> LetterProducer:
+    async def _opened(self) -> DeadLetterProducer:
         """The producer, which is opened once for all that wait."""
         if self._producer is None or (
             self._producer.done() and (self._producer.cancelled() or self._producer.exception())
@@ -156,7 +155,7 @@ class DeadLetters:
             self._producer = self._context.loop.create_task(self._open())
         return await asyncio.shield(self._producer)
 
-    async def _open(self) -> LetterProducer:
+    async def _open(self) -> DeadLetterProducer:
         producer = self._new_producer(self.topic)
         try:
             await producer.open()
@@ -165,13 +164,13 @@ class DeadLetters:
             raise
         return producer
 
-    def _producer_of(self, topic: str) -> LetterProducer:
+    def _producer_of(self, topic: str) -> DeadLetterProducer:
         producer = Producer(self._context, topic, BYTES, ProducerSettings(chunking=True))
-        return cast("LetterProducer", producer)
+        return cast("DeadLetterProducer", producer)
 
 
 def _key_of(own: SingleMessageMetadata | MessageMetadata) -> str | bytes | None:
-    """As a producer gives it: bytes stay bytes."""
+    """Return the key as a producer gives it: bytes stay bytes."""
     if not own.HasField("partition_key"):
         return None
     if own.partition_key_b64_encoded:

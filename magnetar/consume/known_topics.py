@@ -1,9 +1,4 @@
-"""The topics of a namespace, as far as a broker has told them.
-
-Pure.  Rules: a snapshot is complete, a diff is not; what is told again changes nothing; a topic in
-both halves of a diff was deleted and made anew, so it is there.  The hash of all names, told on a
-reconnect, spares the broker a snapshot of what is known.
-"""
+"""Pure: the topics of a namespace, as far as a broker has told them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +10,7 @@ __all__ = ["Change", "KnownTopics", "topics_hash"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What came and what went, in order of names."""
+    """The topics that came and went, in order of names."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -31,7 +26,12 @@ def topics_hash(names: Iterable[str]) -> str:
 
 
 class KnownTopics:
-    """See the module's rules."""
+    """The topics of a namespace, as far as a broker has told them.
+
+    Rules: a snapshot is complete, a diff is not; what is told again changes nothing; a topic in
+    both halves of a diff was deleted and made anew, so it is there. The hash of all names, told on
+    a reconnect, spares the broker a snapshot of what is known.
+    """
 
     __slots__ = ("_names",)
 

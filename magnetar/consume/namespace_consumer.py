@@ -1,34 +1,10 @@
-"""Consumers of all topics of a namespace, or of those with certain properties.
-
-    NamespaceQueueConsumer(context, namespace, subscription, schema, settings: QueueSettings,
-                           properties={})
-    NamespaceStreamConsumer(context, namespace, subscription, schema, settings: StreamSettings,
-                            properties={})
-    await open(), await close(); receive, receive_batch, async for (`HandingOut`)
-    ack(message, transaction=None, wait=False); nack(message) for queues;
-    redeliver_unacknowledged() in order
-
-Rules:
-
-- Each topic is consumed on its own, as `<name>-<local name>`; topics that come later too, and those
-  that go are closed.  No topic is made by that, and none that was deleted comes back.
-- It opens only when all topics that are there then are subscribed to.  What fails later is tried
-  again for as long as the topic is there, with pauses that grow; the others go on.
-- The messages of a topic are handed out in its order; topics take turns.
-- In order, each message carries the position vectors of all topics: acknowledging it acknowledges
-  everything that was handed out before it, also in a transaction.
-- When a transaction that acknowledged does not commit, everything of all topics that is not
-  acknowledged is handed out once more (`stream_consumer.py`).  Messages from before are not
-  acknowledged any more, as they would acknowledge what waits here to be handed out again.
-- A topic that goes, or whose consumer is made anew, before everything handed out of it was
-  acknowledged is in no transaction, and no transaction acknowledges until everything comes again.
-"""
+"""Consumers of all topics of a namespace, and the watch that tells which topics there are."""
 
 import asyncio
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -37,44 +13,202 @@ from typing import Final, Generic, Protocol, TypeVar
 from magnetar.bounds import (
     NAMESPACE_BATCH,
     NAMESPACE_OPENINGS,
+    NAMESPACE_QUIET_S,
     NAMESPACE_READY,
     NAMESPACE_RETRY_LIMIT_S,
+    NAMESPACE_TOPICS,
 )
-from magnetar.consume.consumer_settings import QueueSettings
-from magnetar.consume.known_topics import Change
-from magnetar.consume.namespace_watch import NamespaceWatch
-from magnetar.consume.ordered_settings import StreamSettings
-from magnetar.consume.outcomes import AllOf
+from magnetar.consume.acknowledgements import DONE, AckTransaction, Outcomes, cannot_commit
+from magnetar.consume.known_topics import Change, KnownTopics
+from magnetar.consume.message import Message
 from magnetar.consume.queue_consumer import QueueConsumer
-from magnetar.consume.receiving import HandingOut, check_given
-from magnetar.consume.refused_acks import cannot_commit
-from magnetar.consume.segment_consumer import DONE, AckTransaction
-from magnetar.consume.stream_consumer import StreamConsumer, random_name
+from magnetar.consume.receiving import Consumer, check_message, random_name
+from magnetar.consume.settings import QueueSettings, StreamSettings
+from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
     AlreadyClosed,
+    BrokerError,
+    ConnectionLost,
     InvalidArgument,
     MagnetarError,
+    NotSupported,
+    OperationTimedOut,
     TopicNotFound,
     TransactionConflict,
 )
-from magnetar.message import Message
 from magnetar.message_id import MessageId, Positions
 from magnetar.opening import resolve
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.names import parse_namespace_name, parse_topic_name
+from magnetar.refusals import Refusals
 from magnetar.schema.schema import Schema
-from magnetar.wire.backoff import Backoff
-from protocol.names import parse_topic_name
+from magnetar.wire.attachment import Attachment
+from magnetar.wire.connection import Connection, PeerKind
+from magnetar.wire.requests import error_in
 
-__all__ = ["NamespaceMessage", "NamespaceQueueConsumer", "NamespaceStreamConsumer"]
+__all__ = [
+    "NamespaceMessage",
+    "NamespaceQueueConsumer",
+    "NamespaceStreamConsumer",
+    "NamespaceWatch",
+]
+
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+ChangeListener = Callable[[Change], None]
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _Vectors = Mapping[str, Positions]
 _NO_VECTORS: Final[_Vectors] = MappingProxyType({})
 
 
-class OfTopic(Protocol):
+class NamespaceWatch(Attachment):
+    """Follows which scalable topics a namespace has, over reconnects.
+
+    - Any broker is asked (WATCH_SCALABLE_TOPICS); it tells all topics that have the properties
+      asked for, and then what came and what went.
+    - After a reconnect the hash of what is known goes along; a broker where nothing changed says
+      nothing then, so silence is an answer.
+    - Listeners are told of what came and went, in the turn in which it is told; of a snapshot only
+      the difference.
+    - An error, once topics were told, is not the end (`Refusals`).
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        namespace: str,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        *,
+        changed: ChangeListener,
+        ended: Callable[[MagnetarError], None],
+    ) -> None:
+        """Watch `tenant/namespace`.  `changed` is told of each change, the first snapshot included;
+        `ended` why the watch ended by itself, should it.  Raises `InvalidNamespaceName`.
+        """
+        super().__init__(context)
+        self._namespace: Final = str(parse_namespace_name(namespace))
+        self._properties: Final = dict(properties)
+        self._watch_id: Final = context.ids.session_id()
+        self._changed: Final = changed
+        self._ended: Final = ended
+        self._known = KnownTopics()
+        self._refusals = Refusals()
+        self._first: asyncio.Future[None] | None = None
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The names that are known: `topic://...`."""
+        return self._known.names
+
+    # Attachment
+
+    def describe(self) -> str:
+        """Name the watch for error messages."""
+        return f"The watch of the topics of {self._namespace}"
+
+    async def find(self) -> Connection:
+        """Any broker."""
+        return await self.context.pool.any()
+
+    async def attach(self, connection: Connection) -> None:
+        """Ask; until the first snapshot."""
+        if not connection.features.supports_scalable_topics:
+            raise NotSupported(
+                f"The broker at {connection.address} has no scalable topics; switch them on there "
+                "(Apache Pulsar: scalableTopicsEnabled), or use a broker of version 5."
+            )
+        connection.attach(PeerKind.NAMESPACE, self._watch_id, self)
+        silence_says_no = self._refusals.granted_before
+        timeout_s = self.context.settings.operation_timeout_s
+        self._first = first = self.context.loop.create_future()
+        try:
+            connection.send(self._watch())
+            async with asyncio.timeout(NAMESPACE_QUIET_S if silence_says_no else timeout_s):
+                await first
+        except TimeoutError:
+            if not silence_says_no:
+                raise OperationTimedOut(
+                    f"The broker has not told the topics of {self._namespace} within "
+                    f"{timeout_s:g} s; look whether it is overloaded, or allow more by "
+                    "operation_timeout_s."
+                ) from None
+        except BrokerError as error:
+            raise self._refusals.judge(error) from error
+        finally:
+            self._first = None
+
+    async def leave(self, connection: Connection) -> None:
+        """End the watch; the broker does not answer that."""
+        close = pb.CommandWatchScalableTopicsClose(watch_id=self._watch_id)
+        connection.send(
+            pb.BaseCommand(
+                type=pb.BaseCommand.WATCH_SCALABLE_TOPICS_CLOSE, watch_scalable_topics_close=close
+            )
+        )
+
+    def failed(self, error: MagnetarError) -> None:
+        """The watch has ended by itself."""
+        self._ended(error)
+
+    # Handler
+
+    def received(self, frame: Frame) -> None:
+        """Topics, or why there are none."""
+        refusal = error_in(frame.command)
+        if refusal is not None:
+            self._refused(refusal)
+            return
+        self._refusals.granted()
+        change = self._take(frame.command.watch_scalable_topics_update)
+        if len(self.topics) > NAMESPACE_TOPICS:
+            self._refused(_too_many(self._namespace, len(self.topics)))
+            return
+        if change:
+            self._changed(change)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    def connection_lost(self, error: ConnectionLost) -> None:
+        """The watch is gone with it."""
+        super().connection_lost(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    def _refused(self, error: BrokerError | NotSupported) -> None:
+        if self._first is not None:
+            if not self._first.done():
+                self._first.set_exception(error)
+        else:
+            self.again(error if isinstance(error, NotSupported) else self._refusals.judge(error))
+
+    def _take(self, update: pb.CommandWatchScalableTopicsUpdate) -> Change:
+        if update.HasField("diff"):
+            return self._known.apply(update.diff.added, update.diff.removed)
+        return self._known.replace(update.snapshot.topics)
+
+    def _watch(self) -> pb.BaseCommand:
+        watch = pb.CommandWatchScalableTopics(watch_id=self._watch_id, namespace=self._namespace)
+        for key, value in sorted(self._properties.items()):
+            watch.property_filters.add(key=key, value=value)
+        known = self._known.hash
+        if known is not None:
+            watch.current_hash = known
+        return pb.BaseCommand(
+            type=pb.BaseCommand.WATCH_SCALABLE_TOPICS, watch_scalable_topics=watch
+        )
+
+
+def _too_many(namespace: str, count: int) -> NotSupported:
+    return NotSupported(
+        f"Namespace {namespace} has {count} topics that match, and one consumer takes at most "
+        f"{NAMESPACE_TOPICS}; use properties to choose among them, or consumers of topics."
+    )
+
+
+class TopicConsumer(Protocol):
     """The consumer of one topic."""
 
     async def open(self) -> None:
@@ -84,10 +218,10 @@ class OfTopic(Protocol):
         """End it."""
 
 
-C = TypeVar("C", bound=OfTopic)
+C = TypeVar("C", bound=TopicConsumer)
 
 
-class _Ready(Generic[T, C]):
+class _ReadyMessages(Generic[T, C]):
     """The next messages of all topics, in the order in which they are handed out; bounded."""
 
     def __init__(self) -> None:
@@ -114,14 +248,14 @@ class _Ready(Generic[T, C]):
         return self._messages.popleft()
 
     async def arrival(self) -> None:
-        """Until there may be one.  Raises what `fail` was told."""
+        """Wait until there may be one.  Raises the error that `fail` was given."""
         if self._error is not None:
             raise self._error
         self._news.clear()
         await self._news.wait()
 
     def fail(self, error: MagnetarError) -> None:
-        """Nothing more will come."""
+        """Raise this to whoever waits: nothing more will come."""
         self._error = self._error or error
         self._news.set()
 
@@ -130,8 +264,23 @@ class _Ready(Generic[T, C]):
         self._messages.clear()
 
 
-class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
-    """What both kinds do."""
+class _NamespaceConsumer(Consumer[T], Generic[T, C]):
+    """A consumer of all topics of a namespace, or of those with certain properties.
+
+    - Each topic is consumed on its own, as `<name>-<local name>`; topics that come later too, and
+      those that go are closed. No topic is made by that, and none that was deleted comes back.
+    - It opens only when all topics that are there then are subscribed to. What fails later is tried
+      again for as long as the topic is there, with pauses that grow; the others go on.
+    - The messages of a topic are handed out in its order; topics take turns.
+    - In order, each message carries the position vectors of all topics: acknowledging it
+      acknowledges everything that was handed out before it, also in a transaction.
+    - When a transaction that acknowledged does not commit, everything of all topics that is not
+      acknowledged is handed out once more (`StreamConsumer`). Messages from before are not
+      acknowledged any more, as they would acknowledge what waits here to be handed out again.
+    - A topic that goes, or whose consumer is made anew, before everything handed out of it was
+      acknowledged is in no transaction, and no transaction acknowledges until everything comes
+      again.
+    """
 
     def __init__(
         self, context: ClientContext, namespace: str, name: str, properties: Mapping[str, str]
@@ -144,9 +293,9 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
         self._watch = NamespaceWatch(
             context, namespace, properties, changed=self._changed, ended=self._failed
         )
-        self._ready: _Ready[T, C] = _Ready()
+        self._ready: _ReadyMessages[T, C] = _ReadyMessages()
         self._consumers: dict[str, C] = {}
-        """Of each topic that is subscribed to."""
+        """The consumer of each topic that is subscribed to."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._firsts: list[asyncio.Future[None]] | None = []
@@ -194,7 +343,7 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
     def _ended(self, topic: str, consumer: C) -> None:
         """A topic's consumer hands out nothing more."""
 
-    # HandingOut
+    # Consumer
 
     def _take_at_hand(self) -> Message[T] | None:
         while (found := self._ready.take_nowait()) is not None:
@@ -233,7 +382,7 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
 
     async def _consume(self, topic: str, first: asyncio.Future[None] | None) -> None:
         """Consume a topic until it goes."""
-        backoff = Backoff(self._context.rng, limit_s=NAMESPACE_RETRY_LIMIT_S)
+        backoff = self._context.backoff(NAMESPACE_RETRY_LIMIT_S)
         local_name = parse_topic_name(topic).local_name
         while True:
             consumer = self._consumer_of(topic, local_name)
@@ -260,7 +409,7 @@ class _NamespaceConsumer(HandingOut[T], Generic[T, C]):
 
 
 class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
-    """Shares the messages of all topics with others.  See the module's rules."""
+    """Shares the messages of all topics with others.  See `_NamespaceConsumer`."""
 
     def __init__(
         self,
@@ -306,7 +455,7 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """A message has been processed.  As `QueueConsumer.ack`."""
+        """Acknowledge a message.  See `QueueConsumer.ack`."""
         check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
@@ -328,8 +477,8 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
             consumer.nack(message)
 
     def _reader_of(self, message: Message[T]) -> QueueConsumer[T] | None:
-        """Who reads its topic; None: nobody does any more.  Raises `InvalidArgument`."""
-        check_given(message, None)
+        """Return the consumer of its topic, if there is one.  Raises `InvalidArgument`."""
+        check_message(message, None)
         consumer = self._consumers.get(message.topic)
         if consumer is None and not isinstance(message, NamespaceMessage):
             raise InvalidArgument(
@@ -366,7 +515,7 @@ class NamespaceMessage(Message[T]):
 
 
 class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
-    """Reads its share of the segments of all topics, in order.  See the module's rules."""
+    """Reads its share of the segments of all topics, in order.  See `_NamespaceConsumer`."""
 
     def __init__(
         self,
@@ -386,7 +535,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         self._settings = settings
         self._vectors: _Vectors = MappingProxyType({})
         self._acknowledged: dict[str, Positions] = {}
-        """Of each topic the last vector that was acknowledged without a transaction."""
+        """The last vector of each topic that was acknowledged without a transaction."""
         self._all_times_back = 0
         self._lost: str | None = None
         """A topic of which something may be done twice, until everything comes again."""
@@ -403,7 +552,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         return consumer.times_back
 
     def redeliver_unacknowledged(self) -> None:
-        """Everything of all topics that was handed out and is not acknowledged comes once more.
+        """Hand out once more, of all topics, everything that is not acknowledged.
 
         As `StreamConsumer.redeliver_unacknowledged`.
         """
@@ -445,7 +594,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """This message and all that were handed out before it, of all topics.
+        """Acknowledge this message and all that were handed out before it, of all topics.
 
         As `StreamConsumer.ack`.
         """
@@ -466,10 +615,10 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
                     consumer.follow(transaction)
                 cannot_commit(self._context, transaction, error)
             raise
-        return AllOf(outcomes) if outcomes else DONE
+        return Outcomes(outcomes) if outcomes else DONE
 
     def _check_not_from_before(self, message: Message[T]) -> None:
-        """What topics have handed out once more may wait here: its user has not seen it."""
+        """Refuse a message from before a redelivery: what comes again may wait here, unseen."""
         if isinstance(message, NamespaceMessage) and message.times_back == self._all_times_back:
             return
         for topic, positions in message.id.positions_of_topics.items():
@@ -503,7 +652,7 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
 
 
 def _lost(topic: str, transaction: AckTransaction | None) -> Awaitable[None]:
-    """Nobody consumes the topic now: its messages come again, if it is still there."""
+    """Skip a topic that is not consumed now; its messages come again.  Raises in a transaction."""
     if transaction is not None:
         raise AlreadyClosed(
             f"{topic} is not consumed any more; abort the transaction, and open it anew."

@@ -1,27 +1,4 @@
-"""`QueueConsumer[T]`: one of those that share the messages of a topic.
-
-    QueueConsumer(context, topic, subscription, schema, settings, create_if_missing=True)
-    await open(), await close(); receive, receive_batch, async for (`Receiving`)
-    await ack(message or messages, transaction=None, wait=False); nack(message); await unsubscribe()
-
-Rules:
-
-- It subscribes to every segment of the layout, active and sealed; new ones when a layout tells of
-  them.  Those that the layout drops are closed, and those of which everything is acknowledged and
-  nothing more can come.
-- It opens only when it is subscribed to all segments.  Later a segment that cannot be subscribed to
-  is tried again for as long as it is in the layout; meanwhile the others go on.
-- `ack` acts when it is called: cancelled or not awaited, the message is acknowledged all the same.
-  A plain one is sent within `ack_grouping_ms`, and may be lost with the connection: then the
-  message comes again.  `wait=True` awaits the broker's word, as one in a transaction does always.
-- A message of a segment that is closed meanwhile needs no acknowledgement.  In a transaction that
-  is so only where everything is acknowledged, or the segment has gone: while it is opened anew it
-  raises, as the message comes again.
-- With `processing_timeout_s` a message that was handed out and is neither acknowledged nor
-  negatively acknowledged in that time comes again; what of its batch is not acknowledged comes with
-  it.  An acknowledgement that is late still counts; what has come again by then is handed out.
-- `close` sends the acknowledgements and gives back everything else, to other consumers.
-"""
+"""`QueueConsumer[T]`: one of those that share the messages of a topic."""
 
 import asyncio
 import logging
@@ -29,46 +6,71 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from magnetar.bounds import INBOX_SEGMENTS
-from magnetar.consume.consumer_settings import QueueSettings
+from magnetar.consume.acknowledgements import (
+    DONE,
+    AckTransaction,
+    Outcomes,
+    cannot_commit,
+    start_now,
+)
 from magnetar.consume.dead_letters import DeadLetters
-from magnetar.consume.inbox import Inbox
-from magnetar.consume.outcomes import AllOf, begun
-from magnetar.consume.received import Received
-from magnetar.consume.receiving import Receiving, check_given
-from magnetar.consume.refused_acks import cannot_commit
-from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
+from magnetar.consume.message import Message, RawMessage
+from magnetar.consume.receiving import Inbox, InboxConsumer, check_message
+from magnetar.consume.segment_consumer import SegmentConsumer
+from magnetar.consume.settings import QueueSettings
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
 from magnetar.layout import Layout, Segment
 from magnetar.layout_watch import LayoutWatch
-from magnetar.message import Message
 from magnetar.opening import resolve
+from magnetar.protocol.backoff import Backoff
 from magnetar.schema.schema import Schema
 from magnetar.schema.schema_reader import SchemaReader
 from magnetar.wire.attachment import AttachmentState
-from magnetar.wire.backoff import Backoff
 
 __all__ = ["QueueConsumer"]
+
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class _QueueInbox(Inbox[SegmentConsumer]):
-    """Dead letters are not put there."""
+    """An inbox that passes dead letters on instead of keeping them."""
 
     dead_letters: DeadLetters | None = None
 
-    def put(self, segment: SegmentConsumer, messages: Sequence[Received[SegmentConsumer]]) -> None:
-        """What has come from a segment, all of one entry."""
+    def put(
+        self, segment: SegmentConsumer, messages: Sequence[RawMessage[SegmentConsumer]]
+    ) -> None:
+        """Put in messages of one entry, or pass them on as dead letters."""
         if self.dead_letters is not None and self.dead_letters.are(messages):
             self.dead_letters.take(messages)
         else:
             super().put(segment, messages)
 
 
-class QueueConsumer(Receiving[T, SegmentConsumer]):
-    """See the module's rules.  Made by `Client.queue_consumer`."""
+class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
+    """A consumer that shares the messages of a topic.  Made by `Client.queue_consumer`.
+
+    - It subscribes to every segment of the layout, active and sealed; new ones when a layout tells
+      of them. Those that the layout drops are closed, and those of which everything is acknowledged
+      and nothing more can come.
+    - It opens only when it is subscribed to all segments. Later a segment that cannot be subscribed
+      to is tried again for as long as it is in the layout; meanwhile the others go on.
+    - `ack` acts when it is called: cancelled or not awaited, the message is acknowledged all the
+      same. A plain one is sent within `ack_grouping_ms`, and may be lost with the connection: then
+      the message comes again. `wait=True` awaits the broker's word, as one in a transaction does
+      always.
+    - A message of a segment that is closed meanwhile needs no acknowledgement. In a transaction
+      that is so only where everything is acknowledged, or the segment has gone: while it is opened
+      anew it raises, as the message comes again.
+    - With `processing_timeout_s` a message that was handed out and is neither acknowledged nor
+      negatively acknowledged in that time comes again; what of its batch is not acknowledged comes
+      with it. An acknowledgement that is late still counts; what has come again by then is handed
+      out.
+    - `close` sends the acknowledgements and gives back everything else, to other consumers.
+    """
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         """The topic, as the broker resolved its name."""
         return self._topic
 
-    # Receiving
+    # InboxConsumer
 
     async def open(self) -> None:
         """Subscribe to all segments.  Raises why that cannot be."""
@@ -129,10 +131,10 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         self._apply(self._watch.layout, firsts)
         await asyncio.gather(*firsts)
 
-    def _schema_of(self, received: Received[SegmentConsumer]) -> Schema[T]:
+    def _schema_of(self, received: RawMessage[SegmentConsumer]) -> Schema[T]:
         return self._schema
 
-    def _hand_out(self, received: Received[SegmentConsumer]) -> Message[T]:
+    def _hand_out(self, received: RawMessage[SegmentConsumer]) -> Message[T]:
         segment = received.segment
         if self._begins_processing:
             segment.begin_processing(received)
@@ -152,7 +154,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """One message or several have been processed.  See the module's rules for what is awaited.
+        """Acknowledge one message or several.  The class says what is awaited.
 
         Raises `AlreadyClosed`, and `InvalidArgument` for a message of another topic.  With `wait`
         what the broker refuses it with, `ConnectionLost` and `OperationTimedOut`; then it is not
@@ -164,7 +166,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
             raise AlreadyClosed("The consumer is closed; its messages come again to others.")
         messages = tuple(message) if isinstance(message, Iterable) else (message,)
         for each in messages:
-            check_given(each, self._topic)
+            check_message(each, self._topic)
         if transaction is not None:
             return self._ack_in(transaction, messages)
         for each in messages:
@@ -173,7 +175,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         if not wait:
             return DONE
         segments = {segment for each in messages if (segment := self._segment_of(each))}
-        return AllOf([begun(segment.confirmed()) for segment in segments])
+        return Outcomes([start_now(segment.confirmed()) for segment in segments])
 
     def _ack_in(
         self, transaction: AckTransaction, messages: Sequence[Message[T]]
@@ -191,21 +193,21 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
             for each in messages
             if (segment := self._segment_of(each)) is not None
         ]
-        return outcomes[0] if len(outcomes) == 1 else AllOf(outcomes)
+        return outcomes[0] if len(outcomes) == 1 else Outcomes(outcomes)
 
     def _has_gone(self, segment_id: int) -> bool:
         """Whether nothing of a segment can come again."""
         return segment_id in self._ended or segment_id not in self._watch.layout.segments
 
     def nack(self, message: Message[T]) -> None:
-        """A message could not be processed: it comes again later, to this consumer or another."""
+        """Give back a message that could not be processed: it comes again, here or elsewhere."""
         check_loop(self._loop)
-        check_given(message, self._topic)
+        check_message(message, self._topic)
         if self._closing is None and (segment := self._segment_of(message)) is not None:
             segment.nack_handed_out(message.received.entry_id, message.redelivery_count)
 
     def _segment_of(self, message: Message[T]) -> SegmentConsumer | None:
-        """Who has the message's segment now; None if nobody needs to."""
+        """Return the consumer of the message's segment; None if it needs none now."""
         segment = self._segments.get(message.segment_id)
         if segment is None or segment.state is AttachmentState.CLOSED:
             return None
@@ -265,7 +267,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
 
     async def _keep(self, segment: Segment, first: asyncio.Future[None] | None) -> None:
         """Have a consumer of a segment until nobody needs it."""
-        backoff = Backoff(self._context.rng)
+        backoff = self._context.backoff()
         while True:
             if await self._consume(segment, first, backoff):
                 break
@@ -312,7 +314,7 @@ class QueueConsumer(Receiving[T, SegmentConsumer]):
         return SegmentConsumer(self._context, segment, how, self._inbox)
 
     async def _close(self) -> None:
-        """Everything at once; bounded by the bounds of its parts."""
+        """Close everything at once; bounded by the bounds of its parts."""
         self._inbox.clear()
         self._inbox.fail(AlreadyClosed("The consumer is closed; open another one."))
         dead_letters = self._queue_inbox.dead_letters

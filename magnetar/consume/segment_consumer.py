@@ -1,47 +1,21 @@
-"""One SUBSCRIBE: a consumer of one segment.
-
-Signatures for whoever builds on it:
-
-    SegmentConsumer(context, segment, how: SubscribeSettings, inbox)   segment: .segment_id, .topic
-    await open(timeout_s), await close()                               as every `Attachment`
-    acknowledge(id, transaction=None), acknowledge_up_to(id, transaction=None) -> Awaitable[None]
-    await confirmed()                       everything acknowledged so far is known to the broker
-    begin_processing(received)              handed out: `how.processing_timeout_ms` begins
-    nack(id, redelivery_count)              asked for again after the delay of `how.nack_delay`
-    nack_handed_out(id, redelivery_count)   unless that was done since it was handed out
-    redeliver(ids)                          asked for again now; of an exclusive one: everything
-    await leave_in_order(); await unsubscribe(force)
-    on_end, on_failure: Callable[[SegmentConsumer], None] | None       to be set by its owner
-    ended, damaged, segment, how, connection, error
-
-Rules:
-
-- Messages are asked for when it is attached and when the application takes them (`permits.py`).
-- A plain acknowledgement is in the group when `acknowledge` returns; the group leaves at the latest
-  after `ack_grouping_ms`.  What waits when the connection is lost leaves on the next one.  The
-  broker answers each group, for those who wait for its word (`ack_answers.py`).  In a transaction
-  the result is awaited, and the broker's answer with it.  Cancelling who waits changes nothing.
-- On a new attachment the broker delivers again whatever is not acknowledged.  So what waits in the
-  inbox is dropped; what was handed out stays acknowledgeable.  What is not durable keeps its inbox
-  and goes on behind the last message that was put there.
-- Failing for good is told to `on_failure`; without one the inbox fails.
-- It counts and logs what cannot be unpacked (`damaged`).
-- What is acknowledged in a transaction has no timeout any more: the broker brings it back if that
-  aborts.  If the acknowledgement fails the timeout begins anew.
-"""
+"""One SUBSCRIBE: a consumer of one segment, and its timer of redeliveries."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from magnetar.bounds import LEAVE_S, MAX_ACK_GROUP, MAX_UNCOMPRESSED_BYTES
-from magnetar.consume.ack_answers import DONE, AckAnswers
-from magnetar.consume.ack_tracker import Acknowledgement, AckTracker
-from magnetar.consume.ack_transaction import AckTransaction, Subscribed
-from magnetar.consume.chunk_assembly import ChunkAssembly
-from magnetar.consume.consumer_commands import (
+from magnetar.consume.ack_tracker import Acknowledgement, AckTracker, bit_of
+from magnetar.consume.acknowledgements import (
+    DONE,
+    AckAnswers,
+    AckTransaction,
+    OutstandingMessages,
+    share_outcome,
+)
+from magnetar.consume.commands import (
     acks_of,
     acks_up_to_of,
     close_of,
@@ -53,43 +27,166 @@ from magnetar.consume.consumer_commands import (
     subscribe_of,
     unsubscribe_of,
 )
-from magnetar.consume.consumer_settings import SubscribeSettings, SubscriptionKind
-from magnetar.consume.decoding import Decoded, Decoder, permits_of
-from magnetar.consume.handed_out import HandedOut
-from magnetar.consume.inbox import Inbox
-from magnetar.consume.outcomes import awaited_or_not
-from magnetar.consume.permits import Permits
-from magnetar.consume.received import EntryKey, Received
-from magnetar.consume.redelivery_timer import RedeliveryTimer
+from magnetar.consume.decoding import ChunkAssembly, DecodedEntry, Decoder, Permits, permits_of
+from magnetar.consume.message import EntryKey, RawMessage
+from magnetar.consume.receiving import Inbox
+from magnetar.consume.redelivery import ProcessingTimeouts, Redelivery
+from magnetar.consume.settings import SubscribeSettings, SubscriptionKind
 from magnetar.context import ClientContext
-from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, ServiceNotReady
+from magnetar.errors import (
+    AlreadyClosed,
+    ConnectionLost,
+    MagnetarError,
+    OperationTimedOut,
+    ServiceNotReady,
+)
 from magnetar.message_id import EntryId
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.ids import from_wire
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection, PeerKind
-from protocol import pulsar_pb2 as pb
-from protocol.frames import Frame
-from protocol.ids import from_wire
 
-__all__ = ["DONE", "AckTransaction", "SegmentConsumer", "Subscribed"]
+__all__ = ["RedeliveryTimer", "SegmentConsumer", "SubscribedSegment"]
+
 
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
 _MESSAGE: Final = pb.BaseCommand.MESSAGE
 
 
+class SubscribedSegment(Protocol):
+    """The segment that is subscribed to."""
+
+    @property
+    def segment_id(self) -> int:
+        """Its id in the topic."""
+
+    @property
+    def topic(self) -> str:
+        """The name to attach to."""
+
+
+class RedeliveryTimer:
+    """The one timer by which a segment consumer asks its broker for messages again.
+
+    Rules: what was negatively acknowledged is asked for when its delay is over (`Redelivery`),
+    what is not acknowledged in time when that is (`ProcessingTimeouts`). An entry that is asked
+    for waits for nothing else any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        settings: SubscribeSettings,
+        tracker: AckTracker,
+        ask: Callable[[Mapping[EntryKey, int]], None],
+    ) -> None:
+        """`ask` is called with entries and bits; of whole ones it says so by `asked`."""
+        delay, timeout_ms = settings.nack_delay, settings.processing_timeout_ms
+        self.nacked: Final = Redelivery(delay.min_ms, delay.max_ms, delay.multiplier)
+        self.timeouts: Final = ProcessingTimeouts(timeout_ms) if timeout_ms else None
+        """The processing timeouts; None if there are none."""
+        self._loop = loop
+        self._tracker = tracker
+        self._request_messages = ask
+        self._handle: asyncio.TimerHandle | None = None
+        self._at_ms = 0
+        """When `_handle` is called."""
+
+    def nack(self, keys: Sequence[EntryKey], redelivery_count: int, index: int = -1) -> None:
+        """Ask for entries when their delay is over, for the message of this index."""
+        self.nacked.add(keys, redelivery_count, self._now_ms(), index)
+        self._aim(self.nacked.next_ms)
+
+    def handed_out(self, key: EntryKey, index: int) -> None:
+        """The time of a message begins, if there is a timeout."""
+        if self.timeouts is not None:
+            due_ms = self.timeouts.handed_out(key, index, self._now_ms())
+            if self._handle is None or due_ms < self._at_ms:
+                self._aim(due_ms)
+
+    def ends(self, message_id: EntryId) -> bool:
+        """The time of a message ends; whether it had begun."""
+        timeouts = self.timeouts
+        return timeouts is not None and timeouts.end(message_id.key, message_id.batch_index)
+
+    def asked(self, keys: Sequence[EntryKey]) -> None:
+        """Forget the delays and timeouts of entries that are asked for."""
+        for key in keys:
+            self.nacked.forget(key)
+        if self.timeouts is not None:
+            self.timeouts.end_all(keys)
+
+    def attached(self) -> None:
+        """The broker delivers everything again; what the application has keeps its time."""
+        self.nacked.clear()
+
+    def clear(self) -> None:
+        """The broker delivers everything again anyway, or nothing any more."""
+        self.nacked.clear()
+        if self.timeouts is not None:
+            self.timeouts.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _aim(self, due_ms: int | None) -> None:
+        """At this time, unless it is sooner."""
+        if due_ms is None or (self._handle is not None and self._at_ms <= due_ms):
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self._at_ms = due_ms
+        wait_s = max(0, due_ms - self._now_ms()) / 1000
+        self._handle = self._loop.call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        """Ask for what is due, all at once."""
+        self._handle = None
+        now_ms = self._now_ms()
+        due = self.nacked.due(now_ms)
+        if self.timeouts is not None:
+            for late in self.timeouts.due(now_ms):
+                due.update(dict.fromkeys(self._tracker.entries_of(EntryId(*late)), -1))
+            self._aim(self.timeouts.next_ms)
+        if due:
+            self._request_messages(due)
+        self._aim(self.nacked.next_ms)
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+
 class SegmentConsumer(Attachment):
-    """See the module's rules."""
+    """A consumer of one segment: one SUBSCRIBE, over reconnects.
+
+    - Messages are asked for when it is attached and when the application takes them (`Permits`).
+    - A plain acknowledgement is in the group when `acknowledge` returns; the group leaves at the
+      latest after `ack_grouping_ms`. What waits when the connection is lost leaves on the next one.
+      The broker answers each group, for those who wait for its word (`AckAnswers`). In a
+      transaction the result is awaited, and the broker's answer with it. Cancelling who waits
+      changes nothing.
+    - On a new attachment the broker delivers again whatever is not acknowledged. So what waits in
+      the inbox is dropped; what was handed out stays acknowledgeable, and of what is shared it is
+      not handed out a second time while the application has it (`AckTracker`). What is not
+      durable keeps its inbox and goes on behind the last message that was put there.
+    - Failing for good is told to `on_failure`; without one the inbox fails.
+    - It counts and logs what cannot be unpacked (`damaged`).
+    - What is acknowledged in a transaction has no timeout any more: the broker brings it back if
+      that aborts. If the acknowledgement fails the timeout begins anew.
+    """
 
     def __init__(
         self,
         context: ClientContext,
-        segment: Subscribed,
-        how: SubscribeSettings,
+        segment: SubscribedSegment,
+        settings: SubscribeSettings,
         inbox: "Inbox[SegmentConsumer]",
     ) -> None:
         super().__init__(context)
         self.segment: Final = segment
-        self.how: Final = how
+        self.settings: Final = settings
         self.consumer_id: Final = context.ids.consumer_id()
         self.ended = False
         """The broker has said that the topic is terminated and everything acknowledged."""
@@ -98,26 +195,28 @@ class SegmentConsumer(Attachment):
         self.on_end: Callable[[SegmentConsumer], None] | None = None
         self.on_failure: Callable[[SegmentConsumer], None] | None = None
         self._inbox = inbox
-        self._permits = Permits(how.receiver_queue_size)
-        self._tracker = AckTracker()
+        self._permits = Permits(settings.receiver_queue_size)
+        self._shared = settings.durable and settings.kind is not SubscriptionKind.EXCLUSIVE
+        self._tracker = AckTracker(shared=self._shared)
         self._answers = AckAnswers()
         self._chunks = ChunkAssembly(
-            how.max_pending_chunked_messages,
-            how.expire_chunked_after_ms,
+            settings.max_pending_chunked_messages,
+            settings.expire_chunked_after_ms,
             MAX_UNCOMPRESSED_BYTES,
-            max_bytes=how.max_pending_chunked_bytes,
-            in_order=how.kind is SubscriptionKind.EXCLUSIVE,
+            max_bytes=settings.max_pending_chunked_bytes,
+            in_order=settings.kind is SubscriptionKind.EXCLUSIVE,
         )
-        self._again = RedeliveryTimer(context.loop, how, self._tracker, self._redeliver)
-        self._nacked = self._again.nacked
-        self._timeouts = self._again.timeouts
-        self._last: Received[SegmentConsumer] | None = None
+        self._timer = RedeliveryTimer(context.loop, settings, self._tracker, self._redeliver)
+        self._nacked = self._timer.nacked
+        self._timeouts = self._timer.timeouts
+        self._last: RawMessage[SegmentConsumer] | None = None
         """The last that was put into the inbox."""
         self._decoder = self._new_decoder()
-        in_order = how.durable and how.kind is not SubscriptionKind.SHARED
-        self._handed_out = HandedOut() if in_order else None
+        in_order = settings.durable and settings.kind is not SubscriptionKind.SHARED
+        self._handed_out = OutstandingMessages() if in_order else None
         self._answering: set[asyncio.Task[None]] = set()
-        """What is acknowledged in transactions and not answered yet."""
+        self._losses = 0
+        """How often the attachment was lost."""
         self._epoch = 0
         self._leaving = False
         self._acks_due: asyncio.TimerHandle | None = None
@@ -127,8 +226,8 @@ class SegmentConsumer(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """What it is."""
-        return f"The consumer of {self.segment.topic} in {self.how.subscription!r}"
+        """Name the consumer for error messages."""
+        return f"The consumer of {self.segment.topic} in {self.settings.subscription!r}"
 
     async def find(self) -> Connection:
         """The broker that serves the segment."""
@@ -137,25 +236,26 @@ class SegmentConsumer(Attachment):
     async def attach(self, connection: Connection) -> None:
         """SUBSCRIBE."""
         connection.attach(PeerKind.CONSUMER, self.consumer_id, self)
-        after = self._start()
+        after = self._start_position()
         await connection.request(
-            subscribe_of(self.segment.topic, self.consumer_id, self._epoch, self.how, after)
+            subscribe_of(self.segment.topic, self.consumer_id, self._epoch, self.settings, after)
         )
 
     def attached(self) -> None:
-        """What waits is sent; messages are asked for."""
+        """Send the acknowledgements that wait, and ask for messages."""
         self._up.set()
         self._send_acks()
-        self._ask()
+        self._request_messages()
 
     def detached(self, error: MagnetarError) -> None:
-        """What waits in the inbox will come again."""
+        """Forget what waits in the inbox, as it comes again."""
         self._up.clear()
+        self._losses += 1
         self._answers.lost(error)
-        self._begin_anew()
+        self._reset_for_attachment()
 
     def failed(self, error: MagnetarError) -> None:
-        """It will not be attached again."""
+        """Tell everybody who waits: it will not be attached again."""
         self._up.set()
         self._answers.over(error)
         if self._handed_out is not None:
@@ -178,7 +278,7 @@ class SegmentConsumer(Attachment):
         if self._acks_due is not None:
             self._acks_due.cancel()
             self._acks_due = None
-        self._again.clear()
+        self._timer.clear()
         if self._handed_out is not None:
             self._handed_out.give_up()
         self._leaving = True
@@ -189,12 +289,15 @@ class SegmentConsumer(Attachment):
         finally:
             self._answers.over(self._closed_error())
 
-    def _begin_anew(self) -> None:
+    def _reset_for_attachment(self) -> None:
         """A new attachment: the broker knows of no permits."""
         kept = 0
-        if self.how.durable:
-            self._inbox.drop(self)
-            self._tracker.attached()
+        if self.settings.durable:
+            dropped = [
+                (each.entry.key, bit_of(each.batch_index)) for each in self._inbox.drop(self)
+            ]
+            self._tracker.give_back((*dropped, *self._nacked.messages.items()))
+            self._tracker.start_attachment()
             self._chunks.clear()
             if self._handed_out is not None:
                 self._handed_out.attached()
@@ -203,17 +306,17 @@ class SegmentConsumer(Attachment):
             kept = self._permits.waiting
         self._permits.reset()
         self._permits.keep(kept)
-        self._again.clear()
+        (self._timer.attached if self._shared else self._timer.clear)()
         self._decoder = self._new_decoder()
 
-    def _start(self) -> EntryId | None:
+    def _start_position(self) -> EntryId | None:
         """Where what is not durable goes on."""
-        return self.how.start_after if self._last is None else self._last.entry_id
+        return self.settings.start_after if self._last is None else self._last.entry_id
 
     def _new_decoder(self) -> "Decoder[SegmentConsumer]":
-        if self.how.durable:
+        if self.settings.durable:
             return Decoder(self, self._chunks, self._tracker)
-        return Decoder(self, self._chunks, None, self._start())
+        return Decoder(self, self._chunks, None, self._start_position())
 
     # Handler
 
@@ -221,7 +324,7 @@ class SegmentConsumer(Attachment):
         """Handler: what the broker sends."""
         kind = frame.command.type
         if kind == _MESSAGE:
-            self._message(frame)
+            self._take_message(frame)
         elif kind == pb.BaseCommand.CLOSE_CONSUMER:
             self.again(ServiceNotReady(f"The broker has closed {self.describe()}; it comes back."))
         elif kind == pb.BaseCommand.REACHED_END_OF_TOPIC and not self.ended:
@@ -229,14 +332,14 @@ class SegmentConsumer(Attachment):
             if self.on_end is not None:
                 self.on_end(self)
 
-    def _message(self, frame: Frame) -> None:
+    def _take_message(self, frame: Frame) -> None:
         message = frame.command.message
         if self._leaving:
             return
         if self._epoch and from_wire(message.consumer_epoch) < self._epoch:
             # Sent before the broker knew that everything was asked for again.
             self._permits.arrived(permits_of(frame.entry), 0)
-            self._ask()
+            self._request_messages()
             return
         decoded = self._decoder.decode(message, frame.entry, self.context.now_ms())
         messages = decoded.messages
@@ -245,11 +348,13 @@ class SegmentConsumer(Attachment):
             self._last = messages[-1]
             self._inbox.put(self, messages)
         if decoded.why or decoded.again or decoded.too_old or decoded.failure:
-            self._rare(decoded, message.redelivery_count)
-        self._ask()
+            self._report_problems(decoded, message.redelivery_count)
+        self._request_messages()
 
-    def _rare(self, decoded: "Decoded[SegmentConsumer]", redelivery_count: int) -> None:
-        """What is not a message as it should be."""
+    def _report_problems(
+        self, decoded: "DecodedEntry[SegmentConsumer]", redelivery_count: int
+    ) -> None:
+        """Report what is not a message as it should be."""
         if decoded.failure is not None:
             self.again(decoded.failure)
         if decoded.why:
@@ -260,41 +365,41 @@ class SegmentConsumer(Attachment):
                 *decoded.key,
                 decoded.why,
             )
-        if not self.how.durable:
+        if not self.settings.durable:
             return
         if decoded.damage is not None and self.connection is not None:
             self.connection.send(damage_of(self.consumer_id, decoded.key, decoded.damage))
         for key in decoded.too_old:
             self._tracker.acknowledge_entry(key)
         if decoded.too_old:
-            self._acknowledged()
-        if decoded.again and self.how.kind is not SubscriptionKind.EXCLUSIVE:
-            self._ask_later(decoded.again, redelivery_count)
+            self._schedule_acks()
+        if decoded.again and self.settings.kind is not SubscriptionKind.EXCLUSIVE:
+            self._redeliver_later(decoded.again, redelivery_count)
 
     # Permits
 
-    def taken(self, received: Received[object]) -> None:
+    def taken(self, received: RawMessage[object]) -> None:
         """Inbox: a message is handed out."""
         if self._handed_out is not None:
             self._handed_out.add(received)
-        elif received.entry.chunks and not self.how.durable:
+        elif received.entry.chunks and not self.settings.durable:
             self._chunks.passed(received.entry.key)
         if self._permits.taken():
-            self._ask()
+            self._request_messages()
 
-    def taken_back(self, received: Received[object]) -> None:
+    def taken_back(self, received: RawMessage[object]) -> None:
         """Inbox: it was not handed out after all."""
         self._permits.keep(1)
         if self._handed_out is not None:
             self._handed_out.take_back(received)
-        elif received.entry.chunks and not self.how.durable:
+        elif received.entry.chunks and not self.settings.durable:
             self._chunks.waits(received.entry.chunks)
 
     def room(self) -> None:
         """Inbox: more may be asked for."""
-        self._ask()
+        self._request_messages()
 
-    def _ask(self) -> None:
+    def _request_messages(self) -> None:
         connection = self.connection
         if connection is None or connection.is_lost or self._leaving:
             # Of a lost one others may hear before this does: it asks again when it is attached.
@@ -311,7 +416,7 @@ class SegmentConsumer(Attachment):
     def acknowledge(
         self, message_id: EntryId, transaction: AckTransaction | None = None
     ) -> Awaitable[None]:
-        """One message.  See the module's rules for when that is over.
+        """Acknowledge one message.  The class says when that is over.
 
         Raises `AlreadyClosed`; in a transaction what the broker refuses it with
         (`TransactionConflict`), and what the transaction raises; `InvalidArgument` for an id that
@@ -320,14 +425,14 @@ class SegmentConsumer(Attachment):
         self._check_open()
         message_id = self._tracker.sized(message_id)
         if transaction is not None:
-            return self._in_transaction(transaction, message_id)
+            return self._acknowledge_in_transaction(transaction, message_id)
         self._acknowledge(message_id.key, message_id.batch_index, message_id.batch_size)
         if self._handed_out is not None:
             self._handed_out.acknowledged(message_id)
         return DONE
 
-    def acknowledge_received(self, received: Received[object]) -> None:
-        """The same of what is shared, without a transaction, in less time."""
+    def acknowledge_received(self, received: RawMessage[object]) -> None:
+        """Acknowledge a message of a shared subscription without a transaction: the fast path."""
         self._check_open()
         entry = received.entry
         for chunk in entry.chunks:
@@ -343,7 +448,7 @@ class SegmentConsumer(Attachment):
                 self._nacked.forget(each, index)
         self._tracker.acknowledge(key, index, size)
         if self._acks_due is None or self._tracker.waiting >= MAX_ACK_GROUP:
-            self._acknowledged()
+            self._schedule_acks()
 
     def acknowledge_up_to(
         self, message_id: EntryId, transaction: AckTransaction | None = None
@@ -352,7 +457,7 @@ class SegmentConsumer(Attachment):
         self._check_open()
         message_id = self._tracker.sized(message_id)
         if transaction is not None:
-            return self._in_transaction(transaction, message_id, up_to=True)
+            return self._acknowledge_in_transaction(transaction, message_id, up_to=True)
         out = self._handed_out
         found = out.acknowledged_up_to(message_id) if out is not None else []
         self._chunks.passed(message_id.key)
@@ -362,16 +467,16 @@ class SegmentConsumer(Attachment):
             # The first pieces of a message that goes on behind this one must stay at the broker.
             for each in {message_id, *found}:
                 self._acknowledge(each.key, each.batch_index, each.batch_size)
-        self._acknowledged()
+        self._schedule_acks()
         return DONE
 
     def before_open(self, last: EntryId) -> EntryId:
-        """From where reading goes on that has come to `last`: before messages across that place."""
+        """Return where to read on after `last`: before a chunked message that lies across it."""
         first = self._chunks.open_across(last.key)
         return last if first is None else EntryId(first[0], first[1] - 1)
 
     async def confirmed(self) -> None:
-        """Until the broker has confirmed what was acknowledged before.
+        """Wait until the broker has confirmed what was acknowledged before.
 
         Raises what the broker refuses it with, `ConnectionLost`, `OperationTimedOut`: then it is
         not known.  `AlreadyClosed`: it was not sent.  Cancelling it changes nothing.
@@ -383,9 +488,9 @@ class SegmentConsumer(Attachment):
                 raise self.error
         outcome: asyncio.Future[None] = self.context.loop.create_future()
         self._answers.wait(outcome, for_next=self._tracker.waiting > 0)
-        await self._in_time(outcome)
+        await self._limit_wait(outcome)
 
-    async def _in_time(self, work: Awaitable[R]) -> R:
+    async def _limit_wait(self, work: Awaitable[R]) -> R:
         """Wait, at the latest until the operation timeout is over: `OperationTimedOut`."""
         limit_s = self.context.settings.operation_timeout_s
         try:
@@ -399,11 +504,11 @@ class SegmentConsumer(Attachment):
                 "whether the brokers are well, or allow more by operation_timeout_s."
             ) from (self.error or error)
 
-    def _in_transaction(
+    def _acknowledge_in_transaction(
         self, transaction: AckTransaction, message_id: EntryId, *, up_to: bool = False
     ) -> Awaitable[None]:
-        """Nothing is begun before the transaction has taken it: what it refuses never happened."""
-        said = transaction.acknowledging_on(self.segment.topic, self.how.subscription)
+        """Nothing is begun before the transaction has taken it: a refusal leaves no trace."""
+        said = transaction.acknowledging_on(self.segment.topic, self.settings.subscription)
         outcome: asyncio.Future[None] = self.context.loop.create_future()
         transaction.track(cast("asyncio.Future[object]", outcome))
         held: Sequence[Acknowledgement] = ()
@@ -412,26 +517,34 @@ class SegmentConsumer(Attachment):
         else:
             held = self._tracker.hold(message_id)
             commands = list(acks_of(self.consumer_id, held, transaction.id))
-        attachment, in_time = self.connection, self._again.ends(message_id)
-        task = self.context.loop.create_task(self._answered(said, commands))
+        connection, losses = self.connection, self._losses
+        in_time = self._timer.ends(message_id)
+        task = self.context.loop.create_task(
+            self._send_when_joined(said, commands, losses if up_to else None)
+        )
         self._answering.add(task)
 
         def over(task: asyncio.Task[None]) -> None:
             self._answering.discard(task)
+            came_again = not up_to and self._tracker.settle(message_id)
             if task.cancelled():
                 outcome.cancel()
             elif (error := task.exception()) is not None:
-                if attachment is not None and attachment is self.connection:
-                    self._tracker.let_go(held)
+                # A later attachment may be on the same connection; there the message comes again.
+                same_attachment = connection is self.connection and losses == self._losses
+                if connection is not None and same_attachment:
+                    self._tracker.release(message_id, held)
                     if in_time:
-                        self._again.handed_out(message_id.key, message_id.batch_index)
+                        self._timer.handed_out(message_id.key, message_id.batch_index)
                 outcome.set_exception(error)
             else:
-                self._was_acknowledged(message_id, up_to=up_to)
+                self._record_acknowledged(message_id, up_to=up_to)
                 outcome.set_result(None)
+            if came_again:
+                self._redeliver({each.key: bit_of(message_id.batch_index) for each in held})
 
         task.add_done_callback(over)
-        return awaited_or_not(outcome)
+        return share_outcome(outcome)
 
     def _commands_up_to(
         self, message_id: EntryId, transaction: tuple[int, int]
@@ -443,29 +556,42 @@ class SegmentConsumer(Attachment):
         up_to, single = self._tracker.hold_up_to(message_id, found, first)
         return list(acks_up_to_of(self.consumer_id, up_to, single, transaction))
 
-    async def _answered(
-        self, said: asyncio.Future[None] | None, commands: Sequence[pb.BaseCommand]
+    async def _send_when_joined(
+        self,
+        said: asyncio.Future[None] | None,
+        commands: Sequence[pb.BaseCommand],
+        losses: int | None,
     ) -> None:
         if said is not None:
             await asyncio.shield(said)
-        connection = await self._until_up()
+        if losses is not None and (losses != self._losses or self.connection is None):
+            # Another consumer may have the segment meanwhile, and be done with some of it.
+            raise ConnectionLost(
+                f"{self.describe()} was lost before the acknowledgement was sent: abort the "
+                "transaction, everything comes again."
+            )
+        connection = await self._wait_attached()
         await asyncio.gather(*(connection.request(command) for command in commands))
 
-    def _was_acknowledged(self, message_id: EntryId, *, up_to: bool) -> None:
+    def _record_acknowledged(self, message_id: EntryId, *, up_to: bool) -> None:
         if self._handed_out is not None and up_to:
             self._handed_out.acknowledged_up_to(message_id)
         elif self._handed_out is not None:
             self._handed_out.acknowledged(message_id)
 
-    async def _until_up(self) -> Connection:
+    async def _wait_attached(self) -> Connection:
         """The connection, when it is attached.
 
         Raises why it will not be, `AlreadyClosed`, `OperationTimedOut`.
         """
         connection = self.connection
-        return connection if connection is not None else await self._in_time(self._connected())
+        return (
+            connection
+            if connection is not None
+            else await self._limit_wait(self._connection_when_attached())
+        )
 
-    async def _connected(self) -> Connection:
+    async def _connection_when_attached(self) -> Connection:
         while (connection := self.connection) is None:
             if self.state is AttachmentState.FAILED and self.error is not None:
                 raise self.error
@@ -483,13 +609,13 @@ class SegmentConsumer(Attachment):
             f"{self.describe()} is closed; the message comes again to whoever subscribes."
         )
 
-    def _acknowledged(self) -> None:
-        """Something is in the group."""
-        if self._tracker.waiting >= MAX_ACK_GROUP or not self.how.ack_grouping_ms:
+    def _schedule_acks(self) -> None:
+        """Send the group, now or when its time is up."""
+        if self._tracker.waiting >= MAX_ACK_GROUP or not self.settings.ack_grouping_ms:
             self._send_acks()
         elif self._acks_due is None:
             self._acks_due = self.context.loop.call_later(
-                self.how.ack_grouping_ms / 1000, self._send_acks
+                self.settings.ack_grouping_ms / 1000, self._send_acks
             )
 
     def _send_acks(self) -> None:
@@ -500,14 +626,14 @@ class SegmentConsumer(Attachment):
             self._write_acks(self.connection)
 
     def _write_acks(self, connection: Connection) -> None:
-        if self.how.durable and not connection.is_lost and self._tracker.waiting:
+        if self.settings.durable and not connection.is_lost and self._tracker.waiting:
             commands = self._commands_of_group()
             asked: list[int] = []
             answered = self._answers.sent(len(commands), partial(_forget, connection, asked))
             asked += [connection.ask(command, answered) for command in commands]
 
     def _commands_of_group(self) -> list[pb.BaseCommand]:
-        up_to, single = self._tracker.take()
+        up_to, single = self._tracker.take_group()
         commands = list(acks_of(self.consumer_id, single))
         if up_to is not None:
             commands.append(cumulative_ack_of(self.consumer_id, up_to))
@@ -515,57 +641,69 @@ class SegmentConsumer(Attachment):
 
     # Again
 
-    def begin_processing(self, received: Received[object]) -> None:
+    def begin_processing(self, received: RawMessage[object]) -> None:
         """The application has a message now.  It comes again unless it is done with in time."""
         if self.state is AttachmentState.ATTACHED:
-            self._again.handed_out(received.entry.key, received.batch_index)
+            self._timer.handed_out(received.entry.key, received.batch_index)
 
     def nack_handed_out(self, message_id: EntryId, redelivery_count: int) -> None:
         """As `nack`, of what `begin_processing` was told of, if there is a timeout.
 
         What was asked for since then is not asked for once more: its count would go up twice.
         """
-        if self._timeouts is None or self._again.ends(message_id):
+        if self._timeouts is None or self._timer.ends(message_id):
             self.nack(message_id, redelivery_count)
 
     def nack(self, message_id: EntryId, redelivery_count: int) -> None:
-        """Ask for a message again, after a delay that grows with each redelivery."""
+        """Ask for a message again, after a delay that grows with each redelivery.
+
+        What is shared must be in hand: what a transaction acknowledges comes with its abort.
+        """
+        if self._shared and not self._tracker.is_in_hand(message_id):
+            return
         keys = self._tracker.entries_of(message_id)
-        self._ask_later(keys, redelivery_count, message_id.batch_index)
+        self._redeliver_later(keys, redelivery_count, message_id.batch_index)
 
     def redeliver(self, message_ids: Sequence[EntryId]) -> None:
         """Ask for messages again now; what is exclusive asks for everything."""
-        if self.how.kind is SubscriptionKind.EXCLUSIVE:
+        if self.settings.kind is SubscriptionKind.EXCLUSIVE:
             self._redeliver_all()
         else:
             keys = [key for each in message_ids for key in self._tracker.entries_of(each)]
-            self._redeliver(keys)
+            self._redeliver(dict.fromkeys(keys, -1))
 
     def _redeliver_all(self) -> None:
         self._send_acks()
-        self._epoch += 1
-        self._permits.taken(self._inbox.drop(self))
+        self._permits.taken(len(self._inbox.drop(self)))
         self._chunks.clear()
         if self.connection is not None and not self.connection.is_lost:
+            # Only here: a SUBSCRIBE under way has the epoch that its messages will have.
+            self._epoch += 1
             self.connection.send(redeliver_all_of(self.consumer_id, self._epoch))
-            self._ask()
+            self._request_messages()
 
-    def _redeliver(self, keys: Sequence[EntryKey]) -> None:
-        """What of these entries waits in the inbox comes again as well."""
+    def _redeliver(self, messages: Mapping[EntryKey, int]) -> None:
+        """Entries and bits.  What of them waits in the inbox comes again too."""
         connection = self.connection
-        if connection is None or connection.is_lost or not keys:
-            return
+        self._tracker.give_back(messages.items())
+        if connection is None or connection.is_lost:
+            return  # it comes with the next attachment
         self._send_acks()
-        self._again.asked(keys)
-        self._permits.taken(self._inbox.drop(self, frozenset(keys)))
-        self._tracker.ask_again(keys)
-        for command in redelivers_of(self.consumer_id, keys):
+        self._permits.taken(len(self._inbox.drop(self, messages)))
+        whole = [key for key, bits in messages.items() if bits == bit_of(-1)]
+        self._timer.asked(whole)
+        self._tracker.forget(whole)
+        for command in redelivers_of(self.consumer_id, messages):
             connection.send(command)
-        self._ask()
+        self._request_messages()
 
-    def _ask_later(self, keys: Sequence[EntryKey], redelivery_count: int, index: int = -1) -> None:
+    def _redeliver_later(
+        self, keys: Sequence[EntryKey], redelivery_count: int, index: int = -1
+    ) -> None:
         if self.state is AttachmentState.ATTACHED:
-            self._again.nack(keys, redelivery_count, index)
+            self._timer.nack(keys, redelivery_count, index)
+        else:
+            self._tracker.give_back((key, bit_of(index)) for key in keys)
 
     # The end
 
@@ -585,13 +723,13 @@ class SegmentConsumer(Attachment):
 
         Raises what the broker refuses it with.
         """
-        connection = await self._until_up()
+        connection = await self._wait_attached()
         self._send_acks()
         await connection.request(unsubscribe_of(self.consumer_id, force=force))
         await self.close()
 
 
 def _forget(connection: Connection, asked: Sequence[int]) -> None:
-    """These requests will not be answered, or nobody wants to know."""
+    """Forget requests whose answers are not awaited any more."""
     for request_id in asked:
         connection.forget(request_id)

@@ -1,33 +1,4 @@
-"""`StreamConsumer[T]`: one of those that share the segments of a topic, each read in order.
-
-    StreamConsumer(context, topic, subscription, schema, settings: StreamSettings,
-                   create_if_missing=True)
-    await open(), await close(); receive, receive_batch, async for (`Receiving`)
-    await ack(message, transaction=None, wait=False)
-
-Rules:
-
-- Each message carries the position vector of when it was handed out: of each segment the last
-  message handed out by then.  Acknowledging it acknowledges every entry of the vector.
-- A segment that goes to another consumer is left in order: nothing more of it is handed out, and it
-  is closed when the application has acknowledged what it was given (at the latest after
-  `hand_over_timeout_s`; what is not acknowledged by then comes again to the other one).
-- A child's messages come after its parents': the controller gives a child to somebody only when its
-  parents are read and acknowledged, and the inbox hands out in order of arrival.
-- A segment that was lost before everything handed out of it was acknowledged stays in the vector.
-  In a transaction its entry raises, so that the transaction cannot commit what another consumer
-  will do again; without one it is passed over, and in vectors no longer.
-- Where something was read on after a reconnect, or after the segment came back, though what had
-  been handed out before was not acknowledged, a transaction is refused too (`ordered_acks.py`).
-- When a transaction with an acknowledgement of this consumer does not commit, everything that was
-  handed out and is not acknowledged is handed out once more, in order; until it is known that the
-  broker has let go of it, and every acknowledgement in it is answered, nothing is handed out.
-  Messages from before are not acknowledged any more: that raises `TransactionConflict`.  Who gives
-  up a message before acknowledging it in the transaction asks for that itself
-  (`redeliver_unacknowledged`).
-- Only one transaction at a time acknowledges on a segment; another one raises too.
-- A topic that is gone fails the consumer after a while.
-"""
+"""`StreamConsumer[T]`: one of those that share the segments of a topic, each read in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
@@ -38,17 +9,25 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from magnetar.bounds import INBOX_SEGMENTS, MISSING_SEGMENT_TRIES
-from magnetar.consume.controller_session import Assignment, ControllerSession
-from magnetar.consume.held_segments import HeldSegments
-from magnetar.consume.holdings import AssignedSegment
-from magnetar.consume.ordered_acks import Followed, OrderedAcks
-from magnetar.consume.ordered_segment import OrderedInbox, OrderedSegment
-from magnetar.consume.ordered_settings import StreamSettings
-from magnetar.consume.outcomes import AllOf, begun
-from magnetar.consume.received import Received
-from magnetar.consume.receiving import Receiving, check_given
-from magnetar.consume.refused_acks import cannot_commit
-from magnetar.consume.segment_consumer import DONE, AckTransaction, SegmentConsumer
+from magnetar.consume.acknowledgements import (
+    DONE,
+    AckTransaction,
+    Outcomes,
+    cannot_commit,
+    start_now,
+)
+from magnetar.consume.assignments import AssignedSegment, Assignment
+from magnetar.consume.message import Message, RawMessage
+from magnetar.consume.ordered_acks import ObservedTransaction, OrderedAcks
+from magnetar.consume.ordered_segments import (
+    ControllerSession,
+    HeldSegments,
+    OrderedInbox,
+    OrderedSegment,
+)
+from magnetar.consume.receiving import InboxConsumer, check_message, random_name
+from magnetar.consume.segment_consumer import SegmentConsumer
+from magnetar.consume.settings import StreamSettings
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
     AlreadyClosed,
@@ -59,30 +38,47 @@ from magnetar.errors import (
     TransactionConflict,
     TransactionFailed,
 )
-from magnetar.message import Message
 from magnetar.message_id import EntryId, Positions
+from magnetar.protocol.txn_id import TxnId
 from magnetar.schema.schema import Schema
 from magnetar.schema.schema_reader import SchemaReader
-from magnetar.transactions.txn_id import TxnId
 from magnetar.wire.attachment import AttachmentState
 
-__all__ = ["StreamConsumer", "random_name"]
+__all__ = ["StreamConsumer"]
+
 
 T = TypeVar("T")
-_NAME_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
-def random_name(context: ClientContext, prefix: str, length: int = 8) -> str:
-    """A name that nobody else has."""
-    return prefix + "".join(context.rng.choices(_NAME_LETTERS, k=length))
+class _MessageRedelivered(Exception):
+    """The message that was taken is not handed out, as everything comes again."""
 
 
-class _ComesAgain(Exception):
-    """What was taken is not handed out, as everything comes again."""
+class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
+    """A consumer of a share of the segments of a topic, each in order.  Made by
+    `Client.stream_consumer`.
 
-
-class StreamConsumer(Receiving[T, SegmentConsumer]):
-    """See the module's rules.  Made by `Client.stream_consumer`."""
+    - Each message carries the position vector of when it was handed out: of each segment the last
+      message handed out by then. Acknowledging it acknowledges every entry of the vector.
+    - A segment that goes to another consumer is left in order: nothing more of it is handed out,
+      and it is closed when the application has acknowledged what it was given (at the latest after
+      `hand_over_timeout_s`; what is not acknowledged by then comes again to the other one).
+    - A child's messages come after its parents': the controller gives a child to somebody only when
+      its parents are read and acknowledged, and the inbox hands out in order of arrival.
+    - A segment that was lost before everything handed out of it was acknowledged stays in the
+      vector. In a transaction its entry raises, so that the transaction cannot commit what another
+      consumer will do again; without one it is passed over, and in vectors no longer.
+    - Where something was read on after a reconnect, or after the segment came back, though what had
+      been handed out before was not acknowledged, a transaction is refused too (`OrderedAcks`).
+    - When a transaction with an acknowledgement of this consumer does not commit, everything that
+      was handed out and is not acknowledged is handed out once more, in order; until it is known
+      that the broker has let go of it, and every acknowledgement in it is answered, nothing is
+      handed out. Messages from before are not acknowledged any more: that raises
+      `TransactionConflict`. Who gives up a message before acknowledging it in the transaction asks
+      for that itself (`redeliver_unacknowledged`).
+    - Only one transaction at a time acknowledges on a segment; another one raises too.
+    - A topic that is gone fails the consumer after a while.
+    """
 
     def __init__(
         self,
@@ -104,7 +100,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         self._schema = schema
         self._settings = settings
         self.name: Final = settings.consumer_name or random_name(context, "stream-")
-        """By which the controller knows it."""
+        """The name by which the controller knows it."""
         self._incarnation: Final = random_name(context, "", 16)
         self._session = ControllerSession(
             context, topic, subscription, self.name, create_if_missing=create_if_missing
@@ -134,7 +130,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
 
     @property
     def positions(self) -> Positions:
-        """Of each segment the last message that was handed out, or is acknowledged."""
+        """The last message of each segment that was handed out, or is acknowledged."""
         return self._vector
 
     @property
@@ -145,11 +141,11 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
     @property
     def is_all_acknowledged(self) -> bool:
         """Whether everything that was handed out is acknowledged."""
-        return all(self._acks.is_all_done(segment_id) for segment_id in self._vector)
+        return all(self._acks.is_all_acknowledged(segment_id) for segment_id in self._vector)
 
     def is_acknowledged(self, positions: Positions) -> bool:
         """Whether everything up to there is, outside of transactions that are open."""
-        return all(self._acks.is_done(i, entry, None) for i, entry in positions.items())
+        return all(self._acks.is_acknowledged(i, entry, None) for i, entry in positions.items())
 
     async def open(self) -> None:
         """Register, and subscribe to what is assigned first.
@@ -183,13 +179,13 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """This message and all that were handed out before it have been processed.
+        """Acknowledge this message and all that were handed out before it.
 
         Acts when it is called, awaited or not.  A plain one is sent within `ack_grouping_ms`; with
         `wait` the broker's word is awaited, in a transaction always.  Raises `AlreadyClosed`, and
         where the broker's word is awaited what it refuses it with.
         """
-        check_given(message, self.topic)
+        check_message(message, self.topic)
         if not message.id.positions:
             raise InvalidArgument(
                 f"Message {message.id} was not received in order; give it to the consumer that "
@@ -204,7 +200,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """As `ack`, by a position vector."""
+        """Acknowledge a position vector; see `ack`."""
         check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed(
@@ -226,31 +222,33 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         for consumer, segment_id, entry in said:
             if transaction is None:
                 consumer.acknowledge_up_to(entry)
-                self._acks.acknowledged(segment_id, entry, None)
+                self._acks.record_ack(segment_id, entry, None)
                 if wait:
-                    outcomes.append(begun(consumer.confirmed()))
+                    outcomes.append(start_now(consumer.confirmed()))
                 continue
             outcomes.append(consumer.acknowledge_up_to(entry, transaction))
-            self._acks.acknowledged(segment_id, entry, transaction.id)
-            if isinstance(transaction, Followed) and isinstance(consumer, OrderedSegment):
+            self._acks.record_ack(segment_id, entry, transaction.id)
+            if isinstance(transaction, ObservedTransaction) and isinstance(
+                consumer, OrderedSegment
+            ):
                 consumer.joined(transaction.id)
         if transaction is None and self._lost:
             self._forget_lost(positions)
-        return AllOf(outcomes) if outcomes else DONE
+        return Outcomes(outcomes) if outcomes else DONE
 
     def _to_acknowledge(
         self, segment_id: int, entry: EntryId, transaction: AckTransaction | None
     ) -> SegmentConsumer | None:
-        """Who acknowledges an entry of a vector; None: nobody has to.  Raises why it cannot be."""
+        """Return the consumer that acknowledges an entry, if one has to.  Raises a refusal."""
         if entry.batch_index >= 0 and not entry.batch_size:
             raise InvalidArgument(
                 f"Id {entry} does not tell the size of its batch; give the id of a message that "
                 "was received."
             )
         id_of_it = None if transaction is None else transaction.id
-        if self._acks.is_done(segment_id, entry, id_of_it):
+        if self._acks.is_acknowledged(segment_id, entry, id_of_it):
             return None
-        if self._acks.comes_again(segment_id, entry):
+        if self._acks.awaits_redelivery(segment_id, entry):
             raise TransactionConflict(
                 f"Message {entry} of segment {segment_id} comes again, as a transaction did not "
                 "commit; acknowledge it when it is received once more."
@@ -268,7 +266,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
                 f"Segment {segment_id} of {self.topic} went to another consumer before this was "
                 "acknowledged; abort the transaction, as it is delivered there again."
             )
-        if transaction is not None and self._acks.came_twice(segment_id):
+        if transaction is not None and self._acks.may_be_duplicated(segment_id):
             raise TransactionConflict(
                 f"Messages of segment {segment_id} of {self.topic} come again, as the connection "
                 "or the segment was lost before they were acknowledged; abort the transaction, "
@@ -279,8 +277,10 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
     # Transactions
 
     def follow(self, transaction: AckTransaction) -> None:
-        """If it does not commit, everything that is not acknowledged comes again."""
-        if isinstance(transaction, Followed) and self._acks.joins(transaction):
+        """Watch a transaction: if it does not commit, what is not acknowledged comes again."""
+        if isinstance(transaction, ObservedTransaction) and self._acks.join_transaction(
+            transaction
+        ):
             transaction.when_over(partial(self._over, transaction.id))
 
     def _over(self, transaction: tuple[int, int], committed: bool) -> None:
@@ -289,7 +289,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             # The broker may hold what one of them names until it has refused it.
             unanswered[0].add_done_callback(lambda _: self._over(transaction, committed))
             return
-        entries = self._acks.over(transaction, committed=committed)
+        entries = self._acks.end_transaction(transaction, committed=committed)
         if self._closing is not None:
             return
         if not committed:
@@ -300,15 +300,15 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             segment.over(transaction, entry)
 
     def redeliver_unacknowledged(self) -> None:
-        """Everything that was handed out and is not acknowledged is handed out once more, in order.
+        """Hand out once more, in order, everything that is not acknowledged.
 
         Messages from before can not be acknowledged any more.
         """
         check_loop(self._loop)
         self.times_back += 1
-        self._acks.went_back()
+        self._acks.expect_redelivery()
         kept = (i for i in self._vector if self._held.consumer_of(i) is not None)
-        done = {segment_id: self._acks.done(segment_id) for segment_id in kept}
+        done = {segment_id: self._acks.acknowledged_up_to(segment_id) for segment_id in kept}
         self._vector = MappingProxyType(
             {i: entry for i, entry in done.items() if entry is not None}
         )
@@ -331,19 +331,23 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         """See `OrderedAcks`."""
         return self._acks.in_doubt
 
-    def is_over(self, segment_id: int, entry: EntryId) -> bool:
+    def is_settled(self, segment_id: int, entry: EntryId) -> bool:
         """See `OrderedAcks`."""
-        return self._acks.is_over(segment_id, entry)
+        return self._acks.is_settled(segment_id, entry)
 
-    def begins_anew(self, segment_id: int) -> None:
+    def start_attachment(self, segment_id: int) -> None:
         """See `OrderedAcks`."""
-        self._acks.begins_anew(segment_id)
+        self._acks.start_attachment(segment_id)
 
-    def went_back(self, segment_id: int) -> None:
+    def record_first_arrival(self, segment_id: int, entry: EntryId) -> None:
+        """See `OrderedAcks`."""
+        self._acks.record_first_arrival(segment_id, entry)
+
+    def restart_from_earlier(self, segment_id: int) -> None:
         """A transaction that held earlier messages is over: everything again, from the first."""
         if self.in_doubt or self._closing is not None:
             return  # it is asked for when that is over
-        for transaction in self._acks.acknowledging_on(segment_id):
+        for transaction in self._acks.transactions_on(segment_id):
             error = TransactionFailed(
                 f"Segment {segment_id} of {self.topic} begins again at an earlier message, as "
                 "another transaction did not commit; begin another one with what comes again."
@@ -351,22 +355,22 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             cannot_commit(self._context, transaction, error)
         self._go_back()
 
-    # Receiving
+    # InboxConsumer
 
-    def _schema_of(self, received: Received[SegmentConsumer]) -> Schema[T]:
+    def _schema_of(self, received: RawMessage[SegmentConsumer]) -> Schema[T]:
         return self._schema
 
     async def _next(self) -> Message[T]:
         while True:
-            with suppress(_ComesAgain):
+            with suppress(_MessageRedelivered):
                 return await super()._next()
 
-    def _hand_out(self, received: Received[SegmentConsumer]) -> Message[T]:
+    def _hand_out(self, received: RawMessage[SegmentConsumer]) -> Message[T]:
         segment_id = received.segment.segment.segment_id
         entry = received.entry_id
         if self._ordered_inbox.is_stale:
-            raise _ComesAgain
-        self._acks.handed_out(segment_id, entry)
+            raise _MessageRedelivered
+        self._acks.record_delivery(segment_id, entry)
         self._vector = MappingProxyType({**self._vector, segment_id: entry})
         return Message(received, self._schema, self.topic, segment_id, self._vector)
 
@@ -378,7 +382,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
             self._subscription, self.name, segment.segment_id, self._given_schema.info
         )
         how = replace(how, incarnation=self._incarnation)
-        self._acks.begins_anew(segment.segment_id)
+        self._acks.start_attachment(segment.segment_id)
         self._lost.discard(segment.segment_id)
         return OrderedSegment(self._context, segment, how, self._inbox, self)
 
@@ -391,7 +395,7 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
         return True
 
     async def part_with(self, consumer: SegmentConsumer) -> None:
-        """Hand-over."""
+        """Leave the segment in order, at most for `hand_over_timeout_s`."""
         try:
             async with asyncio.timeout(self._settings.hand_over_timeout_s):
                 await consumer.leave_in_order()
@@ -401,21 +405,21 @@ class StreamConsumer(Receiving[T, SegmentConsumer]):
     def parted(self, segment: AssignedSegment) -> None:
         """A segment is no longer this consumer's."""
         segment_id = segment.segment_id
-        if self._acks.lost(segment_id):
+        if self._acks.lose_segment(segment_id):
             self._lost.add(segment_id)
         else:
             self._vector = _without(self._vector, {segment_id})
-        self._acks.left(self._held.ids)
+        self._acks.forget_left_segments(self._held.ids)
 
     def _forget_lost(self, acknowledged: Container[int]) -> None:
-        """What is acknowledged of lost segments, or was told to be, is not in vectors any more."""
-        done = {i for i in self._lost if i in acknowledged or self._acks.is_all_done(i)}
+        """Take lost segments out of the vector that are acknowledged, or that the caller named."""
+        done = {i for i in self._lost if i in acknowledged or self._acks.is_all_acknowledged(i)}
         if done:
             self._lost -= done
             self._vector = _without(self._vector, done)
 
     def failed(self, error: MagnetarError) -> None:
-        """It cannot go on."""
+        """End, as a segment or the session cannot be had."""
         self._failure = self._failure or error
         self._inbox.fail(error)
 

@@ -1,4 +1,4 @@
-"""What a segment was given and has not sent, and how it is cut into batches.
+"""What a segment was given and has not sent, and how it is cut into batches.  Pure.
 
 Pure.  Rules:
 
@@ -31,7 +31,10 @@ class BatchLimits:
 
 
 class Queue:
-    """See the module's rules.  Sequence ids are given here, when a message is cut."""
+    """Messages of one segment that are not sent yet, and how they become batches.
+
+    Sequence ids are given here, when a message is cut.
+    """
 
     __slots__ = ("_dropped", "_messages", "_splits", "known", "limits", "next_number", "size")
 

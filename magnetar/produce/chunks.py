@@ -1,4 +1,4 @@
-"""A payload larger than the broker takes, in chunks.
+"""A payload larger than the broker takes, in chunks.  Pure.
 
 Pure.  Rules: chunks of one message share its sequence id, its uuid and its metadata; `chunk_id`
 counts from 0; `total_chunk_msg_size` is that of the payload as it is sent, so compressed.  A chunk

@@ -1,4 +1,4 @@
-"""From messages to the SENDs that carry them.
+"""From messages to the SENDs that carry them.  Pure.
 
 Pure.  Rules:
 
@@ -7,7 +7,8 @@ Pure.  Rules:
 - Every entry is stamped with the lowest and highest bucket hash of its messages.
 - A batch of a segment with several buckets goes by its highest sequence id alone: between those of
   its messages are some of other batches.
-- What is usual is encoded by hand (`protocol.hot_produce`); the bytes of rarer fields go behind.
+- What is usual is encoded by hand (`magnetar.protocol.hot_produce`); the bytes of rarer fields go
+  behind.
 - A message that the broker would not take is cut into chunks if the producer may, else refused.
 """
 
@@ -18,8 +19,8 @@ from magnetar.compression import CompressionType, compress
 from magnetar.errors import MessageTooLarge
 from magnetar.produce.chunks import CHUNK_FIELDS_BYTES, chunk_uuid, cut_chunks, fits
 from magnetar.produce.outgoing import Outgoing, Sent
-from protocol.checksum import crc32c
-from protocol.hot_produce import (
+from magnetar.protocol.checksum import crc32c
+from magnetar.protocol.hot_produce import (
     encode_key,
     encode_metadata_head,
     encode_metadata_tail,
@@ -27,8 +28,8 @@ from protocol.hot_produce import (
     encode_single_head,
     wrap_send,
 )
-from protocol.ids import to_wire
-from protocol.pulsar_pb2 import CommandSend, MessageMetadata, SingleMessageMetadata
+from magnetar.protocol.ids import to_wire
+from magnetar.protocol.pulsar_pb2 import CommandSend, MessageMetadata, SingleMessageMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ not yet.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from magnetar.message_id import MessageId
-    from magnetar.transactions.work import Work
+from magnetar.message_id import MessageId
+from magnetar.transactions.work import Work
 
 MESSAGE_OVERHEAD_BYTES = 64
 """What is counted for a message beside its payload, key and properties."""
@@ -24,7 +23,7 @@ class Outcome(Protocol):
         """Whether it is decided."""
         ...
 
-    def set_result(self, result: "MessageId", /) -> None:
+    def set_result(self, result: MessageId, /) -> None:
         """It is stored, there."""
 
     def set_exception(self, exception: BaseException, /) -> None:

@@ -1,4 +1,4 @@
-"""What a segment producer has sent and has no receipt for.
+"""What a segment producer has sent and has no receipt for.  Pure.
 
 Pure.  Rules:
 
@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Final
 
 from magnetar.produce.outgoing import Sent
-from protocol.checksum import crc32c
-from protocol.server_error import ServerError
+from magnetar.protocol.checksum import crc32c
+from magnetar.protocol.server_error import ServerError
 
 
 class Verdict(enum.Enum):
@@ -57,7 +57,7 @@ _BY_CODE: Final[Mapping[int, Verdict]] = MappingProxyType(
 
 
 class Pending:
-    """See the module's rules."""
+    """Messages of one segment that were sent and have no receipt yet."""
 
     __slots__ = ("_over_at", "_sent", "_settled")
 

@@ -8,9 +8,10 @@ Rules:
 - A message whose caller is cancelled is not sent if it was not yet; else it may be stored.  It is
   never sent twice for that.
 - A message in a transaction is counted in it from the moment of the call: a commit waits for it.
-- Where the outcome cannot be known (the time is up; a segment was sealed while the connection was
-  lost, or the connection to a broker that does not know what is sent again) a message may be stored
-  although an error says otherwise, or twice; in a transaction it is never stored twice, but fails.
+- Where the outcome cannot be known (the time is up; a segment was sealed and pruned while the
+  connection was lost; the connection to a broker was lost that does not know what is sent again) a
+  message may be stored although an error says otherwise, or twice; in a transaction it is never
+  stored twice, but fails.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import operator
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from magnetar.bounds import SEND_TURN
 from magnetar.context import ClientContext, check_loop, running_loop
@@ -32,12 +33,10 @@ from magnetar.produce.receipts import Receipts, RowOutcome
 from magnetar.produce.room import Room
 from magnetar.produce.topic_sender import TopicSender
 from magnetar.produce.unanswered import Unanswered
+from magnetar.protocol.ids import LONG_MAX
+from magnetar.protocol.key_hash import KEY_SPACE, key_hash
 from magnetar.schema.schema import Schema
-from protocol.ids import LONG_MAX
-from protocol.key_hash import KEY_SPACE, key_hash
-
-if TYPE_CHECKING:
-    from magnetar.transactions.work import Work
+from magnetar.transactions.work import Work
 
 __all__ = ["Producer"]
 
@@ -57,6 +56,7 @@ class ProducerState(enum.Enum):
 
 _S: Final = ProducerState
 _OPEN: Final = _S.OPEN
+# No StateTable: a move that is not listed is the application's mistake, and no defect of ours.
 _NEXT: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyType(
     {
         _S.NEW: frozenset({_S.OPEN, _S.CLOSING}),
@@ -69,7 +69,7 @@ _NEXT: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyTyp
 
 
 class Producer(ClosedAfterwards, Generic[T]):
-    """See the module's rules.  Made by `Client.producer`."""
+    """Publishes to one topic; the messages of a key stay in order. Made by `Client.producer`."""
 
     def __init__(
         self, context: ClientContext, topic: str, schema: Schema[T], settings: ProducerSettings
@@ -105,8 +105,12 @@ class Producer(ClosedAfterwards, Generic[T]):
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that has its receipt; -1: none."""
-        return self._unanswered.last_sequence_id
+        """The highest sequence id that is stored, by earlier ones of its name too; -1: none.
+
+        Of earlier ones it is known where brokers deduplicate: from all segments, sealed ones too,
+        that had not been pruned when this was opened.
+        """
+        return max(self._unanswered.last_sequence_id, self._sender.last_sequence_id)
 
     async def open(self) -> None:
         """Make it usable.  Called once, by its opening.
@@ -128,7 +132,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         sequence_id: int | None = None,
         deliver_after_s: float | None = None,
         deliver_at_ms: int | None = None,
-        transaction: "Work | None" = None,
+        transaction: Work | None = None,
     ) -> MessageId:
         """Send, and return when the message is stored: where.
 
@@ -163,14 +167,14 @@ class Producer(ClosedAfterwards, Generic[T]):
         sequence_id: int | None = None,
         deliver_after_s: float | None = None,
         deliver_at_ms: int | None = None,
-        transaction: "Work | None" = None,
+        transaction: Work | None = None,
     ) -> asyncio.Future[MessageId]:
         """As `send`, without waiting: the future has the id or the error when it is known.
 
         Raises `ProducerQueueFull` when there is no room, or others have asked for it before (await
         `room()`), `InvalidArgument`, `AlreadyClosed` and `ProducerFenced`.  Errors of futures that
         nobody looks at are raised by `flush`; without it asyncio reports each ("exception was never
-        retrieved").
+        retrieved").  Those of messages in a transaction are raised by its commit instead.
         """
         if self._state is not _OPEN:
             self._check_open()
@@ -191,7 +195,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         keys: Sequence[str | bytes | None] | None = None,
         properties: Sequence[Mapping[str, str] | None] | None = None,
         event_times_ms: Sequence[int | None] | None = None,
-        transaction: "Work | None" = None,
+        transaction: Work | None = None,
     ) -> Receipts:
         """Send all of them in their order, as `send_nowait` would, waiting for room as need be.
 
@@ -238,7 +242,8 @@ class Producer(ClosedAfterwards, Generic[T]):
     async def flush(self) -> None:
         """Return when everything sent before has its receipt or its error.
 
-        Raises the first error of those that nobody has looked at.
+        Raises the first error of those that nobody has looked at; a transaction's are raised by its
+        commit.
         """
         check_loop(self._loop)
         self._sender.flush()
@@ -354,7 +359,7 @@ class Producer(ClosedAfterwards, Generic[T]):
                 ) from error
         message.deliver_at_ms = _number("deliver_at_ms", at_ms)
 
-    def _start(self, message: Outgoing, transaction: "Work | None") -> asyncio.Future[MessageId]:
+    def _start(self, message: Outgoing, transaction: Work | None) -> asyncio.Future[MessageId]:
         future: asyncio.Future[MessageId] = message.outcome  # type: ignore[assignment]
         if transaction is not None:
             transaction.track(future)
@@ -434,7 +439,7 @@ class _Rows(NamedTuple, Generic[T]):
     keys: Sequence[str | bytes | None] | None
     properties: Sequence[Mapping[str, str] | None] | None
     event_times_ms: Sequence[int | None] | None
-    transaction: "Work | None"
+    transaction: Work | None
     receipts: Receipts
 
 

@@ -23,7 +23,10 @@ Place = tuple[int, int, int, int, int, tuple[int, int] | None]
 
 
 class Receipts:
-    """See the module's rules.  Messages are numbered as they were given, from 0 on."""
+    """What became of messages that were sent together.
+
+    Messages are numbered as they were given, from 0 on.
+    """
 
     __slots__ = ("_places", "_stored", "_waiting", "segment_ids")
 

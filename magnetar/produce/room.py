@@ -14,7 +14,7 @@ from magnetar.errors import MagnetarError
 
 
 class Room:
-    """See the module's rules."""
+    """Bounds the messages and bytes without receipt, and lets those who wait for room go on."""
 
     __slots__ = (
         "_bytes",

@@ -15,8 +15,10 @@ Rules:
   have yet to hear of it.
 - A sealed segment may never be ready again (Apache Pulsar 5.0.0-M1 leaves it fenced where it seals
   under load): when its broker has refused for SEAL_PATIENCE_S, what has no receipt goes back.
-- What has no receipt may be stored, if a connection was lost since it was sent.  It goes back all
-  the same, and so may be stored twice; not so in a transaction, where it fails.
+- What has no receipt may be stored, if a connection was lost since it was sent.  A sealed segment
+  takes who comes back and answers what it has; then it is known what goes back.  Where nobody tells
+  (Apache Pulsar, or the segment is gone) all of it goes back, and so may be stored twice; not so in
+  a transaction, where it fails.
 - Draining: nothing more is given, and when nothing is without receipt the owner is told, with what
   was not sent; CLOSE_PRODUCER follows.
 """
@@ -45,15 +47,16 @@ from magnetar.errors import (
 from magnetar.layout import Segment
 from magnetar.produce.batch import BatchLimits, Queue
 from magnetar.produce.entries import EntryEncoder
+from magnetar.produce.names import name_on
 from magnetar.produce.outgoing import Outgoing, Sent
 from magnetar.produce.pending import Pending, Verdict
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.server_error import InternalError
 from magnetar.settings import member_of
 from magnetar.wire.attachment import Attachment
 from magnetar.wire.connection import Connection, PeerKind
-from protocol import pulsar_pb2 as pb
-from protocol.frames import Frame
-from protocol.server_error import InternalError
 
 __all__ = ["SegmentOwner", "SegmentProducer"]
 
@@ -100,7 +103,7 @@ class _Joining:
 
 
 class SegmentProducer(Attachment):
-    """See the module's rules."""
+    """Publishes to one segment, and to it again after a lost connection."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class SegmentProducer(Attachment):
         self._schema = schema
         self._owner = owner
         self._producer_id = context.ids.producer_id()
-        self._name = f"{settings.name}-seg-{segment.segment_id}" if settings.name else ""
+        self._name = name_on(segment, settings.name) if settings.name else ""
         self._epoch = -1
         self._topic_epoch: int | None = None
         self._was_attached = False
@@ -414,6 +417,10 @@ class SegmentProducer(Attachment):
     def _go_on(self) -> None:
         """Something has left `pending`, or it is known to end."""
         if self._ending is not None and self._pending.is_over:
+            if self._knows_resends:
+                # All of it was sent again on this connection: what is stored has its receipt.
+                for sent in self._pending:
+                    sent.in_doubt = False
             self.again(self._ending)
         elif not self._pending:
             if self._drained is not None:

@@ -1,4 +1,4 @@
-"""Which segment takes a message, over splits, merges and whatever else changes a layout.
+"""Which segment takes a message, over splits, merges and whatever else changes a layout.  Pure.
 
 Pure: layouts, messages and endings in; messages with their segments out.  Rules:
 
@@ -20,12 +20,12 @@ Pure: layouts, messages and endings in; messages with their segments out.  Rules
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from magnetar.layout import Layout, Segment
 from magnetar.produce.outgoing import Outgoing
+from magnetar.protocol.state_table import StateTable
 
 
 class SegmentState(enum.Enum):
@@ -38,13 +38,14 @@ class SegmentState(enum.Enum):
 
 
 _S = SegmentState
-_MOVES: Final[Mapping[SegmentState, frozenset[SegmentState]]] = MappingProxyType(
+_MOVES: Final[StateTable[SegmentState]] = StateTable(
     {
         _S.HELD: frozenset({_S.TAKING, _S.DRAINED}),
         _S.TAKING: frozenset({_S.DRAINING}),
         _S.DRAINING: frozenset({_S.DRAINED}),
         _S.DRAINED: frozenset({_S.TAKING}),
-    }
+    },
+    defect=RuntimeError,
 )
 Placed = tuple[Segment, Outgoing]
 """A message and the segment that is to send it."""
@@ -61,7 +62,7 @@ class _Known:
 
 
 class Switching:
-    """See the module's rules."""
+    """Chooses the segment of each message while splits and merges change the layout."""
 
     def __init__(self, layout: Layout, turn: int = 0, run: int = 1) -> None:
         """`turn` is where messages without key begin; `run` how many go to one segment in turn."""
@@ -226,9 +227,7 @@ class Switching:
 
     def _move(self, segment_id: int, to: SegmentState) -> None:
         known = self._known[segment_id]
-        if to not in _MOVES[known.state]:
-            raise RuntimeError(f"Segment {segment_id} cannot go from {known.state} to {to}.")
-        known.state = to
+        known.state = _MOVES.move(known.state, to, "Segment {}", segment_id)
 
     def _settle(self) -> None:
         """Move what is held as far as it may go, and forget what is over."""

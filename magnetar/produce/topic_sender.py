@@ -8,6 +8,7 @@ Rules:
   written to are opened while it drains.
 - Messages for a segment that its broker has ended wait for the layout that says so, for a bounded
   time.
+- Under a name the sealed segments are asked, too, what earlier producers of it have stored there.
 - A topic that was deleted and made anew gets other producers; what the old ones had goes to them.
 - A producer that is fenced, or whose topic is deleted, has failed for good.
 """
@@ -16,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
-from magnetar.bounds import LAYOUT_WAIT_S, RETRY_FIRST_S
+from magnetar.bounds import LAYOUT_WAIT_S, RETRY_FIRST_S, SEALED_ASKED_AT_ONCE
 from magnetar.context import ClientContext
 from magnetar.errors import (
     AlreadyClosed,
@@ -29,19 +30,24 @@ from magnetar.errors import (
 )
 from magnetar.layout import Layout, Segment
 from magnetar.layout_watch import LayoutWatch
+from magnetar.produce.names import last_stored_on_sealed
 from magnetar.produce.outgoing import Outgoing, Sent
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
 from magnetar.produce.segment_producer import SegmentProducer
 from magnetar.produce.switching import SegmentState, Switching
 from magnetar.produce.unanswered import Unanswered
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.retries import retried
 from magnetar.settings import member_of
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["TopicSender"]
 
 
 class TopicSender:
-    """See the module's rules.  `failed` is told when it has failed for good."""
+    """Routes messages to the producers of a topic's segments, and again when the layout changes.
+
+    `failed` is told when it has failed for good.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,8 @@ class TopicSender:
         self._failed = failed
         self._switching: Switching | None = None
         self._segments: dict[int, SegmentProducer] = {}
+        self._last_retired = -1
+        """The highest sequence id on segments that were given up, as they were sealed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_for_layout: asyncio.TimerHandle | None = None
         self._listening: tuple[Callable[[], None], ...] = ()
@@ -70,7 +78,11 @@ class TopicSender:
     # For the producer
 
     async def open(self) -> None:
-        """Learn the layout; open all segments if they are to be had exclusively."""
+        """Learn the layout.
+
+        All segments are opened at once for exclusive access, and under a name: then
+        `last_sequence_id` is known.  Sealed ones are asked for it, too, as far as they are there.
+        """
         timeout_s = self._context.settings.operation_timeout_s
         await self.watch.open(timeout_s)
         run = self._settings.batch_max_messages if self._settings.batching else 1
@@ -81,9 +93,17 @@ class TopicSender:
             self.watch.on_change(self._changed),
             self.watch.on_failure(self._failed),
         )
-        if self._access_mode is not AccessMode.SHARED:
+        if self._access_mode is not AccessMode.SHARED or self._settings.name:
             await self._open_all(timeout_s)
+        if self._settings.name:
+            await self._ask_sealed(self._settings.name, timeout_s)
         self._is_open = True
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that is stored on any segment, as far as is known; -1: none."""
+        known = (each.last_sequence_id for each in self._segments.values())
+        return max(self._last_retired, *known, -1)
 
     def send(self, message: Outgoing) -> None:
         """To its segment, or into the hold."""
@@ -182,6 +202,7 @@ class TopicSender:
     def _retire(self, segment: Segment) -> None:
         producer = self._segments.pop(segment.segment_id, None)
         if producer is not None:
+            self._last_retired = max(self._last_retired, producer.last_sequence_id)
             self._begin(producer.close())
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
@@ -209,6 +230,23 @@ class TopicSender:
                 await asyncio.sleep(RETRY_FIRST_S)
             if self._is_closed:
                 raise AlreadyClosed(f"The producer of {self.watch.topic} was closed; open another.")
+
+    async def _ask_sealed(self, name: str, timeout_s: float) -> None:
+        """What earlier producers of the name have stored on segments that are sealed now."""
+        room = asyncio.Semaphore(SEALED_ASKED_AT_ONCE)
+
+        async def ask(segment: Segment) -> int:
+            async with room:
+                return await retried(
+                    self._context,
+                    partial(last_stored_on_sealed, self._context, segment, name),
+                    f"Asking {segment.topic} for its last sequence id",
+                    timeout_s=timeout_s,
+                )
+
+        sealed = [each for each in self._known_switching().layout.sealed if not each.legacy]
+        found = await asyncio.gather(*map(ask, sealed))
+        self._last_retired = max(self._last_retired, *found, -1)
 
     def _is_active(self, segment: Segment) -> bool:
         known = self._known_switching().layout.segments.get(segment.segment_id)

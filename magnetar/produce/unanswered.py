@@ -4,7 +4,8 @@ Rules:
 
 - Every outcome is set here: a receipt, a failure, or time that is up.  All messages have the same
   time, so the oldest is due first, and one timer is enough.
-- `flush` waits for what was sent before it.  It raises the first failure that nobody has looked at.
+- `flush` waits for what was sent before it.  It raises the first failure that nobody has looked at,
+  but none of a message in a transaction: its commit raises those, an abort makes them moot.
 - Who gives up (cancels) is noticed now and then, not at once: what was not sent makes room then.
 - What is answered is forgotten soon, however long something older waits.
 """
@@ -20,15 +21,15 @@ from magnetar.message_id import EntryId, MessageId
 from magnetar.produce.outgoing import Outgoing, Sent
 from magnetar.produce.receipts import RowOutcome, future_of
 from magnetar.produce.room import Room
-from protocol import pulsar_pb2 as pb
-from protocol.ids import from_wire
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import from_wire
 
 _new_tuple: Final = tuple.__new__
 """A NamedTuple without the call of its Python constructor."""
 
 
 class Unanswered:
-    """See the module's rules."""
+    """Messages of a producer whose outcome is not known yet, with their deadlines."""
 
     def __init__(
         self,
@@ -120,7 +121,9 @@ class Unanswered:
                 failure.__cause__ = error.__cause__
                 message.outcome.set_exception(failure)
                 failed = future_of(message.outcome)
-                if not self._failures or self._failures[-1] is not failed:
+                if message.txn is not None:
+                    failed.exception()  # counts as looked at: the commit raises it
+                elif not self._failures or self._failures[-1] is not failed:
                     self._failures.append(failed)
             self.release(message)
 

@@ -1,4 +1,4 @@
-"""An entry as it is stored, whoever it was read from.
+"""An entry as it is stored, whoever it was read from.  Pure.
 
 Pure.  The bytes of an entry are, as brokers store and send them (integers big-endian):
 
@@ -10,7 +10,7 @@ Pure.  The bytes of an entry are, as brokers store and send them (integers big-e
 import enum
 from typing import NamedTuple
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
 
 __all__ = ["StoredEntry", "Visibility"]
 

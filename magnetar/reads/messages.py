@@ -1,4 +1,5 @@
 """Takes stored entries apart into messages, as columns: for tables, where objects are too slow.
+Pure.
 
     columns = MessageColumns()
     for entry in entries:                       # of client.read_range
@@ -26,15 +27,15 @@ from typing import Final, NamedTuple
 
 from magnetar.compression import decompress
 from magnetar.errors import InvalidMessage
+from magnetar.protocol.checksum import BROKER_METADATA_MAGIC, CHECKED_FROM, CHECKSUM_MAGIC, crc32c
+from magnetar.protocol.frame_error import ChecksumMismatch, FrameError
+from magnetar.protocol.ids import from_wire
+from magnetar.protocol.message import parse_metadata, payload_of, transaction_named_by
+from magnetar.protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
+from magnetar.protocol.txn_id import TxnId
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.ids import IdWriter
 from magnetar.reads.rows import Properties, Rows, key_of, properties_of, scan_rows
-from magnetar.transactions.txn_id import TxnId
-from protocol.checksum import BROKER_METADATA_MAGIC, CHECKED_FROM, CHECKSUM_MAGIC, crc32c
-from protocol.frame_error import ChecksumMismatch, FrameError
-from protocol.ids import from_wire
-from protocol.message import parse_metadata, payload_of, transaction_named_by
-from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
 __all__ = [
     "EntryRun",
@@ -88,7 +89,7 @@ class Piece(NamedTuple):
 
 
 class MessageColumns:
-    """See the module's rules."""
+    """Takes stored entries apart into columns of messages."""
 
     __slots__ = (
         "batch_indexes",

@@ -1,4 +1,5 @@
 """What is asked of a segment's owner, and what it answers: plans of ranges, and stored entries.
+Pure.
 
 Pure.  Rules: positions are of the next entry to be read, so a range goes from its start up to, and
 without, its end; what a broker does not say is None.
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from magnetar.errors import BrokerFailed, InvalidArgument
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import LONG_MAX, Position, from_wire, to_wire
 from magnetar.reads.entries import StoredEntry, Visibility
-from protocol import pulsar_pb2 as pb
-from protocol.ids import LONG_MAX, Position, from_wire, to_wire
 
 __all__ = [
     "Answer",

@@ -1,12 +1,12 @@
-"""The messages of a batch by hand, as columns: one loop, for who reads many small ones.
+"""The messages of a batch by hand, as columns: one loop, for who reads many small ones.  Pure.
 
 Pure.  Rules:
 
 - The fields that clients usually write, in the order of their numbers (properties, key, payload
   size, event time, sequence id), are read here.  Whatever else a message has is left to the
   generated parser, that message alone.
-- What does not add up is told by `protocol.message.iter_batch`, so that here and there the same
-  batches are taken and refused.
+- What does not add up is told by `magnetar.protocol.message.iter_batch`, so that here and there the
+  same batches are taken and refused.
 - Columns are appended to whole batches at a time, so a batch that is refused leaves nothing.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from struct import Struct, error
 from typing import Final
 
-from protocol.frame_error import MalformedBatch
-from protocol.ids import from_wire
-from protocol.message import iter_batch, parse_single_metadata
-from protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
+from magnetar.protocol.frame_error import MalformedBatch
+from magnetar.protocol.ids import from_wire
+from magnetar.protocol.message import iter_batch, parse_single_metadata
+from magnetar.protocol.pulsar_pb2 import MessageMetadata, SingleMessageMetadata
 
 __all__ = ["Properties", "Rows", "key_of", "properties_of", "scan_rows"]
 

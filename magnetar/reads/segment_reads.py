@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from magnetar.bounds import READ_OWNERS
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError
+from magnetar.protocol.ids import Position
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import (
     Answer,
@@ -32,7 +33,6 @@ from magnetar.reads.plan import (
 from magnetar.reads.stock_reads import plan_on_stock, read_on_stock
 from magnetar.retries import retried
 from magnetar.wire.connection import Connection
-from protocol.ids import Position
 
 __all__ = ["SegmentReads"]
 
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class SegmentReads:
-    """See the module's rules.  One for each client."""
+    """Plans and reads ranges of segments at the brokers that own them. One for each client."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context: Final = context

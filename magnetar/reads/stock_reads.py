@@ -29,26 +29,26 @@ from magnetar.bounds import (
     RAW_READER_MESSAGES,
 )
 from magnetar.consume.ack_tracker import Acknowledgement
-from magnetar.consume.consumer_commands import (
+from magnetar.consume.commands import (
     close_of,
     cumulative_ack_of,
     flow_of,
     subscribe_of,
 )
-from magnetar.consume.consumer_settings import SubscribeSettings, SubscriptionKind
 from magnetar.consume.decoding import permits_of
+from magnetar.consume.settings import SubscribeSettings, SubscriptionKind
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError, NotSupported, OperationTimedOut, ServiceNotReady
 from magnetar.message_id import EARLIEST_ENTRY, LATEST_ENTRY, EntryId
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.checksum import BROKER_METADATA_MAGIC
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import PlanLimits, RangePlan
 from magnetar.retries import retried
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection, PeerKind
-from protocol import pulsar_pb2 as pb
-from protocol.checksum import BROKER_METADATA_MAGIC
-from protocol.frames import Frame
-from protocol.ids import EARLIEST, LATEST, Position, from_wire
 
 __all__ = ["plan_on_stock", "read_on_stock"]
 
@@ -118,7 +118,10 @@ class _Ends(NamedTuple):
 async def _ends_of(
     context: ClientContext, topic: str, start: Position | None, wanted: Position
 ) -> _Ends | None:
-    """See the module's rules; None: nothing may be read.  `wanted`: no more need be known."""
+    """Find where reading may begin and end; None: nothing may be read.
+
+    `wanted`: what lies behind it need not be known.
+    """
     async with _reader(context, topic, LATEST, window=1) as tail:
         told = await tail.stands()
     if told.read is None or (told.last is not None and told.last >= told.read):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from magnetar.errors import InvalidArgument, InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.plain import (
     BOOL,
     BYTES,
@@ -26,7 +27,6 @@ from magnetar.schema.plain import (
 )
 from magnetar.schema.schema import Schema, WriterSchemas
 from magnetar.schema.versions import Versions
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["AUTO", "AutoSchema"]
 
@@ -47,7 +47,7 @@ _PLAIN: Final[Mapping[int, _Decode]] = MappingProxyType(
 
 
 class AutoSchema(Schema[object]):
-    """See the module's rules."""
+    """Decodes each message by the schema that it was written with."""
 
     def __init__(self, writers: WriterSchemas | None = None) -> None:
         self._versions = None if writers is None else Versions(writers, _decoder)

@@ -25,12 +25,12 @@ import pydantic_core
 from fastavro import _read_py, _write_py
 
 from magnetar.errors import InvalidArgument, InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.avro_definition import DECIMAL, AvroDefinition, Json, compact, definition_of
 from magnetar.schema.avro_values import Leaf, converter
 from magnetar.schema.json import adapter_of, check_int, properties_of
 from magnetar.schema.schema import Schema, WriterSchemas
 from magnetar.schema.versions import Versions
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["AvroSchema", "avro_of"]
 
@@ -176,7 +176,7 @@ class _Form(Generic[T]):
 
 
 class AvroSchema(Schema[T]):
-    """See the module's rules."""
+    """Encodes records as Avro, and decodes them by the schema of their writer."""
 
     def __init__(self, form: _Form[T], writers: WriterSchemas | None = None) -> None:
         self._form = form

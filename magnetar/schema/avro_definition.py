@@ -1,4 +1,5 @@
 """Avro definitions of Python types, in the form that the stock Java client gives to its classes.
+Pure.
 
 Rules:
 

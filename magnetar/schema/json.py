@@ -21,10 +21,10 @@ import pydantic
 import pydantic_core
 
 from magnetar.errors import InvalidArgument, InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.avro_definition import DECIMAL, compact, definition_of
 from magnetar.schema.avro_values import Leaf, converter
 from magnetar.schema.schema import Schema
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["JsonSchema", "json_of"]
 
@@ -112,7 +112,7 @@ _READ_EXACTLY: Final[Mapping[str, Leaf]] = types.MappingProxyType(
 
 
 class JsonSchema(Schema[T]):
-    """See the module's rules."""
+    """Encodes dataclasses, pydantic models and typed dicts as the official Java client does."""
 
     def __init__(
         self, kind: type[T], *, namespace: str | None = None, always_allow_null: bool = True

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from magnetar.errors import InvalidArgument, InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.schema import Schema
-from protocol import pulsar_pb2 as pb
 
 __all__ = [
     "BOOL",

@@ -17,11 +17,11 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorS
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from magnetar.errors import InvalidArgument, InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.avro_definition import Json, compact
 from magnetar.schema.json import properties_of
 from magnetar.schema.protobuf_definition import avro_definition_of
 from magnetar.schema.schema import Schema
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["ProtobufSchema", "protobuf_of"]
 
@@ -34,7 +34,7 @@ FIRST_TABLE: Final = 16
 
 
 class ProtobufSchema(Schema[M]):
-    """See the module's rules."""
+    """Encodes Protobuf messages, as the official Java client does."""
 
     def __init__(self, kind: type[M], *, native: bool = False) -> None:
         descriptor = cast("Descriptor", kind.DESCRIPTOR)

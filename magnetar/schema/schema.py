@@ -14,7 +14,7 @@ Rules:
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 
 __all__ = ["Schema", "WriterSchemas"]
 
@@ -32,7 +32,7 @@ class WriterSchemas(Protocol):
 
 
 class Schema(ABC, Generic[T]):
-    """See the module's rules."""
+    """Encodes and decodes values of a type, and describes the type to the broker."""
 
     @property
     @abstractmethod

@@ -15,14 +15,14 @@ from magnetar.bounds import MAX_WRITER_SCHEMAS
 from magnetar.context import ClientContext
 from magnetar.errors import InvalidMessage, TopicNotFound
 from magnetar.opening import finished
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.retries import retried
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["SchemaReader"]
 
 
 class SchemaReader:
-    """See the module's rules.  It is a `WriterSchemas`."""
+    """Fetches the schemas of a topic by version, each once. It is a `WriterSchemas`."""
 
     def __init__(self, context: ClientContext, topic: str) -> None:
         """Of a topic, or of any of its segments."""

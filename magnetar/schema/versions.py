@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 from magnetar.bounds import MAX_WRITER_SCHEMAS
 from magnetar.errors import InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.schema import WriterSchemas
-from protocol import pulsar_pb2 as pb
 
 __all__ = ["Versions"]
 
@@ -19,7 +19,10 @@ R = TypeVar("R")
 
 
 class Versions(Generic[R]):
-    """See the module's rules.  R is what decodes messages of a version."""
+    """The decoders of a reader, one for each version of the schema.
+
+    R is what decodes messages of a version.
+    """
 
     __slots__ = ("_known", "_make", "_writers")
 

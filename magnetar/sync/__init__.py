@@ -14,8 +14,8 @@ from magnetar.sync.transaction import (
     AttachedTransaction,
     Attempt,
     Transaction,
-    TransactionKey,
 )
+from magnetar.sync.transaction_key import TransactionKey
 
 __all__ = [
     "AttachedTransaction",

@@ -1,8 +1,9 @@
-"""The client for threads.
+"""The client for threads: a client for tasks on a thread of its own.
 
-Rules: it is a client of the core on a thread of its own; what it opens is open when the call
-returns, and closed at the latest with the client.  What was opened for a caller who is interrupted
-is closed again.
+What it opens is open when the call returns, and is closed at the latest with the client. What was
+opened for a caller who is interrupted (by Ctrl-C, say) is closed again.
+
+Generated from magnetar/client.py by `make sync`: edit that file.
 """
 
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -13,12 +14,13 @@ from typing import Any, Final, TypeVar, Unpack, overload
 import magnetar
 from magnetar.bounds import READ_BYTES
 from magnetar.checkpoint import Checkpoint
-from magnetar.consume.consumer_settings import QueueOptions
-from magnetar.consume.ordered_settings import CheckpointOptions, StreamOptions
+from magnetar.consume.settings import CheckpointOptions, QueueOptions, StreamOptions
 from magnetar.errors import AlreadyClosed
 from magnetar.layout import Layout
 from magnetar.opening import Openable, Opening
 from magnetar.options import ProducerOptions
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import RangePlan
 from magnetar.schema.plain import BYTES
@@ -27,9 +29,8 @@ from magnetar.settings import ClientOptions
 from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.consumers import CheckpointConsumer, QueueConsumer, StreamConsumer
 from magnetar.sync.producer import Producer
-from magnetar.sync.transaction import AttachedTransaction, Transaction, TransactionKey
-from magnetar.transactions.txn_id import TxnId
-from protocol.ids import Position
+from magnetar.sync.transaction import AttachedTransaction, Transaction
+from magnetar.sync.transaction_key import TransactionKey
 
 __all__ = ["Client", "connect"]
 
@@ -39,7 +40,10 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
-    """As `magnetar.connect`, connected when it returns: a context manager, or to be closed."""
+    """Connect to the brokers at `url`, as `magnetar.connect` does, and wait until that is done.
+
+    To be used by `with`, or closed.
+    """
     bridge = Bridge()
     try:
         core = bridge.run(lambda: magnetar.connect(url, **settings))
@@ -50,7 +54,7 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
 
 
 class Client(ClosedAfterwards):
-    """See the module's rules.  Any thread may use it."""
+    """As `magnetar.Client`, for threads: any of them may use it. Made by `connect`."""
 
     def __init__(self, bridge: Bridge, core: magnetar.Client) -> None:
         self._bridge = bridge
@@ -70,9 +74,14 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[ProducerOptions],
     ) -> Producer[Any]:
-        """As `magnetar.Client.producer`."""
-        core = self._opened(self._core.producer(topic, schema=schema, **settings))
-        return Producer(self._bridge, core)
+        """Writes to a topic.  Settings are those of `ProducerSettings`.
+
+        `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it; what is
+        missing is made if the broker may.  `schema` is one, or a type that chooses it: `bytes`,
+        `str`, a dataclass, a pydantic model, a protobuf message.
+        """
+        opening = self._core.producer(topic, schema=schema, **settings)
+        return Producer(self._bridge, self._opened(opening))
 
     @overload
     def queue_consumer(
@@ -116,7 +125,12 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[QueueOptions],
     ) -> QueueConsumer[Any]:
-        """As `magnetar.Client.queue_consumer`."""
+        """Shares the messages of a topic with others of its subscription, in no order.
+
+        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
+        have these `properties`, also of those that are made later.  Settings are those of
+        `QueueSettings`; `schema` is as for `producer`.
+        """
         opening = self._core.queue_consumer(  # type: ignore[call-overload]
             topic,
             subscription,
@@ -169,7 +183,12 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[StreamOptions],
     ) -> StreamConsumer[Any]:
-        """As `magnetar.Client.stream_consumer`."""
+        """Reads its share of a topic's segments, the messages of each key in order.
+
+        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
+        have these `properties`, also of those that are made later.  Settings are those of
+        `StreamSettings`; `schema` is as for `producer`.
+        """
         opening = self._core.stream_consumer(  # type: ignore[call-overload]
             topic,
             subscription,
@@ -185,8 +204,8 @@ class Client(ClosedAfterwards):
         self,
         topic: str,
         *,
-        start: Checkpoint = ...,
-        group: str | None = ...,
+        start: Checkpoint = Checkpoint.EARLIEST,
+        group: str | None = None,
         **settings: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[bytes]: ...
     @overload
@@ -195,8 +214,8 @@ class Client(ClosedAfterwards):
         topic: str,
         *,
         schema: Schema[T] | type[T],
-        start: Checkpoint = ...,
-        group: str | None = ...,
+        start: Checkpoint = Checkpoint.EARLIEST,
+        group: str | None = None,
         **settings: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[T]: ...
     def checkpoint_consumer(
@@ -208,47 +227,79 @@ class Client(ClosedAfterwards):
         group: str | None = None,
         **settings: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[Any]:
-        """As `magnetar.Client.checkpoint_consumer`."""
-        core = self._opened(
-            self._core.checkpoint_consumer(
-                topic, schema=schema, start=start, group=group, **settings
-            )
+        """Reads a topic from a checkpoint on; where it is, the application keeps.
+
+        With a `group` it reads its share of the segments, else all of them.  Settings are those of
+        `CheckpointSettings`; `schema` is as for `producer`.
+        """
+        opening = self._core.checkpoint_consumer(
+            topic, schema=schema, start=start, group=group, **settings
         )
-        return CheckpointConsumer(self._bridge, core)
+        return CheckpointConsumer(self._bridge, self._opened(opening))
 
     def transaction(
         self, *, timeout_s: float = 60.0, key: TransactionKey | None = None
     ) -> Transaction:
-        """As `magnetar.Client.transaction`; it has begun when this returns."""
-        core_key = None if key is None else key.core
-        core = self._opened(self._core.transaction(timeout_s=timeout_s, key=core_key))
-        return Transaction(self._bridge, core)
+        """What is sent and acknowledged in it happens as one, or not at all.
+
+        `with` commits it, or aborts it on an error.  The broker aborts it by itself after
+        `timeout_s`.  `key`: under which nobody with an older epoch can have one any more.  Opening
+        it raises `NotSupported` and `NotAllowed` where there are no transactions, and
+        `TransactionKeyFenced`.
+        """
+        opening = self._core.transaction(timeout_s=timeout_s, key=None if key is None else key.core)
+        return Transaction(self._bridge, self._opened(opening))
 
     def begin_transaction(self, *, timeout_s: float = 60.0) -> TxnId:
-        """As `magnetar.Client.begin_transaction`."""
+        """A transaction that belongs to nobody: whoever knows its id uses it, and ends it.
+
+        For work that one process does and another one decides about (`attach_transaction`,
+        `end_transaction`).  The broker aborts it by itself after `timeout_s`; nothing here does.
+        Raises `NotSupported` and `NotAllowed` where there are no transactions.
+        """
         return self._bridge.run(self._core.begin_transaction, timeout_s=timeout_s)
 
     def attach_transaction(self, id: TxnId) -> AttachedTransaction:
-        """As `magnetar.Client.attach_transaction`."""
+        """Send and acknowledge in a transaction that runs, whoever began it.
+
+        Nothing is asked for it: whether it is still open shows with what is sent in it.
+        """
         core = self._bridge.call(self._core.attach_transaction, id)
         return AttachedTransaction(self._bridge, core)
 
     def end_transaction(self, id: TxnId, *, commit: bool) -> None:
-        """As `magnetar.Client.end_transaction`."""
+        """Commit or abort a transaction by its id, whoever began it; asking again is fine.
+
+        What other processes have in it must be settled before it is committed.  Raises
+        `InvalidTransactionStatus` if it has the other end, `TransactionNotFound` where its end is
+        forgotten (or it is somebody else's), and `OperationTimedOut` if the broker has not said how
+        it ended: asking again tells.
+        """
         self._bridge.run(self._core.end_transaction, id, commit=commit)
 
     def transaction_key(self, name: str, *, epoch: int = -1) -> TransactionKey:
-        """As `magnetar.Client.transaction_key`."""
-        core = self._opened(self._core.transaction_key(name, epoch=epoch))
-        return TransactionKey(self._bridge, core)
+        """Open a transaction key (Magnetar's own): whoever had it before is fenced.
+
+        `epoch` is the last one known, -1: none.  Raises `NotSupported` where there are no keys.
+        """
+        opening = self._core.transaction_key(name, epoch=epoch)
+        return TransactionKey(self._bridge, self._opened(opening))
 
     def attach_transaction_key(self, name: str, epoch: int) -> TransactionKey:
-        """As `magnetar.Client.attach_transaction_key`."""
-        core = self._opened(self._core.attach_transaction_key(name, epoch))
-        return TransactionKey(self._bridge, core)
+        """Use a transaction key that another process of the same program has opened.
+
+        Raises `TransactionKeyFenced` if `epoch` is not its newest, `NotSupported` where there are
+        no keys.
+        """
+        opening = self._core.attach_transaction_key(name, epoch)
+        return TransactionKey(self._bridge, self._opened(opening))
 
     def layout(self, topic: str) -> Layout:
-        """As `magnetar.Client.layout`."""
+        """The segments of a topic now, active and sealed.
+
+        Raises `TopicNotFound`, `NotSupported` where there are no scalable topics, and after the
+        operation timeout why it could not be told.
+        """
         return self._bridge.run(self._core.layout, topic)
 
     def plan_range(
@@ -262,7 +313,16 @@ class Client(ClosedAfterwards):
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
-        """As `magnetar.Client.plan_range`."""
+        """How far a segment may be read from `start` (None: its first entry) on.
+
+        `segment_topic` is `Segment.topic` of a layout.  The range ends at `end`, the horizon, or
+        where a bound is reached, whichever is first, and has one entry at least if there is one.
+        The publish times move its start, to the first entry that was published then or later, and
+        bound its end, before the first such entry.
+
+        Brokers without segment reads count nothing, heed no budget, and raise `NotSupported` for
+        times.  Raises `TopicNotFound` for a segment that is gone, `InvalidArgument`.
+        """
         return self._bridge.run(
             self._core.plan_range,
             segment_topic,
@@ -283,13 +343,35 @@ class Client(ClosedAfterwards):
         raw: bool = False,
         max_bytes: int = READ_BYTES,
     ) -> Generator[list[StoredEntry], None, None]:
-        """As `magnetar.Client.read_range`; the next list comes while one is worked on."""
-        reading = self._bridge.call(
-            self._core.read_range, segment_topic, start, end, raw=raw, max_bytes=max_bytes
-        )
-        return self._read(reading)
+        """The entries of a segment from `start` up to, and without, `end`, as they are stored.
 
-    def _read(
+        In lists of `max_bytes` at most, or of one entry, and not more than the broker's largest
+        message has room for; the next list is on its way when one is handed out.  It ends at `end`,
+        or where nothing may be read any more now.  `raw`: also what may not be read (aborted,
+        beyond the horizon, markers), as each entry's `visibility` says; only where the broker has
+        segment reads.
+
+        Raises, when it is iterated over, `TopicNotFound` for a segment that is gone, and after the
+        operation timeout without an answer why there was none.
+        """
+        return self._lists_of(
+            self._bridge.call(
+                self._core.read_range, segment_topic, start, end, raw=raw, max_bytes=max_bytes
+            )
+        )
+
+    def close(self) -> None:
+        """Close what the client has opened, its connections and its thread. Idempotent."""
+        self._bridge.close()
+
+    def _opened(self, opening: Opening[O]) -> O:
+        return self._bridge.run_or_hand(self._close_unclaimed, lambda: opening)
+
+    def _close_unclaimed(self, opened: Openable) -> None:
+        # Its caller was interrupted, so nobody else would.
+        self._bridge.run(opened.close)
+
+    def _lists_of(
         self, reading: AsyncGenerator[list[StoredEntry], None]
     ) -> Generator[list[StoredEntry], None, None]:
         try:
@@ -298,14 +380,3 @@ class Client(ClosedAfterwards):
         finally:
             with suppress(AlreadyClosed):
                 self._bridge.run(reading.aclose)
-
-    def close(self) -> None:
-        """As `magnetar.Client.close`; then the thread ends.  Idempotent."""
-        self._bridge.close()
-
-    def _opened(self, opening: Opening[O]) -> O:
-        return self._bridge.run_or_hand(self._let_go, lambda: opening)
-
-    def _let_go(self, opened: Openable) -> None:
-        """Nobody has it: whoever asked for it was interrupted."""
-        self._bridge.run(opened.close)

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from magnetar.checkpoint import Checkpoint
+from magnetar.consume.acknowledgements import AckTransaction
+from magnetar.consume.message import Message
 from magnetar.consume.queue_consumer import QueueConsumer as AsyncQueueConsumer
-from magnetar.consume.segment_consumer import AckTransaction
 from magnetar.errors import AlreadyClosed, NotSupported
-from magnetar.message import Message
 from magnetar.sync.bridge import Bridge, ClosedAfterwards
 from magnetar.sync.transaction import Work
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar, Unpack
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 from magnetar.bounds import SYNC_NOTICE_S, SYNC_TURN, UNREAD_FAILURES
 from magnetar.errors import AlreadyClosed, MagnetarError, OperationTimedOut, ProducerQueueFull
@@ -25,9 +25,7 @@ from magnetar.produce.producer import Producer as AsyncProducer
 from magnetar.produce.receipts import Receipts as AsyncReceipts
 from magnetar.sync.bridge import Bridge, ClosedAfterwards, outcome_of
 from magnetar.sync.transaction import Work
-
-if TYPE_CHECKING:
-    from magnetar.transactions.work import Work as AsyncWork
+from magnetar.transactions.work import Work as AsyncWork
 
 T = TypeVar("T")
 
@@ -117,7 +115,7 @@ class Producer(ClosedAfterwards, Generic[T]):
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that has its receipt; -1: none."""
+        """The highest sequence id that is stored, by earlier ones of its name too; -1: none."""
         return self._core.last_sequence_id
 
     def send(self, value: T, **options: Unpack[SendOptions]) -> MessageId:
@@ -288,7 +286,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         sending.add_done_callback(partial(self._sent, future))
         return True
 
-    def _sent(self, future: SendFuture, sending: "asyncio.Future[MessageId]") -> None:
+    def _sent(self, future: SendFuture, sending: asyncio.Future[MessageId]) -> None:
         if not future.cancelled():
             if sending.cancelled():
                 self._fail(future, AlreadyClosed("The producer was closed: open a new one."))
@@ -314,7 +312,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         keys: Sequence[str | bytes | None] | None,
         properties: Sequence[Mapping[str, str] | None] | None,
         event_times_ms: Sequence[int | None] | None,
-        transaction: "AsyncWork | None",
+        transaction: AsyncWork | None,
     ) -> AsyncReceipts:
         await self._passed_on()
         return await self._core.send_many(

@@ -15,11 +15,11 @@ from typing import Final
 
 from magnetar.context import ClientContext
 from magnetar.errors import ConnectionLost, NotSupported, OperationTimedOut
-from magnetar.transactions.standing import Standing
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import Frame
+from magnetar.transactions.standing_attachment import StandingAttachment
 from magnetar.wire.connection import Connection, PeerKind
 from magnetar.wire.requests import error_in
-from protocol import pulsar_pb2 as pb
-from protocol.frames import Frame
 
 __all__ = ["CoordinatorWatch", "leaders_in"]
 
@@ -33,8 +33,8 @@ def leaders_in(snapshot: pb.TcAssignmentsSnapshot, *, tls: bool) -> Mapping[int,
     return MappingProxyType({number: url for number, url in sorted(urls.items()) if url})
 
 
-class CoordinatorWatch(Standing):
-    """See the module's rules."""
+class CoordinatorWatch(StandingAttachment):
+    """Follows which broker leads each transaction coordinator, over reconnects."""
 
     def __init__(self, context: ClientContext, changed: Callable[[], None]) -> None:
         """`changed` is called whenever `leaders` may be others."""

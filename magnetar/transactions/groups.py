@@ -1,4 +1,5 @@
 """Groups: what of their attempts counts is decided at once, and once for each batch of a query.
+Pure.
 
 Pure: what callers give and are given, to and from the wire.
 
@@ -22,9 +23,9 @@ from typing import Final
 
 from magnetar.bounds import MAX_COMMIT_BYTES
 from magnetar.errors import InvalidArgument
-from magnetar.transactions.txn_id import TxnId
-from protocol import pulsar_pb2 as pb
-from protocol.ids import LONG_MAX
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import LONG_MAX
+from magnetar.protocol.txn_id import TxnId
 
 __all__ = ["CommittedGroup", "GroupRecord", "SegmentCount", "Winner"]
 

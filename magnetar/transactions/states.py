@@ -14,17 +14,16 @@ Rules:
 """
 
 import enum
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
-from protocol.server_error import InternalError
+from magnetar.protocol.server_error import InternalError
+from magnetar.protocol.state_table import StateTable
 
 __all__ = ["TransactionState", "next_state"]
 
 
 class TransactionState(enum.Enum):
-    """See the module's rules."""
+    """The states of a transaction at its client."""
 
     NEW = "new"
     OPEN = "open"
@@ -42,7 +41,7 @@ class TransactionState(enum.Enum):
 
 
 _S: Final = TransactionState
-_NEXT: Final[Mapping[TransactionState, frozenset[TransactionState]]] = MappingProxyType(
+_NEXT: Final[StateTable[TransactionState]] = StateTable(
     {
         _S.NEW: frozenset({_S.OPEN, _S.FAILED}),
         _S.OPEN: frozenset({_S.COMMITTING, _S.ABORTING, _S.TIMED_OUT, _S.FAILED}),
@@ -52,14 +51,11 @@ _NEXT: Final[Mapping[TransactionState, frozenset[TransactionState]]] = MappingPr
         _S.ABORTED: frozenset(),
         _S.TIMED_OUT: frozenset(),
         _S.FAILED: frozenset(),
-    }
+    },
+    defect=InternalError,
 )
 
 
 def next_state(now: TransactionState, then: TransactionState) -> TransactionState:
     """`then`, if a transaction may go there."""
-    if then not in _NEXT[now]:
-        raise InternalError(
-            f"A transaction does not go from {now.value} to {then.value}; report what led to it."
-        )
-    return then
+    return _NEXT.move(now, then, "A transaction")

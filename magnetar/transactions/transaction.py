@@ -35,14 +35,13 @@ from magnetar.errors import (
     TransactionTimedOut,
 )
 from magnetar.opening import ClosedAfterwards, completed, finished
+from magnetar.protocol.txn_id import TxnId
 from magnetar.settings import check_positive
 from magnetar.transactions.coordinators import Coordinators, unknown_end
 from magnetar.transactions.keys import TransactionKey
 from magnetar.transactions.states import TransactionState, next_state
-from magnetar.transactions.txn_id import TxnId
 from magnetar.transactions.work import Work
 from magnetar.wire.attachment import is_retriable
-from magnetar.wire.backoff import Backoff
 
 __all__ = ["Transaction", "TxnId"]
 
@@ -57,7 +56,7 @@ _TOLD_AS_IS: Final = (
 
 
 class Transaction(Work, ClosedAfterwards):
-    """See the module's rules."""
+    """A transaction: what is sent and acknowledged in it takes effect as one, or not at all."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class Transaction(Work, ClosedAfterwards):
 
     async def _abort_for_sure(self) -> None:
         committed = False
-        backoff = Backoff(self._context.rng)
+        backoff = self._context.backoff()
         try:
             while self._id is not None:
                 try:

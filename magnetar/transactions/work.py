@@ -11,15 +11,13 @@ Rules:
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError, TransactionFailed
+from magnetar.protocol.txn_id import TxnId
 from magnetar.transactions.coordinators import Coordinators
-from magnetar.transactions.txn_id import TxnId
-
-if TYPE_CHECKING:
-    from magnetar.transactions.keys import TransactionKey
+from magnetar.transactions.key_holder import KeyHolder
 
 __all__ = ["Work"]
 
@@ -29,10 +27,10 @@ _Name = tuple[str, str | None]
 
 
 class Work(ABC):
-    """See the module's rules."""
+    """The sends and acknowledgements under one transaction id, and the first failure among them."""
 
     def __init__(
-        self, context: ClientContext, coordinators: Coordinators, key: "TransactionKey | None"
+        self, context: ClientContext, coordinators: Coordinators, key: KeyHolder | None
     ) -> None:
         self.key: Final = key
         self._context = context

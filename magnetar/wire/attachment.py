@@ -17,8 +17,6 @@ Rules:
 import asyncio
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from magnetar.bounds import LEAVE_S
@@ -32,10 +30,11 @@ from magnetar.errors import (
     OperationTimedOut,
 )
 from magnetar.opening import completed, finished
-from magnetar.wire.backoff import Backoff
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.server_error import InternalError
+from magnetar.protocol.state_table import StateTable
 from magnetar.wire.connection import Connection
-from protocol.frames import Frame
-from protocol.server_error import InternalError
 
 __all__ = ["Attachment", "AttachmentState", "is_retriable"]
 
@@ -52,7 +51,7 @@ class AttachmentState(enum.Enum):
 
 
 _S: Final = AttachmentState
-_NEXT: Final[Mapping[AttachmentState, frozenset[AttachmentState]]] = MappingProxyType(
+_NEXT: Final[StateTable[AttachmentState]] = StateTable(
     {
         _S.NEW: frozenset({_S.OPENING, _S.CLOSED}),
         _S.OPENING: frozenset({_S.ATTACHED, _S.FAILED, _S.CLOSED}),
@@ -60,7 +59,8 @@ _NEXT: Final[Mapping[AttachmentState, frozenset[AttachmentState]]] = MappingProx
         _S.WAITING: frozenset({_S.ATTACHED, _S.FAILED, _S.CLOSED}),
         _S.FAILED: frozenset({_S.CLOSED}),
         _S.CLOSED: frozenset(),
-    }
+    },
+    defect=InternalError,
 )
 
 
@@ -70,7 +70,10 @@ def is_retriable(error: MagnetarError) -> bool:
 
 
 class Attachment(ABC):
-    """See the module's rules.  A subclass is its own `Handler`, or names others in `attach`."""
+    """Something that lives on a connection and attaches again after its loss.
+
+    A subclass is its own `Handler`, or names others in `attach`.
+    """
 
     def __init__(self, context: ClientContext, backoff: Backoff | None = None) -> None:
         self.context = context
@@ -79,7 +82,7 @@ class Attachment(ABC):
         self.state = AttachmentState.NEW
         self.error: MagnetarError | None = None
         """Why it failed, or why the last attempt did."""
-        self._backoff = backoff or Backoff(context.rng)
+        self._backoff = backoff or context.backoff()
         self._touched: Connection | None = None
         self._undone: MagnetarError | None = None
         self._attempts: asyncio.Task[None] | None = None
@@ -194,12 +197,7 @@ class Attachment(ABC):
         return self.state is state
 
     def _enter(self, state: AttachmentState) -> None:
-        if state not in _NEXT[self.state]:
-            raise InternalError(
-                f"{self.describe()} does not go from {self.state.value} to {state.value}; "
-                "report what led to it."
-            )
-        self.state = state
+        self.state = _NEXT.move(self.state, state, "{}", self.describe())
 
     async def _attempt(self, *, pause: bool) -> None:
         """Try until it is attached or cannot be."""

@@ -18,19 +18,19 @@ from magnetar.bounds import CLOSE_FLUSH_S, WRITE_HIGH_WATER
 from magnetar.errors import ConnectionLost, MagnetarError, OperationTimedOut
 from magnetar.identity import Identities
 from magnetar.opening import completed
-from magnetar.settings import ClientSettings
-from magnetar.wire.authentication import Authentication
-from magnetar.wire.connection_core import ConnectionCore, Handler, PeerKind
-from magnetar.wire.requests import Answered
-from magnetar.wire.service_url import BrokerAddress
-from protocol.commands import FIELD_OF_TYPE, encode_command
-from protocol.pulsar_pb2 import (
+from magnetar.protocol.commands import FIELD_OF_TYPE, encode_command
+from magnetar.protocol.pulsar_pb2 import (
     AuthData,
     BaseCommand,
     CommandConnect,
     CommandConnected,
     FeatureFlags,
 )
+from magnetar.settings import ClientSettings
+from magnetar.wire.authentication import Authentication
+from magnetar.wire.connection_core import ConnectionCore, Handler, PeerKind
+from magnetar.wire.requests import Answered
+from magnetar.wire.service_url import BrokerAddress
 
 __all__ = ["Connection", "Handler", "PeerKind", "connect_to", "hello"]
 
@@ -69,7 +69,10 @@ def hello(
 
 
 class Connection(asyncio.Protocol):
-    """See the module's rules.  Made by `connect_to`."""
+    """One connection to a broker after the handshake: the IO around a `ConnectionCore`.
+
+    Made by `connect_to`.
+    """
 
     def __init__(
         self,

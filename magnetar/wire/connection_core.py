@@ -29,10 +29,9 @@ from magnetar.errors import (
     MagnetarError,
     error_of,
 )
-from magnetar.wire.requests import ANSWERS, Answered, Requests
-from protocol.commands import encode_command
-from protocol.frames import Frame, FrameDecoder, FrameError, Received
-from protocol.pulsar_pb2 import (
+from magnetar.protocol.commands import encode_command
+from magnetar.protocol.frames import Frame, FrameDecoder, FrameError, Received
+from magnetar.protocol.pulsar_pb2 import (
     AuthData,
     BaseCommand,
     CommandAuthChallenge,
@@ -43,7 +42,9 @@ from protocol.pulsar_pb2 import (
     CommandPong,
     CommandTopicMigrated,
 )
-from protocol.server_error import InternalError
+from magnetar.protocol.server_error import InternalError
+from magnetar.protocol.state_table import StateTable
+from magnetar.wire.requests import ANSWERS, Answered, Requests
 
 __all__ = ["ConnectionCore", "ConnectionState", "Handler", "PeerKind", "Shell"]
 
@@ -63,14 +64,15 @@ class ConnectionState(enum.Enum):
 _S: Final = ConnectionState
 _READY: Final = _S.READY
 _ENDED: Final = _S.ENDED
-_NEXT: Final[Mapping[ConnectionState, frozenset[ConnectionState]]] = MappingProxyType(
+_NEXT: Final[StateTable[ConnectionState]] = StateTable(
     {
         _S.UNSENT: frozenset({_S.GREETING, _S.ENDED}),
         _S.GREETING: frozenset({_S.CHALLENGED, _S.READY, _S.ENDED}),
         _S.CHALLENGED: frozenset({_S.GREETING, _S.ENDED}),
         _S.READY: frozenset({_S.ENDED}),
         _S.ENDED: frozenset(),
-    }
+    },
+    defect=InternalError,
 )
 _AWAITED: Final[Mapping[ConnectionState, frozenset[int]]] = MappingProxyType(
     {
@@ -156,7 +158,10 @@ _PONG: Final = encode_command(BaseCommand(type=BaseCommand.PONG, pong=CommandPon
 
 
 class ConnectionCore:
-    """See the module's rules.  Times are seconds of one clock."""
+    """The state of one connection to a broker, from CONNECT to its end.
+
+    Times are seconds of one clock.
+    """
 
     def __init__(self, shell: Shell, hello: CommandConnect, keep_alive_s: float) -> None:
         self.state = ConnectionState.UNSENT
@@ -252,12 +257,7 @@ class ConnectionCore:
         )
 
     def _enter(self, state: ConnectionState) -> None:
-        if state not in _NEXT[self.state]:
-            raise InternalError(
-                f"A connection does not go from {self.state.value} to {state.value}; "
-                "begin each one once."
-            )
-        self.state = state
+        self.state = _NEXT.move(self.state, state, "A connection")
 
     # Who is spoken to
 

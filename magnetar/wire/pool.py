@@ -6,6 +6,9 @@ Rules:
 - Whoever stops waiting leaves the others undisturbed: a connection once begun is kept for the next.
 - `any` stays with one host of the service URL until that one fails, or is not ready for a lookup;
   then it is the next one's turn.
+- A lookup goes to any broker first.  A redirect is followed to the broker that it names, a bounded
+  number of times, with the `authoritative` flag that came with it.  Errors are raised as they are:
+  whoever wants the topic tries again.
 - Where lookups said that brokers are behind the service URL, all of them are.
 - What is lost is dropped, and made anew when somebody asks.
 - Which two addresses, with and without TLS, are of one broker is known from the lookups; 5.0.0-M1
@@ -16,20 +19,22 @@ import asyncio
 import random
 from functools import partial
 
-from magnetar.bounds import KNOWN_BROKERS
+from magnetar.bounds import KNOWN_BROKERS, LOOKUP_REDIRECTS
 from magnetar.errors import (
     AlreadyClosed,
     AuthenticationFailed,
+    BrokerFailed,
     ClientError,
     ConnectionLost,
     ServiceNotReady,
     TokenNotRenewed,
 )
 from magnetar.identity import Identities
+from magnetar.protocol.pulsar_pb2 import CommandLookupTopicResponse
 from magnetar.settings import ClientSettings
 from magnetar.wire.authentication import authentication_of
 from magnetar.wire.connection import Connection, connect_to
-from magnetar.wire.lookup import Owner, look_up
+from magnetar.wire.lookup import Owner, lookup_command, owner_in
 from magnetar.wire.service_url import BrokerAddress, HostPort, ServiceUrl, parse_service_url
 from magnetar.wire.tls import tls_context
 
@@ -37,7 +42,7 @@ __all__ = ["ConnectionPool"]
 
 
 class ConnectionPool:
-    """See the module's rules."""
+    """The connections of one client, one to each broker, shared by all its parts."""
 
     def __init__(
         self, service_url: str, settings: ClientSettings, ids: Identities, rng: random.Random
@@ -62,23 +67,9 @@ class ConnectionPool:
         return self._service.tls
 
     @property
-    def listener_name(self) -> str | None:
-        """Which of their addresses brokers are to tell."""
-        return self._settings.listener_name
-
-    @property
     def connections(self) -> tuple[Connection, ...]:
         """Those that live."""
         return tuple(self._connections.values())
-
-    def learn_of(self, url: str, tls_url: str) -> None:
-        """A lookup has told these two of one broker; either may be empty."""
-        if not url or not tls_url:
-            return
-        self._tls_urls.pop(url, None)
-        self._tls_urls[url] = tls_url
-        if len(self._tls_urls) > KNOWN_BROKERS:
-            del self._tls_urls[next(iter(self._tls_urls))]
 
     def tls_url_of(self, url: str) -> str | None:
         """The TLS address of the broker with this other one, if a lookup has told it."""
@@ -94,27 +85,18 @@ class ConnectionPool:
 
     async def at(self, url: str) -> Connection:
         """The broker of that URL, as a broker told it."""
-        return await self.connect_to_owner(Owner(url, self._proxied))
+        return await self._to_owner(Owner(url, self._proxied))
 
     async def of_topic(self, topic: str) -> Connection:
         """The broker that serves a topic, of any domain, now."""
         turn = self._turn
         try:
-            owner = await look_up(self, topic)
+            owner = await self._look_up(topic)
         except ServiceNotReady:
             self._next_host(turn)
             raise
         self._proxied = owner.proxied
-        return await self.connect_to_owner(owner)
-
-    async def connect_to_owner(self, owner: Owner) -> Connection:
-        """The broker that a lookup named, on the way that it named."""
-        url = parse_service_url(owner.url)
-        logical = url.hosts[0]
-        tls = url.tls or self.tls
-        if owner.proxied:
-            return await self._by_service_url(logical)
-        return await self._to(BrokerAddress(logical, logical, tls))
+        return await self._to_owner(owner)
 
     async def close(self) -> None:
         """End them all; bounded in time."""
@@ -125,6 +107,43 @@ class ConnectionPool:
         if making:
             await asyncio.wait(making)
         await asyncio.gather(*(each.close() for each in self.connections))
+
+    async def _look_up(self, topic: str) -> Owner:
+        connection = await self.any()
+        authoritative = False
+        for _ in range(LOOKUP_REDIRECTS + 1):
+            question = lookup_command(
+                topic, authoritative=authoritative, listener_name=self._settings.listener_name
+            )
+            answer = (await connection.request(question)).lookup_response
+            self._learn_of(answer.broker_service_url, answer.broker_service_url_tls)
+            owner = owner_in(answer, topic, tls=self.tls)
+            if answer.response == CommandLookupTopicResponse.Connect:
+                return owner
+            authoritative = answer.authoritative
+            connection = await self._to_owner(owner)
+        raise BrokerFailed(
+            f"The brokers sent the lookup of {topic!r} on {LOOKUP_REDIRECTS} times; "
+            "look whether they agree on who owns what."
+        )
+
+    def _learn_of(self, url: str, tls_url: str) -> None:
+        """A lookup has told these two of one broker; either may be empty."""
+        if not url or not tls_url:
+            return
+        self._tls_urls.pop(url, None)
+        self._tls_urls[url] = tls_url
+        if len(self._tls_urls) > KNOWN_BROKERS:
+            del self._tls_urls[next(iter(self._tls_urls))]
+
+    async def _to_owner(self, owner: Owner) -> Connection:
+        """The broker that a lookup named, on the way that it named."""
+        url = parse_service_url(owner.url)
+        logical = url.hosts[0]
+        tls = url.tls or self.tls
+        if owner.proxied:
+            return await self._by_service_url(logical)
+        return await self._to(BrokerAddress(logical, logical, tls))
 
     async def _by_service_url(self, broker: HostPort | None) -> Connection:
         """A broker through any host, or whichever host there is."""

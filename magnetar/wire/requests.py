@@ -19,8 +19,8 @@ from google.protobuf.descriptor import Descriptor
 
 from magnetar.bounds import FORGOTTEN_REQUESTS
 from magnetar.errors import BrokerError, MagnetarError, error_of
-from protocol.commands import FIELD_OF_TYPE
-from protocol.pulsar_pb2 import BaseCommand
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.pulsar_pb2 import BaseCommand
 
 __all__ = ["ANSWERS", "Answered", "Requests", "error_in"]
 

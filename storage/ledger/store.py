@@ -6,6 +6,8 @@ Rules that every backend keeps, and that one contract suite checks:
   loop in id order, once each; a success means the entry is durable.  After the first failure
   every later append of that handle fails too, and the outcome of the failed ones is unknown
   until the ledger is opened again.
+- `append` refuses an entry above `LedgerStore.max_entry_bytes`, and where too much waits already
+  (`AppendRefused`).  That entry got no id, and nothing else comes of it: the ledger goes on.
 - `open` of a ledger that was not closed fences its writer (whose appends fail with `LedgerFenced`
   from then on), recovers it (every acknowledged entry is there, torn tails are not) and closes it.
 - A closed ledger never changes.  A deleted ledger's id is never used again.
@@ -14,10 +16,11 @@ Rules that every backend keeps, and that one contract suite checks:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
-from protocol.ids import LedgerId
-from protocol.server_error import InternalError, OperatorError, ServerError
+from magnetar.protocol.ids import LedgerId
+from magnetar.protocol.server_error import InternalError, OperatorError, ServerError
 
 AppendCallback = Callable[[int, "LedgerError | None"], None]
 """Called with the entry id and None when durable, or the error."""
@@ -31,6 +34,28 @@ class LedgerError(OperatorError):
 
 class DiskFull(LedgerError):
     """No room: nothing acknowledged is lost; free space or add some, appends work again then."""
+
+
+class AppendRefused(LedgerError):
+    """This entry was not taken; the ledger takes others as before."""
+
+
+class EntryTooLarge(AppendRefused):
+    """The entry is above the largest that the store takes."""
+
+
+class LedgerBusy(AppendRefused):
+    """Too many appends wait: send again after a pause."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+def entry_too_large(entry_bytes: int, max_entry_bytes: int) -> EntryTooLarge:
+    """The error for an entry of that size."""
+    return EntryTooLarge(
+        f"An entry of {entry_bytes} bytes is above the {max_entry_bytes} that the ledger store "
+        "takes: send less at once, or raise the frame size of bookies and of the broker."
+    )
 
 
 class LedgerFenced(LedgerError):
@@ -57,6 +82,14 @@ class LedgerAssertion(InternalError):
     """An invariant of storage broke.  The owner stops."""
 
     code: ClassVar[ServerError] = ServerError.PERSISTENCE_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDescription:
+    """How a ledger was made: its `custom` metadata, and when; None where that was not noted."""
+
+    custom: Mapping[str, bytes]
+    created_ms: int | None
 
 
 class ReadableLedger(ABC):
@@ -92,7 +125,8 @@ class WritableLedger(ReadableLedger):
     def append(self, entry: bytes, done: AppendCallback) -> int:
         """Queue one entry and return its id; `done` follows on the loop.  Never blocks.
 
-        Raises `LedgerClosed` / `LedgerFenced` when the handle is already known dead.
+        Raises `LedgerClosed` / `LedgerFenced` when the handle is already known dead, and
+        `EntryTooLarge` / `LedgerBusy` for this entry alone.
         """
 
     @abstractmethod
@@ -101,7 +135,12 @@ class WritableLedger(ReadableLedger):
 
 
 class LedgerStore(ABC):
-    """See the module's rules."""
+    """Interface: creates, opens, fences and deletes ledgers."""
+
+    @property
+    @abstractmethod
+    def max_entry_bytes(self) -> int:
+        """The largest entry that its ledgers take.  Never changes."""
 
     @abstractmethod
     async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
@@ -122,6 +161,10 @@ class LedgerStore(ABC):
     @abstractmethod
     async def list_ledgers(self) -> list[LedgerId]:
         """Ids of all ledgers, ascending."""
+
+    @abstractmethod
+    async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
+        """How it was made; nothing is opened.  Raises `NoSuchLedger`."""
 
     @abstractmethod
     async def close(self) -> None:

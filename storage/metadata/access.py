@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from protocol.server_error import OperatorError, ServerError
+from magnetar.protocol.server_error import OperatorError, ServerError
 
 
 class UnusableAccessFile(OperatorError):

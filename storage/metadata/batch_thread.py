@@ -20,7 +20,10 @@ Delivery: TypeAlias = Callable[[], None]
 
 
 class BatchThread(Generic[T]):
-    """See the module's rules.  All methods belong to the loop."""
+    """A thread that takes everything that is queued as one batch.
+
+    All methods belong to the loop.
+    """
 
     __slots__ = (
         "_ended",

@@ -25,6 +25,7 @@ from storage.metadata.store import (
     Session,
     SessionLost,
     Version,
+    Wanted,
     Watch,
 )
 
@@ -38,12 +39,8 @@ class Hub(Protocol):
         """Changes of one record."""
         ...
 
-    def watch_level(self, level: str) -> Watch:
-        """Changes of all records of a level."""
-        ...
-
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        """Records in a range of an index."""
+    def watch_level(self, level: str, wanted: Wanted | None = None) -> Watch:
+        """Changes of the records of a level, all of them or those that are wanted."""
         ...
 
     def watch_sequence(self, prefix: str, partition: str) -> Watch:
@@ -52,7 +49,10 @@ class Hub(Protocol):
 
 
 class CheckedStore(MetadataStore, Generic[S]):
-    """See the module's rules.  `S` is the backend's class of sessions."""
+    """The part that all backends share: checks calls, and keeps the watchers.
+
+    `S` is the backend's class of sessions.
+    """
 
     _hub: Hub
     """Of the backend, which sets it."""
@@ -114,17 +114,11 @@ class CheckedStore(MetadataStore, Generic[S]):
         operations.check_partition(partition)
         return self._hub.watch_key(key, partition)
 
-    def watch_children(self, key: str) -> Watch:
+    def watch_children(self, key: str, *, wanted: Wanted | None = None) -> Watch:
         """See `MetadataStore.watch_children`."""
         self._check_open()
         operations.check_level(key)
-        return self._hub.watch_level(level_under(key))
-
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        """See `MetadataStore.watch_index`."""
-        self._check_open()
-        operations.check_index_range(index, lo, hi)
-        return self._hub.watch_index(index, lo, hi)
+        return self._hub.watch_level(level_under(key), wanted)
 
     def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
         """See `MetadataStore.watch_sequence`."""

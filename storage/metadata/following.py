@@ -13,7 +13,7 @@ from storage.metadata.store import Event, EventKind, Watch
 
 
 class Following:
-    """See the module's rules."""
+    """Watches a part of the metadata store, and compares it anew after a break."""
 
     def __init__(
         self,

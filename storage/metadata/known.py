@@ -19,7 +19,10 @@ from storage.metadata.store import ABSENT
 
 
 class KnownRecords:
-    """See the module's rules.  Values are not kept."""
+    """The versions of the records that were written last, so that most writes need no read.
+
+    Values are not kept.
+    """
 
     __slots__ = ("_max_keys", "_stored")
 

@@ -25,15 +25,17 @@ _log = structlog.get_logger(__name__)
 
 
 class MemoryMetadataStore(EmbeddedStore):
-    """See the module's rules.  Make it on the running loop."""
+    """`MetadataStore` in memory, for simulation and tests. Make it on the running loop."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._tables = MemoryTables()
         self._pending: list[Waiting[Operation]] = []
 
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        """See `MetadataStore.get`."""
+    async def get(
+        self, key: str, *, partition: str | None = None, fresh: bool = False
+    ) -> Record | None:
+        """See `MetadataStore.get`.  Always fresh."""
         return (await self.get_many([key], partition=partition))[0]
 
     async def get_many(

@@ -2,7 +2,7 @@
 
 - `memory:` lives and dies with the process
 - `sqlite:PATH` is one file on a local disk
-- `oxia://HOST:PORT/NAMESPACE` is an Oxia cluster (namespace `default` if left out)
+- `oxia://HOST:PORT,HOST:PORT/NAMESPACE` is an Oxia cluster (namespace `default` if left out)
 - `zk:HOST:PORT,HOST:PORT/CHROOT` is a ZooKeeper, as Pulsar writes it
 
 Clients of clusters are imported when their URL is used: an embedded broker starts without them.
@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
-from protocol.server_error import OperatorError, ServerError
+from magnetar.protocol.server_error import OperatorError, ServerError
 from storage.clock import Clock
 from storage.metadata.access import StoreAccess
 from storage.metadata.memory import MemoryMetadataStore
@@ -58,6 +58,6 @@ async def open_metadata_store(
         )
     raise UnknownMetadataUrl(
         f"{url!r} names no metadata store: use memory:, sqlite:PATH, "
-        "oxia://HOST:PORT/NAMESPACE or zk:HOST:PORT,HOST:PORT/CHROOT, such as "
+        "oxia://HOST:PORT,HOST:PORT/NAMESPACE or zk:HOST:PORT,HOST:PORT/CHROOT, such as "
         "sqlite:/var/lib/magnetar/metadata.db."
     )

@@ -17,7 +17,10 @@ _KEY_BYTES = 512
 
 
 class RecentChanges:
-    """See the module's rules.  Belongs to the loop."""
+    """The newest state of the records that changed last, so that reading them needs no disk.
+
+    Belongs to the loop.
+    """
 
     __slots__ = ("_bytes", "_changes", "_max_bytes", "_max_keys")
 

@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 class SqliteMetadataStore(EmbeddedStore):
-    """See the module's rules.  Made by `open`."""
+    """`MetadataStore` in one SQLite file: the embedded default. Made by `open`."""
 
     def __init__(self, clock: Clock, files: "SqliteConnections") -> None:
         """Take open connections; use `open`."""
@@ -90,8 +90,10 @@ class SqliteMetadataStore(EmbeddedStore):
         files = await loop.run_in_executor(None, SqliteConnections, path)
         return cls(clock, files)
 
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        """See `MetadataStore.get`."""
+    async def get(
+        self, key: str, *, partition: str | None = None, fresh: bool = False
+    ) -> Record | None:
+        """See `MetadataStore.get`.  Always fresh."""
         change = self._recent.find(key)
         if change is None:
             return (await self.get_many((key,), partition=partition))[0]

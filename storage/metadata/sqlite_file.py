@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from config import bounds
-from protocol.server_error import OperatorError, ServerError
+from magnetar.protocol.server_error import OperatorError, ServerError
 from storage.metadata.store import MetadataError
 
 SCHEMA_VERSION = 1

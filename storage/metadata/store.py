@@ -9,7 +9,8 @@ Rules that every backend keeps, and that one contract suite checks:
 - A record put with a partition key is read and deleted only with the same partition key.
   Partition and index keys are pure functions of (key, value), so a holder can derive them.
 - Watches are registered first and read second: a watch obtained before a read reports every
-  change that the read may have missed.  Events are coalesced to the newest state of a key and
+  change that the read may have missed.  So does one whose `wanted` accepts the key before the
+  read.  Events are coalesced to the newest state of a key and
   say *upsert*, *removed* or *resync*; after *resync* (the watcher fell behind, or the backend
   lost its place) the holder lists again.
 - Sequence numbers rise among live keys.  A sequence's prefix has no other keys right under it.
@@ -27,14 +28,16 @@ Rules that every backend keeps, and that one contract suite checks:
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NewType, Protocol
 
-from protocol.server_error import InternalError, OperatorError, PeerError, ServerError
+from magnetar.protocol.server_error import InternalError, OperatorError, PeerError, ServerError
 
 Version = NewType("Version", int)
 
+CLOCK_KEY = "/magnetar/clock"
+"""What is put to learn what the servers' clock shows."""
 ABSENT = Version(-1)
 """As `expect`: only if the key does not exist."""
 
@@ -133,10 +136,12 @@ def first_hits(
     return found
 
 
-def is_cut(hits: Sequence[IndexHit], limit: int | None, max_bytes: int) -> bool:
+def is_cut(hits: Sequence[IndexHit], limit: int | None, max_bytes: int | None) -> bool:
     """Whether there may be more hits behind those that a scan with these bounds has found."""
     many = limit is not None and len(hits) >= limit
-    return many or sum(len(hit.record.value) for hit in hits) >= max_bytes
+    if many or max_bytes is None:
+        return many
+    return sum(len(hit.record.value) for hit in hits) >= max_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,11 @@ class Event:
     kind: EventKind
     key: str = ""
     record: Record | None = None
+
+
+Wanted = Callable[[str], bool]
+"""Whether a change of this key is to be told.  It is asked for every change, so it is quick; it
+raises nothing, and may answer something else the next time."""
 
 
 class Watch(Protocol):
@@ -199,11 +209,16 @@ class Session(Protocol):
 
 
 class MetadataStore(ABC):
-    """See the module's rules.  All methods raise `MetadataError` when the store fails."""
+    """Interface: a small, versioned key space with conditional writes, sessions and watches.
+
+    All methods raise `MetadataError` when the store fails.
+    """
 
     @abstractmethod
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        """The record, or None."""
+    async def get(
+        self, key: str, *, partition: str | None = None, fresh: bool = False
+    ) -> Record | None:
+        """The record, or None.  `fresh` proves that it is not behind any acknowledged write."""
 
     @abstractmethod
     async def get_many(
@@ -269,7 +284,8 @@ class MetadataStore(ABC):
 
         A record with several keys in the range is hit once for each.  With `partition` only the
         hits whose record lives there.  No more than `limit`; the one with which the values have
-        `max_bytes` together is the last.  See `is_cut`.
+        `max_bytes` together is the last.  If there are fewer, the range ends there (`is_cut`).  A
+        record that was there during the whole scan is never left out before the last hit.
         """
 
     @abstractmethod
@@ -277,12 +293,12 @@ class MetadataStore(ABC):
         """Changes of one record.  Iterating raises `PartitionMismatch` if it lives elsewhere."""
 
     @abstractmethod
-    def watch_children(self, key: str) -> Watch:
-        """Changes of the direct children of `key`."""
+    def watch_children(self, key: str, *, wanted: Wanted | None = None) -> Watch:
+        """Changes of the direct children of `key`.
 
-    @abstractmethod
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        """Records that enter, change within, or leave the range of an index."""
+        With `wanted` only of those that it accepts when their change becomes known here: no other
+        record is read.  RESYNC is told in any case.
+        """
 
     @abstractmethod
     def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
@@ -298,6 +314,10 @@ class MetadataStore(ABC):
         It is lost when the process could not do so for `timeout_ms`.  `identity` is for people
         who look at the store.
         """
+
+    async def server_time_ms(self) -> int | None:
+        """What the clock of its servers showed during this call; None: it has no clock but ours."""
+        return None
 
     @abstractmethod
     async def close(self) -> None:

@@ -6,27 +6,22 @@ Rules:
   keeps its place, so that a busy key cannot be put off for ever.
 - A queue above its bounds (events or value bytes) becomes one RESYNC; what happens before the
   watcher has read that needs no event, as the watcher lists afterwards.
-- Watches on an exact secondary key are found by look-up, so thousands of them on one index cost a
-  writer nothing; wider ranges are compared one by one.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Generic, TypeVar
 
 from config import bounds
 from storage.metadata.group import Change, check_partition_of
-from storage.metadata.keys import exact_range, level_of
+from storage.metadata.keys import level_of
 from storage.metadata.store import (
     Event,
     EventKind,
-    IndexEntry,
     InvalidMetadataRequest,
     PartitionMismatch,
+    Wanted,
 )
-
-K = TypeVar("K")
 
 _RESYNC = Event(EventKind.RESYNC)
 
@@ -117,17 +112,8 @@ class WatchQueue:
         self._wake()
 
     def on_close(self, forget: Callable[[], None]) -> None:
-        """Run `forget` when the watch is closed (once), after what was given before."""
-        before = self._forget
-        if before is None:
-            self._forget = forget
-            return
-
-        def forget_both() -> None:
-            before()
-            forget()
-
-        self._forget = forget_both
+        """Run `forget` when the watch is closed (once)."""
+        self._forget = forget
 
     def close(self) -> None:
         """End the iteration, a pending one too."""
@@ -153,128 +139,104 @@ class WatchQueue:
 class WatchHub:
     """All watches of one store, found by what changes."""
 
-    __slots__ = ("_children", "_exact", "_keys", "_ranges", "_sequences")
+    __slots__ = ("_children", "_keys", "_sequences")
 
     def __init__(self) -> None:
-        self._keys: _Registry[str] = _Registry()
-        self._children: _Registry[str] = _Registry()
-        self._sequences: _Registry[str] = _Registry()
-        self._exact: _Registry[IndexEntry] = _Registry()
-        self._ranges: _Registry[str] = _Registry()
+        self._keys = _Registry()
+        self._children = _Registry()
+        self._sequences = _Registry()
 
     def watch_key(self, key: str, partition: str | None) -> WatchQueue:
         """Changes of one record."""
         return self._keys.add(key, _Watcher(partition=partition))
 
-    def watch_level(self, level: str) -> WatchQueue:
-        """Changes of all records of one level."""
-        return self._children.add(level, _Watcher())
+    def watch_level(self, level: str, wanted: Wanted | None = None) -> WatchQueue:
+        """Changes of the records of one level, all of them or those that are wanted."""
+        return self._children.add(level, _Watcher(wanted=wanted))
 
     def watch_sequence(self, prefix: str, partition: str) -> WatchQueue:
         """New keys of a sequence."""
         return self._sequences.add(prefix, _Watcher(partition=partition))
 
-    def watch_index(self, index: str, lo: str, hi: str) -> WatchQueue:
-        """Records in a range of an index."""
-        watcher = _Watcher(lo=lo, hi=hi)
-        if (lo, hi) == exact_range(lo):
-            return self._exact.add(IndexEntry(index, lo), watcher)
-        return self._ranges.add(index, watcher)
-
     def __bool__(self) -> bool:
         """Whether anybody watches anything."""
-        return bool(self._keys or self._children or self._exact or self._ranges or self._sequences)
+        return bool(self._keys or self._children or self._sequences)
 
     def wants(self, key: str) -> bool:
         """Whether a change of this key concerns a watch on it, on its level or on a sequence."""
         if key in self._keys.watchers:
             return True
         level = level_of(key)
-        return level in self._children.watchers or level in self._sequences.watchers
+        if level in self._sequences.watchers:
+            return True
+        return any(watcher.wants(key) for watcher in self._children.watchers.get(level, ()))
 
     def resync(self) -> None:
         """Tell every watcher to list again."""
-        for registry in (self._keys, self._children, self._sequences, self._ranges):
+        for registry in (self._keys, self._children, self._sequences):
             registry.resync()
-        self._exact.resync()
 
     def publish(self, changes: Iterable[Change]) -> None:
         """Tell every watcher that is concerned; call it once for each commit, in their order."""
         keys = self._keys.watchers
         levels = bool(self._children or self._sequences)
-        indexes = bool(self._exact or self._ranges)
         for change in changes:
             event = _LazyEvent(change)
             for watcher in keys.get(change.key, ()):
                 _tell_key(watcher, change, event)
             if levels:
                 self._publish_level(change, event)
-            if indexes:
-                self._publish_index(change, event)
 
     def close(self) -> None:
         """End every watch."""
-        for registry in (self._keys, self._children, self._sequences, self._ranges):
+        for registry in (self._keys, self._children, self._sequences):
             registry.close()
-        self._exact.close()
 
     def _publish_level(self, change: Change, event: "_LazyEvent") -> None:
         level = level_of(change.key)
         for watcher in self._children.watchers.get(level, ()):
-            watcher.queue.offer(event.get())
+            if watcher.wants(change.key):
+                watcher.queue.offer(event.get())
         if change.before is not None or change.after is None:
             return
         for watcher in self._sequences.watchers.get(level, ()):
             if change.after.partition == watcher.partition:
                 watcher.queue.offer_hint(Event(EventKind.UPSERT, change.key))
 
-    def _publish_index(self, change: Change, event: "_LazyEvent") -> None:
-        before = () if change.before is None else change.before.indexes
-        after = () if change.after is None else change.after.indexes
-        listed = self._index_watchers(after)
-        for watcher in self._index_watchers(before):
-            if watcher not in listed:
-                watcher.queue.offer(Event(EventKind.REMOVED, change.key))
-        for watcher in listed:
-            watcher.queue.offer(event.get())
-
-    def _index_watchers(self, entries: tuple[IndexEntry, ...]) -> "dict[_Watcher, None]":
-        exact, ranges = self._exact.watchers, self._ranges.watchers
-        found: dict[_Watcher, None] = {}
-        for entry in entries:
-            if exact and (watchers := exact.get(entry)):
-                found.update(watchers)
-            for watcher in ranges.get(entry.index, ()):
-                if watcher.lo <= entry.key < watcher.hi:
-                    found[watcher] = None
-        return found
-
 
 class _Watcher:
     """A queue and what it is for."""
 
-    __slots__ = ("hi", "lo", "partition", "queue")
+    __slots__ = ("_wanted", "partition", "queue")
 
-    def __init__(self, *, partition: str | None = None, lo: str = "", hi: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        partition: str | None = None,
+        wanted: Wanted | None = None,
+    ) -> None:
         self.queue = WatchQueue()
         self.partition = partition
-        self.lo = lo
-        self.hi = hi
+        self._wanted = wanted
+
+    def wants(self, key: str) -> bool:
+        """Whether a change of it is to be told."""
+        return self._wanted is None or self._wanted(key)
 
 
-class _Registry(Generic[K]):
+class _Registry:
     """Watchers by what they watch.  A closed one is gone at once."""
 
     __slots__ = ("watchers",)
 
     def __init__(self) -> None:
-        self.watchers: dict[K, dict[_Watcher, None]] = {}
+        self.watchers: dict[str, dict[_Watcher, None]] = {}
         """Read directly where changes are told: a call for each would be most of that."""
 
     def __bool__(self) -> bool:
         return bool(self.watchers)
 
-    def add(self, key: K, watcher: _Watcher) -> WatchQueue:
+    def add(self, key: str, watcher: _Watcher) -> WatchQueue:
         self.watchers.setdefault(key, {})[watcher] = None
         watcher.queue.on_close(lambda: self._forget(key, watcher))
         return watcher.queue
@@ -289,7 +251,7 @@ class _Registry(Generic[K]):
             for watcher in watchers:
                 watcher.queue.resync()
 
-    def _forget(self, key: K, watcher: _Watcher) -> None:
+    def _forget(self, key: str, watcher: _Watcher) -> None:
         watchers = self.watchers[key]
         del watchers[watcher]
         if not watchers:

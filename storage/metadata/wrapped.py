@@ -15,6 +15,7 @@ from storage.metadata.store import (
     Record,
     Session,
     Version,
+    Wanted,
     Watch,
 )
 
@@ -22,7 +23,10 @@ _T = TypeVar("_T")
 
 
 class WrappedMetadataStore(MetadataStore):
-    """See the module's rules; each method is as in `MetadataStore`."""
+    """Hands every call on to another store; the base of those that add something.
+
+    Each method is as in `MetadataStore`.
+    """
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -65,10 +69,10 @@ class WrappedMetadataStore(MetadataStore):
         return self._asked(self._store.delete(key, partition=partition, expect=expect))
 
     def get(
-        self, key: str, *, partition: str | None = None
+        self, key: str, *, partition: str | None = None, fresh: bool = False
     ) -> Coroutine[object, object, Record | None]:
         """See `MetadataStore`."""
-        return self._asked(self._store.get(key, partition=partition))
+        return self._asked(self._store.get(key, partition=partition, fresh=fresh))
 
     def get_many(
         self, keys: Sequence[str], *, partition: str | None = None
@@ -108,13 +112,9 @@ class WrappedMetadataStore(MetadataStore):
         """See `MetadataStore`."""
         return self._store.watch_key(key, partition=partition)
 
-    def watch_children(self, key: str) -> Watch:
+    def watch_children(self, key: str, *, wanted: Wanted | None = None) -> Watch:
         """See `MetadataStore`."""
-        return self._store.watch_children(key)
-
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        """See `MetadataStore`."""
-        return self._store.watch_index(index, lo, hi)
+        return self._store.watch_children(key, wanted=wanted)
 
     def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
         """See `MetadataStore`."""
@@ -123,6 +123,10 @@ class WrappedMetadataStore(MetadataStore):
     def open_session(self, *, timeout_ms: int, identity: str) -> Coroutine[object, object, Session]:
         """See `MetadataStore`."""
         return self._store.open_session(timeout_ms=timeout_ms, identity=identity)
+
+    def server_time_ms(self) -> Coroutine[object, object, int | None]:
+        """See `MetadataStore`."""
+        return self._asked(self._store.server_time_ms())
 
     async def close(self) -> None:
         """See `MetadataStore`."""

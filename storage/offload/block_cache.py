@@ -23,7 +23,7 @@ Fetch = Callable[[], Awaitable[CachedBlock]]
 
 
 class BlockCache:
-    """See the module's rules."""
+    """Blocks of offloaded ledgers, bounded in bytes; the least recently used goes first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from config.bounds import OFFLOAD_CACHE_BYTES
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.store import ReadableLedger
-from storage.offload.context import Location, OffloadContext, copy_of, data_key, index_key
+from storage.offload.context import FILE, Location, OffloadContext, copy_of, data_key, index_key
 from storage.offload.errors import OffloadedDataCorrupt
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ class Manifest:
 
 
 class ColdLedgers:
-    """See the module's rules.  `origin` is metadata for tools, of this cluster."""
+    """Makes, reads and deletes the copies of ledgers in object storage.
+
+    `origin` is metadata for tools, of this cluster.
+    """
 
     def __init__(self, rng: random.Random, origin: Mapping[str, bytes] | None = None) -> None:
         self._rng = rng
@@ -99,9 +102,7 @@ class ColdLedgers:
     def _open_objects(self, location: Location, size_hint_bytes: int = 0) -> "Objects":
         found = self._objects.get(location)
         if found is None or size_hint_bytes:
-            from storage.offload.objects import open_objects  # noqa: PLC0415
-
-            found = open_objects(location, size_hint_bytes=size_hint_bytes)
+            found = _objects_at(location, size_hint_bytes)
             self._objects.setdefault(location, found)
         return found
 
@@ -194,6 +195,20 @@ class ColdLedgers:
         """Give up what is being read."""
         if self._cache is not None:
             await self._cache.close()
+
+
+def _objects_at(location: Location, size_hint_bytes: int) -> "Objects":
+    """The objects of a place.  `size_hint_bytes`: how large the largest one will be.
+
+    Raises `OffloadFailed` for settings that the library refuses.
+    """
+    if location.scheme == FILE:
+        from storage.offload.path_objects import PathObjects  # noqa: PLC0415
+
+        return PathObjects(location)
+    from storage.offload.remote_objects import RemoteObjects  # noqa: PLC0415
+
+    return RemoteObjects(location, size_hint_bytes=size_hint_bytes)
 
 
 def _copy_of(key: str) -> tuple[UUID, int] | None:

@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 from urllib.parse import quote, unquote, urlsplit
 from uuid import UUID
 
-from protocol.server_error import PeerError, ServerError
+from magnetar.protocol.server_error import PeerError, ServerError
 
 FILE: Final = "file"
 _DRIVERS: Final[Mapping[str, tuple[str, str]]] = {

@@ -12,8 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from storage.offload.context import FILE, Location
-
 WRITING = ".writing"
 """What is added to the name of a file that is not whole yet."""
 
@@ -27,7 +25,7 @@ class StoredObject(NamedTuple):
 
 
 class Objects(ABC):
-    """See the module's rules."""
+    """Interface: named objects in one place, written whole or not at all."""
 
     @abstractmethod
     async def put(self, key: str, parts: AsyncIterator[bytes]) -> None:
@@ -56,17 +54,3 @@ class Objects(ABC):
     @abstractmethod
     def list(self) -> AsyncIterator[StoredObject]:
         """Every object in this place, in no order; what has another kind of name too."""
-
-
-def open_objects(location: Location, *, size_hint_bytes: int = 0) -> Objects:
-    """The objects of a place.  `size_hint_bytes`: how large the largest one will be.
-
-    Raises `OffloadFailed` for settings that the library refuses.
-    """
-    if location.scheme == FILE:
-        from storage.offload.path_objects import PathObjects  # noqa: PLC0415
-
-        return PathObjects(location)
-    from storage.offload.remote_objects import RemoteObjects  # noqa: PLC0415
-
-    return RemoteObjects(location, size_hint_bytes=size_hint_bytes)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from config.bounds import OFFLOAD_BLOCK_BYTES, OFFLOAD_KNOWN_PLACES, OFFLOAD_READ_AHEAD_BLOCKS
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.store import NoSuchEntry, ReadableLedger
 from storage.offload.block_cache import BlockCache, CachedBlock
 from storage.offload.context import OffloadContext, data_key
@@ -42,7 +42,7 @@ class _Place(NamedTuple):
 
 
 class OffloadedLedger(ReadableLedger):
-    """See the module's rules."""
+    """A `ReadableLedger` over the copy of a ledger in object storage."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from uuid import UUID
 import google_crc32c
 
 from config.bounds import OFFLOAD_BLOCK_BYTES
-from protocol.frame_error import FrameError
-from protocol.message import parse_metadata
+from magnetar.protocol.frame_error import FrameError
+from magnetar.protocol.message import parse_metadata
 from storage.ledger.store import ReadableLedger
 from storage.offload.context import data_key, index_key
 from storage.offload.errors import OffloadedDataCorrupt, OffloadFailed

@@ -9,8 +9,8 @@ import asyncio
 import random
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.ids import Position
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import Position
 from tests.chaos.steady_producer import RETRY_PAUSE_S, must_be_loss, position_of
 from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer

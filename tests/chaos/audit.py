@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.ids import Position
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import Position
 from tests.chaos.steady_producer import numbers_in, position_of
 from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import RawClient, RawConsumer

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Final, NamedTuple
 
-from protocol import pulsar_pb2 as pb
-from protocol.ids import Position
-from protocol.key_hash import segment_hash
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import Position
+from magnetar.protocol.key_hash import segment_hash
 from tests.chaos.steady_producer import RETRY_PAUSE_S, must_be_loss, position_of
 from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import BrokerError, RawClient, RawProducer, Session

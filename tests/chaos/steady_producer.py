@@ -11,9 +11,9 @@ from functools import partial
 from struct import Struct
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.ids import Position
-from protocol.message import build_batch, iter_batch
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import Position
+from magnetar.protocol.message import build_batch, iter_batch
 from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawProducer, Receipt
 

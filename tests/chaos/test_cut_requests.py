@@ -9,12 +9,13 @@ from typing import Final
 import pytest
 from google.protobuf.message import Message
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.broker_process import BrokerProcess, running
+from tests.support.effort import by_effort, draw_seed
 from tests.support.waiting import end
 
 Kind = pb.BaseCommand
-CUTS: Final = 60
+CUTS: Final = by_effort(quick=30, whole=60, nightly=600)
 LONGEST_S: Final = 0.012
 """Longer than any of these requests takes when nothing else happens."""
 TOPIC: Final = "persistent://public/default/cut"
@@ -55,11 +56,10 @@ REQUESTS: Final[dict[str, Callable[[str], tuple[pb.BaseCommand.Type, Message]]]]
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.timeout(120 + CUTS)
 async def test_a_request_cut_off_harms_nothing(tmp_path: Path, kind: str) -> None:
     """Cut at some moment, the same request works afterwards; others on the topic notice nothing."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(draw_seed())
     async with running(tmp_path) as broker:
         client = await broker.connect()
         producer = await client.create_producer(TOPIC)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.chaos.audit import read_everything
 from tests.chaos.steady_producer import SteadyProducer, position_of
-from tests.support.broker_process import HOST, BrokerProcess, running
+from tests.support.broker_process import BrokerProcess, running
+from tests.support.child_process import HOST
 
 TOPIC = "persistent://public/default/letters"
 SUBSCRIPTION = "readers"

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
 from tests.chaos import audit
 from tests.chaos.acking_consumer import AckingConsumer, consume, is_kept
 from tests.chaos.steady_producer import DUPLICATE, SteadyProducer, produce
 from tests.support.broker_process import BrokerProcess, running
+from tests.support.effort import by_effort, draw_seed
 from tests.support.waiting import end, until
 
-ROUNDS = 20
+ROUNDS = by_effort(quick=6, whole=20, nightly=200)
 SEGMENTS = 4
 SETTINGS = {
     "ledger_max_entries": 400,
@@ -39,11 +40,9 @@ def make_producers() -> list[SteadyProducer]:
     ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 async def test_sigkill_under_load(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(draw_seed())
     topics = [*SEGMENT_NAMES, REGULAR]
     producers = make_producers()
     consumers = [AckingConsumer(topic, number, rng) for number, topic in enumerate(topics, 1)]

@@ -5,7 +5,6 @@ the store has seen it, or before the broker has seen the answer.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,17 +14,18 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from protocol import pulsar_pb2 as pb
-from protocol.message import payload_of
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.message import payload_of
 from tests.support.broker_process import BrokerProcess, running
+from tests.support.effort import by_effort, draw_seed
 from tests.support.object_store import REGION, s3_server
 from tests.support.waiting import POLL_S, until
 
 ENTRIES = 60
 STEPS = 16
 """Requests by which two ledgers are copied, read again, looked at once more and deleted."""
-# All of them take minutes: `make offload-kills`.
-KILLS = int(os.environ.get("MAGNETAR_OFFLOAD_KILLS", "1"))
+KILLS = by_effort(quick=1, whole=1, nightly=STEPS)
+"""At which a broker is killed, one after the other; at all of them that takes minutes."""
 SETTINGS = {
     "ledger_max_entries": 30,
     "ledger_min_age_s": 0,
@@ -106,9 +106,7 @@ async def proxy(store: str) -> AsyncIterator[tuple[Proxy, str]]:
 async def test_sigkill_at_requests_to_the_object_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(draw_seed())
     with s3_server() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)

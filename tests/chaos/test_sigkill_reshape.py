@@ -10,15 +10,16 @@ from typing import Final, cast
 import aiohttp
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.chaos import audit
 from tests.chaos.routing_producer import CONTENT, RoutingProducer, Stored, segment_topic
 from tests.chaos.steady_producer import position_of
 from tests.support.broker_process import BrokerProcess, running
+from tests.support.effort import by_effort, draw_seed
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer
 from tests.support.waiting import end, until
 
-ROUNDS: Final = 8
+ROUNDS: Final = by_effort(quick=4, whole=8, nightly=80)
 KEYS: Final = 16
 LATEST_KILL_S: Final = 0.15
 """Kills come early rather than late: the steps of a reshape are short."""
@@ -28,11 +29,9 @@ PATH: Final = f"/scalable/public/default/{LOCAL_NAME}"
 Segment = Mapping[str, object]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240 + 10 * ROUNDS)
 async def test_sigkill_in_splits_and_merges(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(draw_seed())
     producer = RoutingProducer(TOPIC, KEYS)
     stop = asyncio.Event()
     async with running(tmp_path) as broker:

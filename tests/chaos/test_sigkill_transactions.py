@@ -10,15 +10,16 @@ from typing import Final
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.chaos.test_sigkill_reshape import Segment, bounds, neighbours, segments_of
 from tests.chaos.transacting_worker import Outcome, TransactingWorker, parsed
 from tests.support.broker_process import BrokerProcess, running
+from tests.support.effort import by_effort, draw_seed
 from tests.support.waiting import end, until
 
-ROUNDS: Final = 12
+ROUNDS: Final = by_effort(quick=4, whole=12, nightly=100)
 WORKERS: Final = 6
-INPUTS: Final = 4000
+INPUTS: Final = max(4000, 350 * ROUNDS)
 INPUT: Final = "persistent://public/default/inputs"
 SUBSCRIPTION: Final = "work"
 TOPIC: Final = "topic://public/default/shifting"
@@ -59,10 +60,9 @@ def segment_name(segment_id: str, segment: Segment) -> str:
     return f"segment://{TOPIC.removeprefix('topic://')}/{first:04x}-{last:04x}-{segment_id}"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180 + 10 * ROUNDS)
 async def test_sigkill_under_transactions(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = draw_seed()
     rng = random.Random(seed)
     layout = Layout()
     workers = [

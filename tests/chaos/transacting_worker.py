@@ -17,8 +17,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from tests.support.broker_process import HOST, BrokerProcess
+from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.broker_process import BrokerProcess
+from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer, RawProducer
 
 Kind = pb.BaseCommand

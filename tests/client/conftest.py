@@ -6,15 +6,15 @@ broker; each has a client of its own and makes topics of its own.
 """
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
 import pytest
 
 import magnetar
-from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
-from tests.stock.fixtures import RunningPeer, serving
+from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.fixtures import RunningPeer
 
 Service = BrokerUnderTest | RunningPeer
 NAMESPACE = "public/default"
@@ -25,14 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def service(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, on_peer: bool
-) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, on_peer: bool) -> Service:
     """The broker of all tests: has `url`, `admin_url`. It has transactions."""
-    if on_peer:
-        yield request.getfixturevalue("broker")
-        return
-    yield from serving(MagnetarProcess(tmp_path_factory.mktemp("magnetar")))
+    # The broker of the stock cases asks for Java, which these tests need on the peer only.
+    service: Service = request.getfixturevalue("broker" if on_peer else "embedded_broker")
+    return service
 
 
 @pytest.fixture(autouse=True)

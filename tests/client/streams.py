@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition
-from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.consume.message import Message
+from magnetar.consume.settings import InitialPosition, StreamSettings
 from magnetar.consume.stream_consumer import StreamConsumer
-from magnetar.message import Message
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 

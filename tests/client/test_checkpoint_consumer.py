@@ -9,8 +9,7 @@ import pytest
 import magnetar
 from magnetar.checkpoint import Checkpoint
 from magnetar.consume.checkpoint_consumer import CheckpointConsumer
-from magnetar.consume.consumer_settings import InitialPosition
-from magnetar.consume.ordered_settings import CheckpointSettings, StreamSettings
+from magnetar.consume.settings import CheckpointSettings, InitialPosition, StreamSettings
 from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.errors import NotAllowed, OperationTimedOut
 from magnetar.opening import Opening

@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from broker.cli.main import build_app
+from magnetar.cli.main import build_app
 from tests.client.conftest import MakeTopic, Service
 from tests.support.child_process import dying_with_its_parent
 
@@ -25,9 +24,8 @@ PATIENCE_S = 30
 
 async def run(service: Service, *arguments: str, text: str | None = None) -> Result:
     """A command in this process, on another thread."""
-    return await asyncio.to_thread(
-        CliRunner().invoke, build_app(), [*arguments, "--url", service.url], input=text
-    )
+    command = [*arguments, "--url", service.url]
+    return await asyncio.to_thread(lambda: CliRunner().invoke(build_app(), command, input=text))
 
 
 async def lines(service: Service, *arguments: str, text: str | None = None) -> list[str]:
@@ -41,7 +39,7 @@ async def lines(service: Service, *arguments: str, text: str | None = None) -> l
 async def started(service: Service, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A command in a process of its own, which is gone afterwards."""
     process = await asyncio.create_subprocess_exec(
-        *dying_with_its_parent([sys.executable, "-m", "broker.cli.main", *arguments]),
+        *dying_with_its_parent([sys.executable, "-m", "magnetar.cli.main", *arguments]),
         cwd=ROOT,
         env={**os.environ, "MAGNETAR_URL": service.url},
         stdout=subprocess.PIPE,
@@ -197,7 +195,7 @@ async def test_a_full_disk_is_told_and_what_is_not_printed_not_acknowledged(
     with Path("/dev/full").open("wb") as full:
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "broker.cli.main", *command[:at], name, *command[at:], *more],
+            [sys.executable, "-m", "magnetar.cli.main", *command[:at], name, *command[at:], *more],
             cwd=ROOT,
             env={**os.environ, "MAGNETAR_URL": service.url},
             stdout=full,

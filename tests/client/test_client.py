@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError, WrongLoop
 from tests.client.conftest import NAMESPACE, MakeTopic, Service, rest
 from tests.support.broker_process import running
@@ -317,9 +317,9 @@ async def test_what_is_of_a_wrong_type_is_named(service: Service) -> None:
                 with pytest.raises(InvalidArgument, match=r"topic is .*; give its name as text"):
                     make(wrong)
         for wrong in (5, b"topic://public/default/never"):
-            for make in (client.queue_consumer, client.stream_consumer):
+            for subscribe in (client.queue_consumer, client.stream_consumer):
                 with pytest.raises(InvalidArgument, match=r"topic is .*; give its name as text"):
-                    make(wrong, "sub")
+                    subscribe(wrong, "sub")
         wrong = "5"
         with pytest.raises(InvalidArgument, match="ack_grouping_ms is '5'; give it a number"):
             client.queue_consumer("topic://public/default/never", "s", ack_grouping_ms=wrong)

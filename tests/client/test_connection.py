@@ -12,9 +12,9 @@ import pytest
 import magnetar
 from magnetar.context import ClientContext
 from magnetar.errors import AlreadyClosed, ConnectionLost, InvalidArgument, MagnetarError
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection, PeerKind
-from protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
 from tests.support.broker_process import running
 from tests.support.certificates import Certificate, make_certificate
@@ -229,6 +229,10 @@ async def test_both_sides_show_a_certificate(
     async with tls_in_front(service, shown, trust=mine.chain) as url:
         with pytest.raises(ConnectionLost):
             await magnetar.connect(url, tls_trust_file=shown.chain)
-        settings = {"tls_certificate_file": mine.chain, "tls_key_file": mine.key}
-        async with magnetar.connect(url, tls_trust_file=shown.chain, **settings) as client:
+        async with magnetar.connect(
+            url,
+            tls_trust_file=shown.chain,
+            tls_certificate_file=mine.chain,
+            tls_key_file=mine.key,
+        ) as client:
             assert (await client.context.pool.any()).address.tls

@@ -17,8 +17,6 @@ WAIT_S = 30
 PEER_TICK_MS = 1_000
 """delayedDeliveryTickTimeMillis: unless told to be strict, Apache Pulsar is early by as much."""
 NAME = "topic://public/default/orders"
-SECOND_ORDERS = (["meanwhile", "soon", "late"], ["soon", "meanwhile", "late"])
-"""After a restart, which may take longer than the first of the delays."""
 PATH = "/scalable/public/default/orders"
 
 
@@ -81,15 +79,15 @@ async def test_they_wait_over_the_death_of_their_broker(own_broker: BrokerProces
             await producer.send("meanwhile", deliver_after_s=0.5)
             await producer.send("late", deliver_at_ms=due_ms)
             await producer.send("soon")
-            value, _, _ = await receive(consumer)
-            assert value == "soon"
+            in_hand = await receive(consumer)
+            assert in_hand[0] == "soon"
         assert await own_broker.metric("pulsar_subscription_delayed") >= 1
         own_broker.kill()
         await own_broker.start()
-        got = [await receive(consumer) for _ in range(3)]
-        assert [value for value, _, _ in got] in SECOND_ORDERS
-        assert got[2][1] >= due_ms
-        await consumer.ack([message for _, _, message in got], wait=True)
+        got = [await receive(consumer) for _ in range(2)]
+        assert [value for value, _, _ in got] == ["meanwhile", "late"]
+        assert got[1][1] >= due_ms
+        await consumer.ack([message for _, _, message in (in_hand, *got)], wait=True)
         found = await statistics(own_broker)
         assert (found["msgBacklog"], found["msgDelayed"]) == (0, 0)
     assert own_broker.faults() == []

@@ -34,7 +34,7 @@ STEPS = (
 
 
 def started(directory: Path, out: int | IO[bytes] = subprocess.PIPE) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "broker.cli.main", "demo", "--orders", "300"]
+    command = [sys.executable, "-m", "magnetar.cli.main", "demo", "--orders", "300"]
     return subprocess.Popen(
         dying_with_its_parent(command),
         cwd=ROOT,

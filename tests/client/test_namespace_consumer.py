@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition, QueueSettings
 from magnetar.consume.namespace_consumer import NamespaceQueueConsumer, NamespaceStreamConsumer
-from magnetar.consume.ordered_settings import StreamSettings
+from magnetar.consume.settings import InitialPosition, QueueSettings, StreamSettings
 from magnetar.errors import (
     AlreadyClosed,
     InvalidArgument,

@@ -10,7 +10,7 @@ import pytest
 
 import magnetar
 from magnetar import DeadLetterPolicy, InitialPosition, Message, NackDelay, QueueConsumer
-from magnetar.consume.consumer_settings import QueueOptions
+from magnetar.consume.settings import QueueOptions
 from magnetar.errors import ConnectionLost, InvalidArgument
 from tests.client.conftest import NAMESPACE, MakeTopic
 from tests.support.waiting import until
@@ -29,9 +29,8 @@ async def queue(
     **options: Unpack[QueueOptions],
 ) -> AsyncIterator[QueueConsumer[str]]:
     options.setdefault("initial_position", InitialPosition.EARLIEST)
-    async with client.queue_consumer(
-        topic, "s", schema=str, processing_timeout_s=timeout_s, **options
-    ) as consumer:
+    options["processing_timeout_s"] = timeout_s
+    async with client.queue_consumer(topic, "s", schema=str, **options) as consumer:
         yield consumer
 
 

@@ -11,8 +11,9 @@ import pytest
 
 import magnetar
 from magnetar.compression import CompressionType
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.message import Message
 from magnetar.consume.queue_consumer import QueueConsumer
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import (
     AlreadyClosed,
     InvalidArgument,
@@ -22,7 +23,6 @@ from magnetar.errors import (
     ProducerFenced,
     ProducerQueueFull,
 )
-from magnetar.message import Message
 from magnetar.message_id import MessageId
 from magnetar.produce.producer_settings import AccessMode
 from magnetar.schema.plain import STRING
@@ -167,13 +167,13 @@ async def test_values_that_are_none_and_arguments_that_cannot_be(
             {"deliver_after_s": 1.0, "deliver_at_ms": 1},
         ):
             with pytest.raises(InvalidArgument):
-                producer.send_nowait("x", **wrong)  # type: ignore[arg-type]
+                producer.send_nowait("x", **wrong)
         await producer.send(None, key="gone")  # type: ignore[arg-type]
     (message,) = await stored(client, made.name, 1)
     assert message.is_null
     for settings in ({"name": ""}, {"max_pending_messages": 0}, {"batch_max_delay_ms": -1}):
         with pytest.raises(InvalidArgument):
-            client.producer(made.name, **settings)  # type: ignore[call-overload]
+            client.producer(made.name, **settings)
 
 
 async def test_back_pressure(client: magnetar.Client, topic: MakeTopic) -> None:
@@ -251,6 +251,7 @@ async def test_names_and_sequence_ids_deduplicate(
             for n in range(10):
                 producer.send_nowait(b"%d" % n, sequence_id=n)
         async with client.producer(made.name, name="robot") as producer:
+            assert producer.last_sequence_id == 9, "what an earlier one of that name has stored"
             for n in range(5, 15):
                 producer.send_nowait(b"%d" % n, sequence_id=n)
             await producer.flush()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import random
 import warnings
 from base64 import b64encode
 from collections import Counter
@@ -14,9 +15,15 @@ import pytest
 import magnetar
 from magnetar import DeadLetterPolicy, InitialPosition, Message, NackDelay, QueueConsumer
 from magnetar.compression import CompressionType
-from magnetar.errors import AlreadyClosed, NotAllowed, TransactionConflict, TransactionFailed
+from magnetar.errors import (
+    AlreadyClosed,
+    ConnectionLost,
+    NotAllowed,
+    TransactionConflict,
+    TransactionFailed,
+)
 from magnetar.opening import Opening
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
 from tests.support.broker_process import BrokerProcess, running
 from tests.support.raw_client import RawClient
@@ -365,6 +372,77 @@ async def test_two_transactions_cannot_acknowledge_one_message(
         await first.commit()
 
 
+class Workers:
+    """Several that share a consumer: each has a transaction of its own, and some abort."""
+
+    def __init__(self, client: magnetar.Client, consumer: QueueConsumer[str], count: int) -> None:
+        self.committed: Counter[str] = Counter()
+        self.conflicts: list[str] = []
+        self._client = client
+        self._consumer = consumer
+        self._count = count
+        self._rng = random.Random(7)
+
+    async def run(self) -> None:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(self._work())
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.committed) < count:
+                await asyncio.sleep(0.001)
+
+    async def _work(self) -> None:
+        while len(self.committed) < self._count:
+            messages = await self._consumer.receive_batch(self._rng.randint(1, 5), 0.05)
+            if not messages:
+                continue
+            transaction = await self._client.transaction()
+            try:
+                await asyncio.sleep(self._rng.uniform(0, 0.01))
+                await self._consumer.ack(messages, transaction=transaction)
+                await asyncio.sleep(self._rng.uniform(0, 0.01))
+                if self._rng.random() < 0.3:
+                    await transaction.abort()
+                else:
+                    await transaction.commit()
+                    self.committed.update(each.value for each in messages)
+            except (ConnectionLost, TransactionConflict) as error:
+                if isinstance(error, TransactionConflict):
+                    self.conflicts.append(str(error))
+                for each in messages:
+                    self._consumer.nack(each)  # those that are acknowledged come by the abort
+                await transaction.abort()
+
+
+@pytest.mark.magnetar_only("it gives back whole batches")
+@pytest.mark.parametrize("what", ["aborts", "reconnect", "split", "merge"])
+async def test_transactions_of_one_client_are_not_in_each_others_way(
+    client: magnetar.Client, topic: MakeTopic, what: str
+) -> None:
+    made = await topic(2)
+    count = 400
+    async with queue(client, made.name) as consumer:
+        await send(client, made.name, numbers(count))
+        workers = Workers(client, consumer, count)
+        working = asyncio.create_task(workers.run())
+        for at in (50, 150, 250):
+            await workers.until(at)
+            if what == "reconnect":
+                for segment in consumer._segments.values():
+                    if segment.connection is not None:
+                        segment.connection.abort(ConnectionLost("The test has cut it."))
+            elif what == "split":
+                await made.split((await made.active())[0])
+            elif what == "merge" and len(active := await made.active_by_range()) > 1:
+                await made.merge(active[0], active[1])
+        await working
+        assert workers.conflicts == []
+        assert workers.committed == Counter(numbers(count))
+        assert await rest_of(consumer) == []
+
+
 async def test_close_gives_back_what_was_not_acknowledged(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
@@ -485,9 +563,9 @@ async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) ->
         own_broker.kill()
         await consumer.ack(messages[10])
         await own_broker.start()
-        rest = [await consumer.receive(WAIT_S) for _ in range(29)]
-        assert values(rest) == sorted(set(numbers(40)) - {each.value for each in messages[:11]})
-        await consumer.ack(rest, wait=True)
+        rest = [await consumer.receive(WAIT_S) for _ in range(20)]
+        assert values(rest) == sorted(set(numbers(40)) - {each.value for each in messages})
+        await consumer.ack([*messages[11:], *rest], wait=True)
         assert await rest_of(consumer) == []
         assert own_broker.faults() == []
 

@@ -9,6 +9,7 @@ import magnetar
 from magnetar.compression import CompressionType
 from magnetar.errors import AlreadyClosed, InvalidArgument, NotSupported, TopicNotFound
 from magnetar.layout import Segment
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.reads import (
     MessageColumns,
     StoredEntry,
@@ -19,7 +20,6 @@ from magnetar.reads import (
 )
 from magnetar.reads.plan import PlanLimits
 from magnetar.reads.stock_reads import plan_on_stock, read_on_stock
-from protocol.ids import EARLIEST, LATEST, Position
 from tests.client.conftest import MakeTopic
 from tests.support.child_process import once_it_is
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pydantic
 import pytest
 
 import magnetar
 from magnetar.errors import IncompatibleSchema, InvalidArgument, InvalidMessage
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema import AUTO, BYTES, INT32, Schema, SchemaReader, avro_of, json_of, protobuf_of
-from protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic
 
 
@@ -117,7 +118,7 @@ _EARLIEST = magnetar.InitialPosition.EARLIEST
 async def test_avro_is_read_by_the_schema_that_wrote_it(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
-    newer = dataclasses.make_dataclass(
+    newer: type[Any] = dataclasses.make_dataclass(
         "Reading",
         [
             ("place", str | None, dataclasses.field(default=None)),

@@ -13,12 +13,11 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import magnetar
-from broker.cli.main import build_app
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.cli.main import build_app
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import (
     AuthenticationFailed,
     AuthorizationFailed,
@@ -26,9 +25,9 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.settings import Token
-from tests.stock.fixtures import STARTED_PEER, serving
-from tests.stock.peer_process import PeerProcess
-from tests.stock.peer_security import ADMIN, PeerSecurity
+from tests.java.fixtures import STARTED_PEER, serving
+from tests.java.peer_process import PeerProcess
+from tests.java.peer_security import ADMIN, PeerSecurity
 from tests.support.child_process import HOST, free_port
 
 pytestmark = pytest.mark.timeout(60, func_only=True)  # the broker's start has a limit of its own
@@ -294,9 +293,8 @@ async def test_topics_of_a_namespace_are_read_through_tls(secured: Secured) -> N
 async def run(*command: str, **environment: str) -> Result:
     """A command, where and who by the environment."""
     names = {f"MAGNETAR_{name.upper()}": value for name, value in environment.items()}
-    return await asyncio.to_thread(
-        CliRunner().invoke, build_app(), [*command], env={**names, "COLUMNS": "1000"}
-    )
+    names["COLUMNS"] = "1000"
+    return await asyncio.to_thread(lambda: CliRunner().invoke(build_app(), command, env=names))
 
 
 async def test_commands_take_a_token_and_an_authority(secured: Secured, topic: str) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition, SubscribeSettings, SubscriptionKind
-from magnetar.consume.inbox import Inbox
-from magnetar.consume.received import Received
+from magnetar.consume.message import RawMessage
+from magnetar.consume.receiving import Inbox
 from magnetar.consume.segment_consumer import SegmentConsumer
+from magnetar.consume.settings import InitialPosition, SubscribeSettings, SubscriptionKind
 from magnetar.errors import AlreadyClosed, ConnectionLost, OperationTimedOut
 from magnetar.message_id import EARLIEST_ENTRY, EntryId
 from tests.client.conftest import MakeTopic, Topic
@@ -33,7 +33,7 @@ class Opened:
     consumer: SegmentConsumer
     inbox: Inbox[SegmentConsumer]
 
-    async def take(self, count: int) -> list[Received[SegmentConsumer]]:
+    async def take(self, count: int) -> list[RawMessage[SegmentConsumer]]:
         return [await self.inbox.take(WAIT_S) for _ in range(count)]
 
     async def rest(self) -> list[bytes]:
@@ -79,7 +79,7 @@ async def send(client: magnetar.Client, topic: Topic, begin: int, end: int) -> l
     return data
 
 
-def payloads(messages: list[Received[SegmentConsumer]]) -> list[bytes]:
+def payloads(messages: list[RawMessage[SegmentConsumer]]) -> list[bytes]:
     return [each.payload for each in messages]
 
 

@@ -8,26 +8,29 @@ end of the broker's grace period, so the broker is one with a short one.
 """
 
 import asyncio
+import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
 import magnetar
 from magnetar.errors import ConnectionLost, MagnetarError
 from magnetar.transactions.states import TransactionState
-from tests.client.conftest import MakeTopic, Service, Topic
+from tests.client.conftest import MakeTopic, Service, Topic, rest
 from tests.conftest import Report
-from tests.stock.broker_under_test import MagnetarProcess
-from tests.stock.fixtures import serving
+from tests.java.broker_under_test import MagnetarProcess
+from tests.java.fixtures import serving
+from tests.support.effort import by_effort
 from tests.support.waiting import end, until
 
 SEED = 12
 KEYS = 24
 WORKERS = 3
-INPUTS = 1500
+INPUTS = by_effort(quick=700, whole=1500, nightly=1500)
 INPUTS_PER_S = 60
 BATCH = 20
 TRANSACTION_S = 1.0
@@ -80,16 +83,20 @@ class Outputs:
     def is_complete(self) -> bool:
         return self.put_in.total() == INPUTS and self.put_out == self.put_in
 
-    async def watch(self) -> None:
-        """Until all is there; raises when a key waits too long, or something is wrong."""
+    async def watch(self, state: Callable[[], Awaitable[str]]) -> None:
+        """Until all is there; raises when a key waits too long, or something is wrong.
+
+        `state` says what is known of consumers and of the broker then.
+        """
         while not self.is_complete:
             await asyncio.sleep(WATCH_S)
             now = self._loop.time()
             waits = {k: now - t for k, t in self._since.items() if self.put_in[k] > self.put_out[k]}
             self.longest_wait_s = max([self.longest_wait_s, *waits.values()])
             stalled = {key: self.put_out[key] for key, wait in waits.items() if wait > STALL_S}
-            assert not stalled, f"nothing more of these after so many: {stalled}"
-            assert not self.wrong, self.wrong
+            if stalled or self.wrong:
+                wrong = self.wrong or f"nothing more of these after so many: {stalled}"
+                raise AssertionError(f"{wrong}\n{await state()}")
 
 
 def cut(client: magnetar.Client) -> None:
@@ -103,6 +110,7 @@ class Worker:
 
     def __init__(self, number: int, client: magnetar.Client, counts: Counter[str]) -> None:
         self.client = client
+        self.consumer: magnetar.StreamConsumer[str] | None = None
         self.calm = False
         """No more accidents."""
         self._left = False
@@ -124,9 +132,26 @@ class Worker:
                     receiver_queue_size=self._luck.choice((5, 1000)),
                 )
                 async with consumers as consumer:
+                    self.consumer = consumer
                     self._left = False
                     while not self._left and (self.calm or self._luck.random() < 0.85):
                         await self._turn(consumer, producer)
+
+    @property
+    def state(self) -> str:
+        """What its consumer waits for, perhaps."""
+        consumer = self.consumer
+        if consumer is None:
+            return "no consumer"
+        segments = [
+            f"{each.segment.segment_id} {each.state.name}, {len(each.unanswered)} unanswered"
+            for each in consumer._segments()
+        ]
+        return (
+            f"{consumer.name} closed {consumer._closing is not None}, in doubt "
+            f"{consumer.in_doubt}, {len(consumer._inbox)} waiting, segments "
+            f"{sorted(consumer.segment_ids)}: {segments}"
+        )
 
     async def _turn(
         self, consumer: magnetar.StreamConsumer[str], producer: magnetar.Producer[str]
@@ -159,6 +184,12 @@ class Worker:
             self._left = True
             await consumer.close()
         await until(lambda: transaction.state is not TransactionState.OPEN)
+
+
+async def state_of(service: Service, topic: Topic, workers: Sequence[Worker]) -> str:
+    """For who looks why a segment stands still."""
+    _, stats = await rest(service, "GET", f"/scalable/{topic.name.partition('://')[2]}/stats")
+    return "\n".join([*(each.state for each in workers), json.dumps(stats, indent=1)])
 
 
 async def put_in(producer: magnetar.Producer[str], outputs: Outputs) -> None:
@@ -197,7 +228,8 @@ async def test_each_input_is_put_out_once_and_in_order_and_nothing_waits_for_eve
             accidents = tasks.create_task(cut_at_times(clients, counts))
             endless = [tasks.create_task(each.run(source, sink)) for each in workers]
             endless += [tasks.create_task(outputs.read(reader)), accidents]
-            watching = tasks.create_task(outputs.watch())
+            state = partial(state_of, service, source, workers)
+            watching = tasks.create_task(outputs.watch(state))
             await put_in(producer, outputs)
             await end(accidents)
             for worker in workers:

@@ -16,8 +16,8 @@ from magnetar.errors import (
     TransactionConflict,
     TransactionFailed,
 )
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.plain import STRING
-from protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
 from tests.client.streams import WAIT_S, receive, stream
 from tests.client.streams import send as sent_to

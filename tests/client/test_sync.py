@@ -15,6 +15,7 @@ import pytest
 import magnetar
 import magnetar.sync
 from magnetar.errors import AlreadyClosed, ClientError, OperationTimedOut
+from magnetar.reads.messages import MessageColumns, take_apart
 from tests.client.conftest import MakeTopic, Service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -287,11 +288,11 @@ async def test_segments_are_planned_and_read(
     (segment,) = threaded.layout(name).active
     plan = threaded.plan_range(segment.topic, max_messages=15)
     assert plan.messages == 15
-    columns = magnetar.reads.MessageColumns()
+    columns = MessageColumns()
     reading = threaded.read_range(segment.topic, plan.start, plan.end, max_bytes=200)
     for entries in reading:
         for entry in entries:
-            magnetar.reads.take_apart(entry, columns)
+            take_apart(entry, columns)
     assert columns.values == [b"%d" % number for number in range(15)]
     left = threaded.read_range(segment.topic, plan.start, plan.end, max_bytes=200)
     assert next(left)

@@ -15,7 +15,6 @@ import magnetar.sync
 from magnetar.errors import (
     AlreadyClosed,
     InvalidTransactionStatus,
-    NotAllowed,
     TransactionConflict,
     TransactionKeyFenced,
     TransactionNotFound,
@@ -23,14 +22,15 @@ from magnetar.errors import (
     error_of,
 )
 from magnetar.layout_watch import LayoutWatch
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.message import payload_of
+from magnetar.protocol.txn_id import TxnId
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.states import TransactionState
 from magnetar.transactions.transaction import Transaction
-from magnetar.transactions.txn_id import TxnId
-from protocol import pulsar_pb2 as pb
-from protocol.message import payload_of
 from tests.client.conftest import MakeTopic, Service
-from tests.support.broker_process import HOST, running
+from tests.support.broker_process import running
+from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, RawProducer
 
 SUBSCRIPTION = "sub"
@@ -242,18 +242,6 @@ async def test_several_share_an_epoch(client: magnetar.Client, service: Service)
         assert not driver.is_fenced
 
 
-@pytest.mark.magnetar_only("it has no transaction keys")
-async def test_keys_that_cannot_be(client: magnetar.Client) -> None:
-    key = await client.transaction_key("mine")
-    begun = await client.transaction(timeout_s=30, key=key)
-    coordinators = Coordinators(client.context)
-    with pytest.raises(NotAllowed):
-        # Of a key, and asked for without it.
-        await coordinators.end(begun.id, commit=True)
-    await begun.abort()
-    await coordinators.close()
-
-
 @pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
 async def test_a_broker_that_dies_in_the_middle(tmp_path: Path) -> None:
     topic = "persistent://public/default/outage"
@@ -261,8 +249,6 @@ async def test_a_broker_that_dies_in_the_middle(tmp_path: Path) -> None:
         running(tmp_path) as broker,
         magnetar.connect(url := f"pulsar://{HOST}:{broker.port}") as client,
     ):
-        key = await client.transaction_key("survivor")
-        keyed = await client.transaction(timeout_s=60, key=key)
         async with raw_segment(url, client, topic) as raw:
             txn = await client.transaction(timeout_s=60)
             await raw.write(b"inside", txn)
@@ -270,12 +256,8 @@ async def test_a_broker_that_dies_in_the_middle(tmp_path: Path) -> None:
         commit = asyncio.ensure_future(txn.commit())
         await broker.start()
         await commit
-        await keyed.commit()
-        assert not key.is_fenced
         async with raw_segment(url, client, topic) as raw:
             assert await raw.read(1) == [b"inside"]
-        async with client.transaction(timeout_s=60, key=key):
-            pass
 
 
 async def test_a_transaction_is_begun_used_and_ended_by_three(

@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.conftest import REPORTED
-from tests.parts.ground import Ground, new_ground
-from tests.stock import stock_driver
-from tests.stock.clusters import OXIA_GIVEN
-from tests.stock.stock_driver import StockDriver
+from tests.conftest import Report
+from tests.java import stock_driver
+from tests.java.clusters import OXIA_GIVEN
+from tests.java.stock_driver import StockDriver
+from tests.servers.ground import Ground, new_ground
 from tests.support.broker_cluster import BrokerCluster
+from tests.support.effort import by_effort
 from tests.support.empty_oxia import empty_oxia
 from tests.support.tools import missing_java, require
 
-ROUNDS: Final = int(os.environ.get("MAGNETAR_FAULT_ROUNDS", "1"))
+ROUNDS: Final = by_effort(quick=1, whole=1, nightly=10)
 SESSION_TIMEOUT_MS: Final = 5_000
 METADATA: Final = ("zookeeper", "given-oxia") if OXIA_GIVEN in os.environ else ("zookeeper",)
 RAN_ON: Final = "several brokers on ZooKeeper " + (
@@ -40,35 +42,47 @@ def ground(java_parts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield started
 
 
-@pytest.fixture(params=METADATA)
-def metadata_store_url(request: pytest.FixtureRequest, ground: Ground) -> str:
-    """Of an empty metadata store.  The end of the run says on which ones brokers were tested."""
-    reported = request.config.stash.setdefault(REPORTED, [])
-    if RAN_ON not in reported:
-        reported.append(RAN_ON)
-    if request.param == "zookeeper":
+def empty_metadata_store(kind: str, ground: Ground) -> str:
+    """URL of an empty metadata store of one of the kinds in `METADATA`."""
+    if kind == "zookeeper":
         return ground.metadata_store()
     address = os.environ[OXIA_GIVEN]
     asyncio.run(empty_oxia(address))
     return f"oxia://{address}/default"
 
 
-@pytest.fixture
-def brokers(ground: Ground, metadata_store_url: str, tmp_path: Path) -> Iterator[BrokerCluster]:
-    """Three brokers, started; at the end none has logged a fault."""
+@pytest.fixture(params=METADATA)
+def metadata_store_url(request: pytest.FixtureRequest, ground: Ground, report: Report) -> str:
+    """Of an empty metadata store.  The end of the run says on which ones brokers were tested."""
+    report(RAN_ON)
+    return empty_metadata_store(request.param, ground)
+
+
+@contextmanager
+def three_brokers(
+    directory: Path, ground: Ground, metadata_store_url: str
+) -> Iterator[BrokerCluster]:
+    """Started; at the end they stop well."""
     settings = {
         "metadata_store_url": metadata_store_url,
         "bookkeeper_metadata_service_uri": ground.bookies.uri,
         "metadata_store_session_timeout_ms": SESSION_TIMEOUT_MS,
         "scalable_consumer_grace_period_s": 5,
     }
-    cluster = BrokerCluster(tmp_path, settings, count=3)
+    cluster = BrokerCluster(directory, settings, count=3)
     try:
         cluster.start()
         yield cluster
         cluster.stop()
     finally:
         cluster.kill()
+
+
+@pytest.fixture
+def brokers(ground: Ground, metadata_store_url: str, tmp_path: Path) -> Iterator[BrokerCluster]:
+    """Three brokers of a test's own."""
+    with three_brokers(tmp_path, ground, metadata_store_url) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

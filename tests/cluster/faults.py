@@ -9,28 +9,29 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import pytest
 
 from broker.placement.ownership import owner_key
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.txn_id import CoordinatorId
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.ledger_metadata import BookieId
-from storage.managed_ledger_records import decode_stream, ledger_key
+from storage.managed_ledger.records import decode_stream, ledger_key
 from storage.metadata.open import open_metadata_store
 from storage.metadata.store import MetadataStore
 from tests.cluster.bookkeeper.ledger_access import members, store_at
-from tests.parts.ground import Ground
+from tests.servers.ground import Ground
 from tests.support.broker_cluster import BrokerCluster
 from tests.support.broker_process import BrokerProcess
 from tests.support.child_process import HOST, once_it_is
 from tests.support.raw_client import BrokerError
 from txn.records import leader_key
-from txn.txn_id import CoordinatorId
 
 FOUND_TIMEOUT_S: Final = 30
 
@@ -46,54 +47,93 @@ class Site:
 
     def holder(self, key: str) -> int:
         """The number of the broker that an ephemeral record names; waits until one is named."""
-        numbers = {f"{HOST}:{each.http_port}": n for n, each in enumerate(self.brokers.brokers)}
-        found: list[int] = []
+        found: list[int | None] = []
 
         async def is_held(store: MetadataStore) -> bool:
-            record = await store.get(key)
-            if record is None:
-                return False
-            named = json.loads(record.value)
-            broker_id = named if isinstance(named, str) else named["brokerId"]
-            found[:] = [numbers[broker_id]]
-            return True
+            found[:] = [await self._named_by(store, key)]
+            return found[0] is not None
 
         async def look() -> None:
-            store = await open_metadata_store(self.brokers.metadata_store_url, SystemClock())
-            try:
+            async with self._records() as store:
                 await once_it_is(lambda: is_held(store), f"{key} names a broker", FOUND_TIMEOUT_S)
-            finally:
-                await store.close()
 
         asyncio.run(look())
+        assert found[0] is not None
         return found[0]
+
+    async def _named_by(self, store: MetadataStore, key: str) -> int | None:
+        record = await store.get(key)
+        if record is None:
+            return None
+        named = json.loads(record.value)
+        broker_id = named if isinstance(named, str) else named["brokerId"]
+        numbers = {f"{HOST}:{each.http_port}": n for n, each in enumerate(self.brokers.brokers)}
+        return numbers[broker_id]
+
+    @asynccontextmanager
+    async def _records(self) -> AsyncIterator[MetadataStore]:
+        store = await open_metadata_store(self.brokers.metadata_store_url, SystemClock())
+        try:
+            yield store
+        finally:
+            await store.close()
 
     def segment(self) -> str:
         """The topic's first active segment."""
-        local = self.topic.partition("://")[2]
-        url = f"{self.brokers.admin_url}/admin/v2/scalable/{local}"
+        low, high, segment_id = self.active_ranges()[0]
+        return f"segment://{self._local}/{low:04x}-{high:04x}-{segment_id}"
+
+    @property
+    def _local(self) -> str:
+        return self.topic.partition("://")[2]
+
+    def active_ranges(self) -> list[tuple[int, int, int]]:
+        """Of each active segment of the topic: first and last hash, and its id; in this order."""
+        url = f"{self.brokers.admin_url}/admin/v2/scalable/{self._local}"
         with urllib.request.urlopen(url, timeout=FOUND_TIMEOUT_S) as answer:
             segments = json.load(answer)["segments"].values()
-        first = next(each for each in segments if each["state"] == "ACTIVE")
-        low, high = first["hashRange"]["start"], first["hashRange"]["end"]
-        return f"segment://{local}/{low:04x}-{high:04x}-{first['segmentId']}"
+        return sorted(
+            (each["hashRange"]["start"], each["hashRange"]["end"], each["segmentId"])
+            for each in segments
+            if each["state"] == "ACTIVE"
+        )
+
+    def reshape(self, what: str) -> None:
+        """Change the topic's layout; waits until it has a controller."""
+        asyncio.run(self._reshape(f"/scalable/{self._local}/{what}"))
+
+    async def _reshape(self, path: str) -> None:
+        broker = next(each for each in self.brokers.brokers if each.running)
+
+        async def is_done() -> bool:
+            status, answer = await broker.rest("POST", path)
+            assert status in (204, 503), answer
+            return status == 204
+
+        await once_it_is(is_done, f"{path} is done", FOUND_TIMEOUT_S)
 
     def owner(self, segment: str) -> int:
-        """Of a segment."""
+        """The broker that owns a segment; waits until one does."""
         return self.holder(owner_key(segment))
+
+    def owner_now(self, segment: str) -> int | None:
+        """The broker that owns a segment, if one does."""
+
+        async def look() -> int | None:
+            async with self._records() as store:
+                return await self._named_by(store, owner_key(segment))
+
+        return asyncio.run(look())
 
     def bookie(self) -> BookieId:
         """The first of the ensemble that the first segment's last ledger is written to."""
         return asyncio.run(self._bookie(parse_topic_name(self.segment()).ledger_path))
 
     async def _bookie(self, managed_ledger: str) -> BookieId:
-        store = await open_metadata_store(self.brokers.metadata_store_url, SystemClock())
-        try:
+        async with self._records() as store:
             key = ledger_key(managed_ledger)
             record = await store.get(key)
             assert record is not None, key
-        finally:
-            await store.close()
         async with store_at(self.ground.bookies.uri) as ledgers:
             return (await members(ledgers, decode_stream(key, record.value).ledgers[-1].ledger_id))[
                 0
@@ -174,9 +214,14 @@ def kill_two_bookies(site: Site) -> None:
     site.ground.mend()
 
 
+def is_possible(fault: str, brokers: BrokerCluster) -> bool:
+    """Whether it breaks nothing but servers of the tests' own."""
+    return fault != "restart-metadata-store" or brokers.metadata_store_url.startswith("zk:")
+
+
 def require_possible(fault: str, brokers: BrokerCluster) -> None:
     """Skip what would break a server that is not the tests' own."""
-    if FAULTS[fault] is restart_metadata_store and not brokers.metadata_store_url.startswith("zk:"):
+    if not is_possible(fault, brokers):
         pytest.skip("a given Oxia server is not killed")
 
 
@@ -203,3 +248,20 @@ FAULTS: Final[Mapping[str, Callable[[Site], None]]] = {
     "restart-metadata-store": restart_metadata_store,
     "rolling-restart": rolling_restart,
 }
+
+
+def split(site: Site) -> None:
+    """The topic's widest segment becomes two."""
+    ranges = site.active_ranges()
+    widest = max(ranges, key=lambda each: each[1] - each[0])
+    site.reshape(f"split/{widest[2]}")
+
+
+def merge(site: Site) -> None:
+    """The topic's two lowest segments become one."""
+    (_, _, first), (_, _, second), *_ = site.active_ranges()
+    site.reshape(f"merge/{first}/{second}")
+
+
+RESHAPES: Final[Mapping[str, Callable[[Site], None]]] = {"split": split, "merge": merge}
+"""Changes of the layout: no faults, but those under load find them beside faults."""

@@ -2,8 +2,8 @@
 
 What must hold whatever breaks: everything acknowledged is stored once and in key order, and read
 by whoever subscribed; every transaction is whole.  The longest time without a receipt or a
-delivery is printed, not judged.  `MAGNETAR_FAULT_ROUNDS` says how often each kind happens in one
-test (`make cluster-faults`: ten times).
+delivery is printed, not judged.  Each kind happens once in a test,
+ten times in `make nightly`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import pytest
 from tests.cluster.conftest import ROUNDS
 from tests.cluster.faults import FAULTS, Site, require_possible
 from tests.conftest import Report
-from tests.parts.ground import Ground
-from tests.stock.expectations import assert_every_transaction_whole, assert_key_order
-from tests.stock.stock_driver import StockDriver
+from tests.java.expectations import assert_every_transaction_whole, assert_key_order
+from tests.java.stock_driver import StockDriver
+from tests.java.test_transaction_outage import OPERATION_TIMEOUT_S
+from tests.servers.ground import Ground
 from tests.support.broker_cluster import BrokerCluster
 
 CASE_TIMEOUT_S = 120 + 60 * ROUNDS
@@ -97,6 +98,7 @@ def test_transactions_stay_whole(
         rounds=ROUNDS,
         inputs=1000,
         reshape=True,
+        operationTimeoutS=OPERATION_TIMEOUT_S,
         timeoutS=CASE_TIMEOUT_S,
     )
     case.wait_event("loaded", CASE_TIMEOUT_S)

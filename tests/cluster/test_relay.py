@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from tests.cluster.faults import FOUND_TIMEOUT_S, Site
-from tests.parts.ground import Ground
+from tests.servers.ground import Ground
 from tests.support.broker_cluster import BrokerCluster
 from tests.support.broker_process import BrokerProcess
 

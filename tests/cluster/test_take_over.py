@@ -15,11 +15,11 @@ from typing import Final
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.cluster.conftest import SESSION_TIMEOUT_MS
 from tests.cluster.faults import FOUND_TIMEOUT_S, Site
 from tests.conftest import Report
-from tests.parts.ground import Ground
+from tests.servers.ground import Ground
 from tests.support.broker_cluster import BrokerCluster
 from tests.support.broker_process import BrokerProcess
 from tests.support.child_process import once_it_is

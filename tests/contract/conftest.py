@@ -5,7 +5,6 @@ with all backends would.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,41 +15,49 @@ BACKEND_FIXTURES = ("backend", "kind")
 NO_BACKEND = "no backend"
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
-Suite = tuple[str, str]
-"""A suite and the backend that it runs on."""
-SUITES = pytest.StashKey[Mapping[str, Suite]]()
+COLLECTED = pytest.StashKey[Counter[str]]()
+"""How many tests each suite has, where they are only collected."""
+SUITE = "contract suite"
+"""Name of the test property that says `SUITE on BACKEND`.  Properties reach the controller from
+every worker."""
 
 
-def suite_of(item: pytest.Item) -> Suite | None:
-    """None for tests of other rooms."""
+def suite_of(item: pytest.Item) -> str | None:
+    """`SUITE on BACKEND`; None for tests of other rooms."""
     if not item.path.is_relative_to(HERE):
         return None
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
     chosen = [params[name] for name in BACKEND_FIXTURES if name in params]
     backend = getattr(chosen[0], "name", chosen[0]) if chosen else NO_BACKEND
-    return item.path.relative_to(HERE).parts[0], str(backend)
+    return f"{item.path.relative_to(HERE).parts[0]} on {backend}"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    found = {item.nodeid: suite_of(item) for item in session.items}
-    session.config.stash[SUITES] = {name: suite for name, suite in found.items() if suite}
+    collected: Counter[str] = Counter()
+    for item in session.items:
+        suite = suite_of(item)
+        if suite is not None:
+            item.user_properties.append((SUITE, suite))
+            collected[suite] += 1
+    if session.config.option.collectonly:
+        session.config.stash[COLLECTED] = collected
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    suites = config.stash.get(SUITES, {})
-    if not suites:
-        return
-    counts: dict[Suite, Counter[str]] = {suite: Counter() for suite in suites.values()}
+    collected = config.stash.get(COLLECTED, Counter[str]())
+    counts: dict[str, Counter[str]] = {suite: Counter() for suite in collected}
     for outcome in OUTCOMES:
         for report in terminalreporter.stats.get(outcome, ()):
-            if report.nodeid in suites:
-                counts[suites[report.nodeid]][outcome] += 1
+            for name, suite in report.user_properties:
+                if name == SUITE:
+                    counts.setdefault(str(suite), Counter())[outcome] += 1
+    if not counts:
+        return
     terminalreporter.section("contract suites")
-    collected = Counter(suites.values())
-    for (name, backend), outcomes in sorted(counts.items()):
-        parts = [f"{collected[name, backend]} collected"]
+    for suite, outcomes in sorted(counts.items()):
+        parts = [f"{collected[suite]} collected"] if suite in collected else []
         parts += [f"{outcomes[each]} {each}" for each in OUTCOMES if outcomes[each]]
-        terminalreporter.write_line(f"{name} on {backend}: {', '.join(parts)}")
+        terminalreporter.write_line(f"{suite}: {', '.join(parts)}")

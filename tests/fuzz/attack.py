@@ -11,11 +11,12 @@ from collections import deque
 from struct import Struct
 from typing import Final, cast
 
-from protocol import pulsar_pb2 as pb
-from protocol.frames import encode_command
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import encode_command
 from tests.fuzz import corpus
 from tests.fuzz.mutations import PING, Effect, Fuzzer, Mutated
-from tests.support.broker_process import HOST, BrokerProcess
+from tests.support.broker_process import BrokerProcess
+from tests.support.child_process import HOST
 
 HANG_S: Final = 30.0
 BATCH: Final = 50

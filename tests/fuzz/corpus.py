@@ -11,9 +11,9 @@ from typing import Any, Final, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from protocol import pulsar_pb2 as pb
-from protocol.commands import FIELD_OF_TYPE
-from protocol.message import build_batch, build_entry
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.message import build_batch, build_entry
 from tests.support.raw_client import basecommand
 
 Kind = pb.BaseCommand

@@ -16,9 +16,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from config.bounds import MAX_FRAME_SIZE
-from protocol import pulsar_pb2 as pb
-from protocol.commands import FIELD_OF_TYPE
-from protocol.frames import FrameDecoder, FrameError, Received, Send, encode_command
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.frames import FrameDecoder, FrameError, Received, Send, encode_command
 from tests.fuzz import corpus
 
 U32: Final = Struct(">I")

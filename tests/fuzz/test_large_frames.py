@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.checksum import seal_entry
-from protocol.frames import MAX_COMMAND_SIZE
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.checksum import seal_entry
+from magnetar.protocol.frames import MAX_COMMAND_SIZE
 from tests.support.broker_process import BrokerProcess, running
 from tests.support.raw_client import RawClient
 

@@ -1,12 +1,11 @@
-"""200,000 mutated frames against a live broker: it lives on, and nobody else notices.
+"""Mutated frames against a live broker: it lives on, and nobody else notices.
 
-The frames are those of one seed, so that a change is judged by itself; `make fuzz` draws others.
+The frames are those of one seed, so that a change is judged by itself; at night, and by `make
+fuzz`, others are drawn.
 """
 
 import asyncio
 import json
-import os
-import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -14,17 +13,16 @@ from typing import Final
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.fuzz import corpus
 from tests.fuzz.attack import Attack
 from tests.support.broker_process import BrokerProcess, running
+from tests.support.effort import by_effort, chosen_seed, show_seed
 from tests.support.raw_client import RawClient
 from tests.support.waiting import end, until
 
 SEED: Final = 2_685_058_770
-SEED_VARIABLE: Final = "MAGNETAR_FUZZ_SEED"
-"""A number, or `random`."""
-FRAMES: Final = 200_000
+FRAMES: Final = by_effort(quick=40_000, whole=200_000, nightly=2_000_000)
 SIDE_BY_SIDE: Final = 8
 BEGUN_AT_ONCE: Final = 100
 MEMORY_GROWTH: Final = 150 * 1024 * 1024
@@ -54,11 +52,10 @@ class Innocent:
             self.round_trips += 1
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300 + FRAMES // 500)
 async def test_mutated_frames(tmp_path: Path) -> None:
-    given = os.environ.get(SEED_VARIABLE, SEED)
-    seed = random.randrange(2**32) if given == "random" else int(given)
-    print(f"again: make fuzz SEED={seed}")
+    seed = chosen_seed(SEED)
+    show_seed(seed)
     async with running(tmp_path) as broker:
         await broker.create_scalable("attacked", 2)
         await begin_transactions(broker)

@@ -1,24 +1,39 @@
 """Builds and runs the Dockerfile without a container engine: debootstrap for the base, buildah.
 
-Rules: everything is kept under one directory of the project's build tree; the machine's own apt
-and pip configuration is copied into the base, so that the build reaches the same registries; the
-image is run as its configuration says (user, entry point, environment, volume, health check).
+Rules: everything is kept under one directory of the project's build tree, buildah's storage too;
+of that a minimal Debian outlasts the tests, and nothing else.  The machine's own apt and pip
+configuration is copied into it, so that the build reaches the same registries.  The image is run as
+its configuration says (user, entry point, environment, volume, health check).
 """
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-ROOT = Path(__file__).resolve().parents[2]
-BASE_IMAGE = "localhost/magnetar-base"
-IMAGE = "localhost/magnetar"
-TOOLS = ("buildah", "debootstrap", "prometheus")
-STEP_TIMEOUT_S = 900
-MACHINE_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+ROOT: Final = Path(__file__).resolve().parents[2]
+WORK: Final = ROOT / "build" / "image"
+BASE_IMAGE: Final = "localhost/magnetar-base"
+IMAGE: Final = "localhost/magnetar"
+DEBIAN: Final = "bookworm"
+TOOLS: Final = ("buildah", "debootstrap", "prometheus")
+STEP_TIMEOUT_S: Final = 900
+MACHINE_FILES: Final = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+MAY_MOUNT: Final = 1 << 21
+"""CAP_SYS_ADMIN: a container without it has a root user who cannot build images."""
+ASKED: Final = "tmp/asked"
+BUILDAH: Final = (
+    "buildah",
+    *("--root", str(WORK / "storage"), "--runroot", str(WORK / "run")),
+    # Needs no support by the kernel.
+    *("--storage-driver", "vfs"),
+)
 
 
 def run(*command: str, timeout_s: int = STEP_TIMEOUT_S) -> str:
@@ -31,70 +46,107 @@ def run(*command: str, timeout_s: int = STEP_TIMEOUT_S) -> str:
 
 
 def buildah(*arguments: str) -> str:
-    """Buildah with a storage driver that needs no kernel support."""
-    return run("buildah", "--storage-driver", "vfs", *arguments)
+    """Run buildah on a storage of the project's own."""
+    return run(*BUILDAH, *arguments)
+
+
+# What the machine must have
+
+
+def wrong_machine() -> str | None:
+    """Say why this machine cannot build images, whatever is installed; None if it can."""
+    if os.geteuid() != 0:
+        return "the tests are not run by root"
+    status = Path("/proc/self/status")
+    effective = [line for line in status.read_text().splitlines() if line.startswith("CapEff:")]
+    if not int(effective[0].split()[1], 16) & MAY_MOUNT:
+        return "root may not mount here"
+    if shutil.which("apt-get") is None or debian_mirror() is None:
+        return "apt has no source of Debian 12 here"
+    return None
+
+
+def missing_tools() -> str | None:
+    """Say which tools are missing; None if all are there."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"{' and '.join(missing)} cannot be found" if missing else None
 
 
 def install_tools() -> None:
-    """Debian packages, for machines that lack them (needs root)."""
-    if all(shutil.which(tool) for tool in TOOLS):
-        return
-    run("apt-get", "update", "-qq")
-    run("apt-get", "install", "--yes", "-qq", *TOOLS)
+    """Install the missing tools from Debian's packages."""
+    if missing_tools() is not None:
+        run("apt-get", "update", "-qq")
+        run("apt-get", "install", "--yes", "-qq", "--no-install-recommends", *TOOLS)
 
 
-def debian_mirror() -> str:
-    """The mirror that this machine's own apt uses."""
+def debian_mirror() -> str | None:
+    """The mirror that this machine's own apt uses; None if it has none of Debian 12."""
     lines = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)").splitlines()
-    for line in lines:
-        uri, _, release = line.partition(" ")
-        if release == "bookworm":
-            return uri
-    raise AssertionError("apt on this machine has no Debian 12 source: image tests need one.")
+    return next((uri for uri, _, name in map(_parted, lines) if name == DEBIAN), None)
 
 
-def build_base(work: Path) -> None:
-    """A minimal Debian as `BASE_IMAGE`; kept between runs."""
-    if BASE_IMAGE in buildah("images", "--format", "{{.Name}}"):
+def _parted(line: str) -> tuple[str, str, str]:
+    return line.partition(" ")
+
+
+# Building
+
+
+@contextmanager
+def built_image() -> Iterator[None]:
+    """The image is there while the block lasts, for one run of the tests at a time."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with (WORK / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        clean_up()  # After tests that were killed.
+        build_base()
+        try:
+            build_image()
+            yield
+        finally:
+            clean_up()
+
+
+def clean_up() -> None:
+    """Remove everything from the storage but the base."""
+    buildah("rm", "--all")
+    names = "{{.ID}} {{.Name}}"
+    images = [line.split() for line in buildah("images", "--format", names).splitlines()]
+    for image in [name for name, *known in images if known != [BASE_IMAGE]]:
+        buildah("rmi", "--force", image)
+
+
+def build_base() -> None:
+    """Make `BASE_IMAGE`, a minimal Debian, unless an earlier run did."""
+    if BASE_IMAGE in buildah("images", "--format", "{{.Name}}").split():
         return
-    tree = work / "base"
-    if tree.exists():
-        shutil.rmtree(tree)
-    run(
-        "debootstrap",
-        "--variant=minbase",
-        "--include=ca-certificates",
-        "bookworm",
-        str(tree),
-        debian_mirror(),
-    )
+    mirror = debian_mirror()
+    assert mirror is not None
+    container = buildah("from", "scratch").strip()
+    tree = Path(buildah("mount", container).strip())
+    run("debootstrap", "--variant=minbase", "--include=ca-certificates", DEBIAN, str(tree), mirror)
     shutil.copytree("/etc/apt/apt.conf.d", tree / "etc/apt/apt.conf.d", dirs_exist_ok=True)
     for name in MACHINE_FILES:
         if Path(name).exists():
             target = tree / name.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, target)
-    container = buildah("from", "scratch").strip()
-    buildah("copy", "--quiet", container, str(tree), "/")
+    for loaded in ("var/cache/apt/archives", "var/lib/apt/lists"):
+        shutil.rmtree(tree / loaded)
+        (tree / loaded / "partial").mkdir(parents=True)
     buildah("commit", "--quiet", container, BASE_IMAGE)
     buildah("rm", container)
-    shutil.rmtree(tree)
 
 
 def build_image() -> None:
-    """The project's Dockerfile on that base."""
+    """Build the project's Dockerfile on that base."""
     buildah(
-        "bud",
-        "--isolation",
-        "chroot",
-        "--format",
-        "docker",
-        "--build-arg",
-        f"BASE={BASE_IMAGE}",
-        "--tag",
-        IMAGE,
-        ".",
+        *("bud", "--isolation", "chroot", "--format", "docker"),
+        *("--build-arg", f"BASE={BASE_IMAGE}", "--tag", IMAGE, "."),
     )
+
+
+# Running
 
 
 class ImageContainer:
@@ -105,40 +157,26 @@ class ImageContainer:
         inspected = json.loads(buildah("inspect", "--type", "container", self._name))
         self.config: dict[str, object] = inspected["Docker"]["config"]
         self._environment = environment
-        uid = int(
-            run(
-                "buildah",
-                "--storage-driver",
-                "vfs",
-                "run",
-                "--isolation",
-                "chroot",
-                self._name,
-                "id",
-                "-u",
-            ).strip()
-        )
-        self.uid = uid
+        self._tree = Path(buildah("mount", self._name).strip())
+        self.uid = int(self.asked("id", "-u"))
         self._process: subprocess.Popen[bytes] | None = None
+
+    def asked(self, *arguments: str) -> str:
+        """Run a command in the container, which must end with status 0; return what it prints."""
+        # By way of a file: on a busy machine buildah loses what is printed just before the end.
+        run(*self._command(("sh", "-c", f'"$@" > /{ASKED}', "sh", *arguments)))
+        return (self._tree / ASKED).read_text("utf-8")
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
         variables = [f"--env={name}={value}" for name, value in self._environment.items()]
         return [
-            "buildah",
-            "--storage-driver",
-            "vfs",
-            "run",
-            "--isolation",
-            "chroot",
-            *variables,
-            self._name,
-            "--",
-            *arguments,
+            *(*BUILDAH, "run", "--isolation", "chroot"),
+            *(*variables, self._name, "--", *arguments),
         ]
 
     def start(self, log: Path) -> None:
-        """Entry point and command of the image."""
-        words = [*self._strings("Entrypoint"), *self._strings("Cmd")]
+        """Start the entry point with the command of the image."""
+        words = [*self.words("Entrypoint"), *self.words("Cmd")]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command(words), stdout=output, stderr=output, cwd=ROOT
@@ -160,15 +198,20 @@ class ImageContainer:
             os.kill(pid, signal.SIGTERM)
         return self._process.wait(timeout=60)
 
-    def close(self) -> None:
-        """Stop whatever still runs and remove the container."""
+    def kill(self) -> None:
+        """SIGKILL to the broker inside, if it runs."""
         if self._process is not None and self._process.poll() is None:
             for pid in self._broker_pids():
                 os.kill(pid, signal.SIGKILL)
             self._process.wait(timeout=60)
+
+    def close(self) -> None:
+        """Stop whatever still runs and remove the container."""
+        self.kill()
         buildah("rm", self._name)
 
-    def _strings(self, name: str) -> list[str]:
+    def words(self, name: str) -> list[str]:
+        """A list of the image's configuration."""
         value = self.config[name]
         assert isinstance(value, list)
         return [str(word) for word in value]

@@ -1,7 +1,6 @@
 """A real Prometheus that scrapes one target."""
 
 import json
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -9,11 +8,7 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.support.child_process import free_port
 
 
 class Prometheus:

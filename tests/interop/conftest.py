@@ -13,9 +13,9 @@ import pytest
 import magnetar
 from tests.client.conftest import Topic, rest
 from tests.interop.java_client import JavaClient
-from tests.stock.broker_under_test import BrokerUnderTest
-from tests.stock.fixtures import RunningPeer
-from tests.stock.stock_driver import StockDriver
+from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.fixtures import RunningPeer
+from tests.java.stock_driver import StockDriver
 
 TEST_TIMEOUT_S = 60
 

@@ -1,6 +1,6 @@
 """What the stock Java client writes, kept as files that unit tests of the client read.
 
-`python -m tests.interop.golden` makes `tests/unit/client/golden/*.json` again (needs Java 17 and
+`python -m tests.interop.golden` makes `tests/unit/magnetar/golden/*.json` again (needs Java 17 and
 Maven): schemas as they are registered and the bytes of values, entries as they are sent, message
 ids and checkpoints with what the Java client itself reads out of them.
 """
@@ -19,17 +19,17 @@ from typing import Final
 
 from google.protobuf.json_format import MessageToDict
 
-from protocol import pulsar_pb2 as pb
-from protocol.message import parse_metadata
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.message import parse_metadata
 from tests.interop.java_client import JavaClient, JavaTransaction, told
 from tests.interop.records import KINDS, as_told
 from tests.interop.relay import Relay, relaying
-from tests.stock import stock_driver
-from tests.stock.stock_driver import StockDriver
+from tests.java import stock_driver
+from tests.java.stock_driver import StockDriver
 from tests.support.broker_process import BrokerProcess, running
 from tests.support.json_line_process import Facts
 
-GOLDEN: Final = Path(__file__).resolve().parents[1] / "unit" / "client" / "golden"
+GOLDEN: Final = Path(__file__).resolve().parents[1] / "unit" / "magnetar" / "golden"
 SOURCE: Final = (
     "the Java client 5.0.0-M1 wrote this; `python -m tests.interop.golden` makes it again"
 )

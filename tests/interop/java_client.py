@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tests.stock.stock_driver import CaseFailed, StartedCase, StockDriver
+from tests.java.stock_driver import CaseFailed, StartedCase, StockDriver
 from tests.support.json_line_process import Facts
 
 SESSION_TIMEOUT_S: Final = 3600
@@ -66,18 +66,30 @@ class JavaClient:
 
     @classmethod
     def start(
-        cls, driver: StockDriver, url: str, admin_url: str, *, transactions: bool = True
+        cls,
+        driver: StockDriver,
+        url: str,
+        admin_url: str,
+        *,
+        transactions: bool = True,
+        **timeouts: int,
     ) -> JavaClient:
-        """A client of the broker there."""
+        """A client of the broker there; `timeouts`: operationTimeoutS, transactionTimeoutS."""
         case = driver.start(
-            "interop", url, admin_url, timeoutS=SESSION_TIMEOUT_S, transactions=transactions
+            "interop",
+            url,
+            admin_url,
+            timeoutS=SESSION_TIMEOUT_S,
+            transactions=transactions,
+            **timeouts,
         )
         return cls(case)
 
     def end(self) -> None:
-        """Close everything."""
-        if self._stuck is None:
-            self._case.order_last(do="end")
+        """Close everything, after the order that is being done if there is one."""
+        with self._turn:
+            if self._stuck is None:
+                self._case.order_last(do="end")
 
     async def order(self, do: str, **rest: object) -> Facts:
         """Have one thing done; what came of it."""
@@ -229,14 +241,20 @@ class JavaConsumer:
         """What comes until nothing does for a while."""
         return await self.receive(1_000_000, quiet_ms=QUIET_MS)
 
-    async def ack(self, *id_bytes: bytes, transaction: JavaTransaction | None = None) -> None:
-        """Each of these; of an ordered consumer all up to them."""
-        await self.client.order(
+    async def ack(
+        self, *id_bytes: bytes, transaction: JavaTransaction | None = None
+    ) -> frozenset[int]:
+        """Each of these; of an ordered consumer all up to the last of them.
+
+        Which of them, from 0, the client dropped in a transaction: it does not use them.
+        """
+        answer = await self.client.order(
             "ack",
             consumer=self.name,
             ids=[told(one) for one in id_bytes],
             transaction=transaction and transaction.name,
         )
+        return frozenset(answer["dropped"])
 
     async def nack(self, *id_bytes: bytes) -> None:
         """Have these again."""

@@ -4,8 +4,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol import pulsar_pb2 as pb
-from protocol.frames import FrameDecoder
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import FrameDecoder
 from tests.support.frame_relay import FrameRelay, serving
 
 MAX_FRAME_SIZE: Final = 6 << 20

@@ -2,8 +2,8 @@
 
 import magnetar
 from magnetar.compression import CompressionType
+from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.reads import MessageColumns, message_ids, take_apart, take_pieces
-from protocol.ids import EARLIEST, LATEST
 from tests.interop.conftest import MakeTopic
 from tests.interop.java_client import JavaClient
 from tests.interop.test_payloads import (

@@ -1,7 +1,7 @@
 """The files that unit tests read are what the Java client says (`tests/interop/golden.py`)."""
 
 from tests.interop.java_client import JavaClient
-from tests.unit.client.golden import golden
+from tests.unit.magnetar.golden import golden
 
 
 async def test_schemas(java: JavaClient) -> None:

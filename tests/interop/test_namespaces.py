@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import OperationTimedOut
 from magnetar.message_id import MessageId
 from tests.client.conftest import NAMESPACE, Topic

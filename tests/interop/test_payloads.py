@@ -7,9 +7,9 @@ import pytest
 
 import magnetar
 from magnetar.compression import CompressionType
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.message import Message
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import ProducerBusy, ProducerFenced
-from magnetar.message import Message
 from magnetar.produce.producer_settings import AccessMode
 from tests.client.conftest import rest
 from tests.interop.conftest import MakeTopic

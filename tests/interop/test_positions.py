@@ -6,8 +6,8 @@ import pytest
 
 import magnetar
 from magnetar.checkpoint import Checkpoint
-from magnetar.consume.consumer_settings import InitialPosition
-from magnetar.message import Message
+from magnetar.consume.message import Message
+from magnetar.consume.settings import InitialPosition
 from magnetar.message_id import MessageId
 from tests.client.conftest import Topic
 from tests.interop.conftest import MakeTopic

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import IncompatibleSchema
 from magnetar.schema.auto import AUTO
 from magnetar.schema.avro import avro_of

@@ -10,13 +10,13 @@ import pytest
 import magnetar
 from magnetar.compression import CompressionType
 from magnetar.message_id import MessageId
-from pipeline.batch_reader import BatchReader
-from pipeline.data_source import Pulsar5
+from magnetar.spark.batch_reader import BatchReader
+from magnetar.spark.data_source import Pulsar5
 from tests.interop.conftest import MakeTopic
 from tests.interop.java_client import JavaClient
 from tests.interop.records import READINGS, Reading, as_told
 from tests.interop.test_payloads import EVENT_TIME_MS, KEYS, PROPERTIES, VALUES
-from tests.stock.broker_under_test import BrokerUnderTest
+from tests.java.broker_under_test import BrokerUnderTest
 
 EVENT_TIME = datetime.datetime.fromtimestamp(EVENT_TIME_MS // 1000, datetime.UTC).replace(
     microsecond=EVENT_TIME_MS % 1000 * 1000

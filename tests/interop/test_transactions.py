@@ -3,7 +3,7 @@
 import pytest
 
 import magnetar
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import OperationTimedOut
 from tests.interop.conftest import MakeTopic
 from tests.interop.java_client import JavaClient, told

@@ -30,6 +30,10 @@ class Model(Protocol[S]):
         """The promise that this move breaks."""
         ...
 
+    def wrong(self, state: S) -> str | None:
+        """The promise that this state breaks, however it came about.  Asked once of each."""
+        ...
+
     def unfinished(self, state: S) -> str | None:
         """The promise that a state at rest breaks."""
         ...
@@ -66,6 +70,9 @@ class _Search(Generic[S]):
     def run(self) -> Explored:
         layer = [self._model.start()]
         self._number(hash(layer[0]), -1, "")
+        problem = self._model.wrong(layer[0])
+        if problem is not None:
+            return self._told(problem, 0, "")
         while layer:
             following: list[S] = []
             for state in layer:
@@ -83,13 +90,14 @@ class _Search(Generic[S]):
         for label, after in model.moves(state):
             is_rest = is_rest and label[0] == "!"
             problem = model.broken(state, after)
-            if problem is not None:
-                return self._told(problem, at, label)
             known = hash(after)
             number = self._numbers.get(known)
             if number is None:
                 number = self._number(known, at, label)
                 following.append(after)
+                problem = problem or model.wrong(after)
+            if problem is not None:
+                return self._told(problem, at, label)
             self._edges.append(number)
         if len(self._numbers) > self._limit:
             return self._told(f"more than {self._limit:,} states: not finished", 0, "")

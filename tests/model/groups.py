@@ -103,6 +103,10 @@ class Groups:
         """See `group_promises`."""
         return group_promises.broken(before, after, self.plan.broken)
 
+    def wrong(self, world: World) -> str | None:
+        """Nothing more: `broken` asks of each state what the move to it has changed."""
+        return None
+
     def unfinished(self, world: World) -> str | None:
         """All that ended is collected, where there is a collector."""
         if self.plan.collects and any(not x.gone for x in world.headers):

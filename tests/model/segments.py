@@ -125,28 +125,31 @@ class Segments:
         held = [p for v, p in zip(owner.view, owner.pins, strict=True) if v in "lKo"]
         return min([end, *held])
 
-    def broken(self, before: Segment, after: Segment) -> str | None:
-        """What owners deliver is committed, what they skip aborted; horizons stay or rise."""
-        for number, owner in enumerate(after.owners):
+    def wrong(self, s: Segment) -> str | None:
+        """What owners deliver is committed, what they skip aborted, and something speaks for it."""
+        for number, owner in enumerate(s.owners):
             if owner.phase != RUNNING:
                 continue
-            horizon = self.horizon(after, owner)
-            for position, attempt in after.log[: owner.confirmed]:
+            horizon = self.horizon(s, owner)
+            for position, attempt in s.log[: owner.confirmed]:
                 if position > horizon:
                     break
-                skips, out = owner.skips >> attempt & 1, self.outcome(after, attempt)
+                skips, out = owner.skips >> attempt & 1, self.outcome(s, attempt)
                 if out != (ABORTED if skips else COMMITTED):
                     does = "skips" if skips else "delivers"
                     return f"owner {number + 1} {does} attempt {attempt}: {out or 'open'}"
-            was = before.owners[number] if number < len(before.owners) else owner
-            if was.phase == RUNNING and horizon < self.horizon(before, was):
-                return f"the horizon of owner {number + 1} moved back"
-        for position, attempt in after.log:
-            covered = after.aborted[attempt] >= position or any(
-                x.attempt == attempt for x in after.claims
-            )
-            if not covered and self.outcome(after, attempt) == ABORTED:
+        for position, attempt in s.log:
+            covered = s.aborted[attempt] >= position or any(x.attempt == attempt for x in s.claims)
+            if not covered and self.outcome(s, attempt) == ABORTED:
                 return f"nothing speaks for an entry of aborted attempt {attempt}"
+        return None
+
+    def broken(self, before: Segment, after: Segment) -> str | None:
+        """Horizons stay or rise."""
+        for number, (was, owner) in enumerate(zip(before.owners, after.owners, strict=False)):
+            is_running = was.phase == owner.phase == RUNNING
+            if is_running and self.horizon(after, owner) < self.horizon(before, was):
+                return f"the horizon of owner {number + 1} moved back"
         return None
 
     def unfinished(self, s: Segment) -> str | None:

@@ -1,12 +1,8 @@
 """The rules of attempts and groups: clean as they are, and none of them can be left out."""
 
-import os
-
 import pytest
 
 from tests.model.plans import LONG, MUTANTS, SHORT, Mutant, explored, without
-
-ALL = "MAGNETAR_ALL_SCHEDULES"
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -17,7 +13,7 @@ def test_the_rules_keep_every_promise(name: str) -> None:
     assert found.states > least, "less happened than is meant"
 
 
-@pytest.mark.skipif(ALL not in os.environ, reason=f"takes minutes: set {ALL}")
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", LONG)
 def test_the_rules_keep_every_promise_in_more(name: str) -> None:

@@ -22,7 +22,8 @@ JOB_REQUIREMENTS: Final = REQUIREMENTS.with_name("requirements-jobs.txt")
 NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 BUILD_TIMEOUT_S: Final = 120
 SUBMIT_TIMEOUT_S: Final = 200
-PACKAGED: Final = ("config", "protocol", "storage", "txn", "broker", "magnetar", "pipeline")
+BUILT_FROM: Final = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
+PACKAGED: Final = ("magnetar",)
 
 
 def required(file: Path = REQUIREMENTS) -> dict[str, str]:
@@ -117,7 +118,7 @@ def submit(
 def build_wheel(directory: Path) -> Path:
     """The project's wheel, of the files that git knows, built in a copy."""
     listed = subprocess.check_output(
-        ["git", "ls-files", "-z", "pyproject.toml", "README.md", *PACKAGED], cwd=ROOT, text=True
+        ["git", "ls-files", "-z", *BUILT_FROM, *PACKAGED], cwd=ROOT, text=True
     )
     tree = directory / "tree"
     for name in filter(None, listed.split("\0")):

@@ -14,34 +14,16 @@ from pyspark.sql import SparkSession
 
 import magnetar
 from tests.client.conftest import NAMESPACE, Service, Topic, rest
+from tests.java.broker_under_test import BrokerUnderTest, MagnetarProcess
+from tests.java.fixtures import serving
 from tests.pipeline import quick_spark, spark_session
 from tests.pipeline.driver_process import DriverProcess, Hooks
-from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
-from tests.stock.fixtures import serving
 from tests.support.tools import missing_java, require
 
 TEST_TIMEOUT_S = 900
 """Some tests start Spark three times, on a machine that has much else to do."""
-COMPACT_KEYS = "--compact-keys"
-COMPACTED_KEYS = 100_000
 LOG_TAIL = 8000
 LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        COMPACT_KEYS,
-        type=int,
-        default=COMPACTED_KEYS,
-        metavar="N",
-        help=f"keys of the compaction that is held against a dict ({COMPACTED_KEYS})",
-    )
-
-
-@pytest.fixture
-def compacted_keys(request: pytest.FixtureRequest) -> int:
-    """How many keys a topic has that is compacted."""
-    return int(request.config.getoption(COMPACT_KEYS, default=COMPACTED_KEYS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,13 +15,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 import magnetar
-import pipeline
-from pipeline.attempt_writer import AttemptWriter, Task
-from pipeline.data_source import FORMAT, Pulsar5
-from pipeline.sink import AnyGroups, Sink
-from pipeline.sink_options import SinkOptions
-from pipeline.stream_writer import StreamWriter
-from pipeline.task_report import RowCount
+import magnetar.spark
+from magnetar.spark.attempt_writer import AttemptWriter, Task
+from magnetar.spark.data_source import FORMAT, Pulsar5
+from magnetar.spark.sink import AnyGroups, Sink
+from magnetar.spark.sink_options import SinkOptions
+from magnetar.spark.stream_writer import StreamWriter
+from magnetar.spark.task_report import RowCount
 from tests.pipeline.rows import Pair
 from tests.pipeline.toy import KEYS, Toy
 
@@ -122,7 +122,7 @@ def started(
     frame: DataFrame, options: Mapping[str, object], checkpoint: Path | str, sink: str = FORMAT
 ) -> StreamingQuery:
     """Into the sink, or another one that is registered, until all is done."""
-    pipeline.register(frame.sparkSession)
+    magnetar.spark.register(frame.sparkSession)
     frame.sparkSession.dataSource.register(LateFailure)
     frame.sparkSession.dataSource.register(Hopeless)
     return (

@@ -6,14 +6,14 @@ One task, one transaction for each batch; else as `kill/copy_driver.py`.
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-import pipeline
+import magnetar.spark
 from tests.pipeline.driver import Given, drive
 from tests.pipeline.kill.copy_driver import HookedPulsar5
 
 
 def start(spark: SparkSession, given: Given) -> StreamingQuery:
     spark.dataSource.register(HookedPulsar5)
-    key = pipeline.open_key(given["url"], given["key"], state_topic=given["state"])
+    key = magnetar.spark.open_key(given["url"], given["key"], state_topic=given["state"])
     rows = (
         spark.readStream.format("pulsar5")
         .options(serviceUrl=given["url"], topic=given["source"])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from pyspark.sql import SparkSession
 
-import pipeline
+import magnetar.spark
 
 ROWS = 200
 
@@ -29,15 +29,15 @@ def main() -> None:
     url, topic, key_name = sys.argv[1:]
     spark = SparkSession.builder.getOrCreate()
     (found,) = spark.sparkContext.parallelize([1], 1).mapPartitions(found_in_a_task).collect()
-    pipeline.register(spark)
-    key = pipeline.open_key(url, key_name)
+    magnetar.spark.register(spark)
+    key = magnetar.spark.open_key(url, key_name)
     rows = spark.range(ROWS).selectExpr(
         "concat('k', id % 10) AS key", "encode(cast(id AS string), 'utf-8') AS value"
     )
     rows.write.format("pulsar5").mode("append").options(
         serviceUrl=url, topic=topic, txnKey=key_name, txnEpoch=key.epoch
     ).save()
-    print(json.dumps({"driver": pipeline.__file__, **found}), flush=True)
+    print(json.dumps({"driver": magnetar.spark.__file__, **found}), flush=True)
     spark.stop()
 
 

@@ -14,23 +14,23 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 import magnetar
-import pipeline
+import magnetar.spark
 from magnetar.errors import InvalidTransactionStatus, TransactionKeyFenced
-from pipeline.admin import AdminRest
-from pipeline.attempt_writer import AttemptWriter, Task
-from pipeline.key_groups import KeyGroups
-from pipeline.row_hash import row_hash
-from pipeline.row_sender import RowSender
-from pipeline.sink import Sink
-from pipeline.sink_driver import BatchOutcome, SinkDriver
-from pipeline.sink_options import SinkOptions, TransactionKeyOption
-from pipeline.sink_rows import RowColumns, Rows
-from pipeline.task_report import RowCount, TaskReport
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.attempt_writer import AttemptWriter, Task
+from magnetar.spark.key_groups import KeyGroups
+from magnetar.spark.row_hash import row_hash
+from magnetar.spark.row_sender import RowSender
+from magnetar.spark.sink import Sink
+from magnetar.spark.sink_driver import BatchOutcome, SinkDriver
+from magnetar.spark.sink_options import SinkOptions, TransactionKeyOption
+from magnetar.spark.sink_rows import RowColumns, Rows
+from magnetar.spark.task_report import RowCount, TaskReport
 from tests.client.conftest import Topic
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import rows as seen_rows
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.rows import Pair
-from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.waiting import until
 
 LONG_S = 600.0
@@ -221,7 +221,7 @@ async def test_a_task_whose_rows_are_late_keeps_the_group_of_the_others_open(
 ) -> None:
     """It has begun nothing when the others have finished, and they extend nothing any more."""
     made = await topic(1)
-    key = await asyncio.to_thread(pipeline.open_key, service.url, made.local_name)
+    key = await asyncio.to_thread(magnetar.spark.open_key, service.url, made.local_name)
     given = {"serviceUrl": service.url, "topic": made.name, "txnTimeoutMs": "1000"}
     schema = StructType().add("key", StringType()).add("value", BinaryType())
     sink = Sink(SinkOptions.of(given | dict(key.options), streaming=True), schema)
@@ -266,7 +266,7 @@ async def test_rows_may_go_to_a_regular_topic(
         await asyncio.to_thread(rest.call, "PUT", f"{path}/partitions", partitions)
     else:
         await asyncio.to_thread(rest.call, "PUT", path)
-    key = await asyncio.to_thread(pipeline.open_key, service.url, name)
+    key = await asyncio.to_thread(magnetar.spark.open_key, service.url, name)
     given = {"serviceUrl": service.url, "topic": name, **key.options}
     schema = StructType().add("key", StringType()).add("value", BinaryType())
     sink = Sink(SinkOptions.of(given, streaming=False), schema)

@@ -12,6 +12,7 @@ import pytest
 
 import magnetar
 from magnetar.cli.common import INTERRUPTED
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import rows, spark_session
 from tests.pipeline.bare_python import (
     build_wheel,
@@ -19,7 +20,6 @@ from tests.pipeline.bare_python import (
     submit,
 )
 from tests.pipeline.conftest import MakeTopic
-from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
 from tests.support.child_process import dying_with_its_parent
 from tests.support.tools import missing_java, require
@@ -30,7 +30,7 @@ ROWS: Final = 3000
 
 def told(*arguments: str, path: str) -> tuple[int, list[str]]:
     """Status of a command, and the lines of its standard error."""
-    command = [sys.executable, "-m", "broker.cli.main", "pipeline", *arguments]
+    command = [sys.executable, "-m", "magnetar.cli.main", "pipeline", *arguments]
     kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     done = subprocess.run(
         command,
@@ -88,7 +88,15 @@ async def test_ctrl_c_ends_a_job_without_a_trace(
     source, target = await topic(1), await topic(1)
     await rows.publish(client, source.name, rows.pairs(ROWS, keys=ROWS))
     command = [
-        *(sys.executable, "-m", "broker.cli.main", "pipeline", "compact", source.name, target.name),
+        *(
+            sys.executable,
+            "-m",
+            "magnetar.cli.main",
+            "pipeline",
+            "compact",
+            source.name,
+            target.name,
+        ),
         *("--url", service.url),
     ]
     process = await asyncio.create_subprocess_exec(
@@ -106,7 +114,8 @@ async def test_ctrl_c_ends_a_job_without_a_trace(
         _, err = await process.communicate()
     assert process.returncode == INTERRUPTED, err.decode()
     assert "Traceback" not in err.decode(), err.decode()
-    assert "ended by Ctrl-C" in err.decode().splitlines()[-1]
+    # Not the last line for sure: tasks that Spark still runs may fail after it.
+    assert "ended by Ctrl-C" in err.decode()
     assert not await rows.committed(client, target.name)
 
 

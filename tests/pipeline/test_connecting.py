@@ -8,8 +8,8 @@ import pytest
 
 import magnetar
 from magnetar.errors import ConnectionLost
-from pipeline.connecting import Connected
-from pipeline.options import Connection
+from magnetar.spark.connecting import Connected
+from magnetar.spark.options import Connection
 from tests.support.broker_process import BrokerProcess
 from tests.support.child_process import HOST
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import quick_spark, spark_session
-from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
 from tests.support.child_process import dying_with_its_parent
 

@@ -37,7 +37,7 @@ def test_what_readers_find_is_in_the_order_of_the_topic() -> None:
     assert rows.of_key(rows.in_order(found)) == {"k": [b"1", b"2", b"3", b"4"]}
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 async def test_a_driver_that_is_killed_leaves_nothing_and_does_the_batch_again(
     driver: MakeDriver, tmp_path: Path
 ) -> None:
@@ -86,7 +86,7 @@ async def test_tasks_fail_and_are_tried_again_and_a_paused_driver_goes_on(
         assert (where.partition, where.attempt) == (partition, 0)
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 async def test_a_driver_killed_without_its_workers(driver: MakeDriver, tmp_path: Path) -> None:
     """A worker that waits does not see that its driver is gone, and works on when it may."""
     one = driver("one", TOY, rows=ROWS, total=TOTAL, sink=str(tmp_path / "sink"))

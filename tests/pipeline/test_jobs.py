@@ -17,26 +17,28 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from rich.console import Console
 
 import magnetar
+from magnetar.protocol.key_hash import key_hash
 from magnetar.reads import MessageColumns, take_apart
-from pipeline.compact.job import Generation, compact
-from pipeline.compact.request import Compaction, key_name, milliseconds
-from pipeline.cut import Cut, Place
-from pipeline.cut_json import cut_of_text, text_of
-from pipeline.data_source import Pulsar5
-from pipeline.errors import InvalidOption
-from pipeline.options import Connection
-from pipeline.progress import Progress
-from pipeline.replay.job import Outcome, Speed, replay
-from pipeline.replay.request import Replay
-from pipeline.stream_reader import StreamReader
-from protocol.key_hash import key_hash
+from magnetar.spark.compact.job import Generation, compact
+from magnetar.spark.compact.request import Compaction, key_name, milliseconds
+from magnetar.spark.cut import Cut, Place
+from magnetar.spark.cut_json import cut_of_text, text_of
+from magnetar.spark.data_source import Pulsar5
+from magnetar.spark.errors import InvalidOption
+from magnetar.spark.options import Connection
+from magnetar.spark.progress import Progress
+from magnetar.spark.replay.job import Outcome, Speed, replay
+from magnetar.spark.replay.request import Replay
+from magnetar.spark.stream_reader import StreamReader
 from tests.client.conftest import Topic
 from tests.conftest import Report
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeTopic
-from tests.stock.broker_under_test import BrokerUnderTest
+from tests.support.effort import by_effort
 
 AT_ONCE = 50
+COMPACTED_KEYS = by_effort(quick=20_000, whole=100_000, nightly=1_000_000)
 
 
 async def generations(client: magnetar.Client, topic: Topic, count: int) -> list[rows.Pair]:
@@ -207,12 +209,11 @@ async def test_a_compaction_keeps_what_a_dict_keeps(
     service: BrokerUnderTest,
     client: magnetar.Client,
     topic: MakeTopic,
-    compacted_keys: int,
     report: Report,
 ) -> None:
     """Many keys in three generations of segments; run again, nothing is written again."""
     source, target = await topic(), await topic(2)
-    keys = compacted_keys
+    keys = COMPACTED_KEYS
     expected = await put(client, source.name, [(key, key + 1) for key in range(keys)])
     await source.split((await source.active())[0])
     expected |= await put(client, source.name, [(key, key + 2) for key in range(0, keys, 3)])

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 import magnetar
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import rows
 from tests.pipeline.bare_python import (
     JOB_REQUIREMENTS,
@@ -22,11 +23,10 @@ from tests.pipeline.bare_python import (
 )
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.submitted import ROWS
-from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.broker_process import ROOT
 from tests.support.tools import missing_java, require
 
-TASKS: Final = ("pipeline.data_source",)
+TASKS: Final = ("magnetar.spark.data_source",)
 """What Spark's Python processes import by themselves; the rest comes with it."""
 SAY_LOADED: Final = """
 import importlib, json, sys
@@ -34,7 +34,7 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
-OURS: Final = {"magnetar", "pipeline", "protocol"}
+OURS: Final = {"magnetar"}
 OF_SPARK: Final = {"pandas"}
 """Asked for by pyspark, where it gives and takes Arrow."""
 NOT_THERE: Final = ("aiohttp", "grpc", "kazoo", "pydantic", "rich", "structlog", "typer", "avro")

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import magnetar
-import pipeline
+import magnetar.spark
 from magnetar.reads.entries import Visibility
 from tests.client.conftest import Topic
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import row_faults, rows, sinks
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.rows import Pair
-from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.waiting import until
 
 TIMEOUT_S: Final = 120
@@ -46,8 +46,10 @@ class Bench:
     topic: Topic
     directory: Path
 
-    async def key(self) -> pipeline.OpenedKey:
-        return await asyncio.to_thread(pipeline.open_key, self.service.url, self.topic.local_name)
+    async def key(self) -> magnetar.spark.OpenedKey:
+        return await asyncio.to_thread(
+            magnetar.spark.open_key, self.service.url, self.topic.local_name
+        )
 
     def counted(self, rows: int = IN_A_BATCH, total: int = TOTAL) -> DataFrame:
         return sinks.counted(self.spark, rows=rows, total=total)
@@ -69,7 +71,7 @@ class Bench:
             (self.checkpoint() / directory / name).unlink()
 
     def start(
-        self, frame: DataFrame, key: pipeline.OpenedKey | None, **options: object
+        self, frame: DataFrame, key: magnetar.spark.OpenedKey | None, **options: object
     ) -> StreamingQuery:
         given = {"serviceUrl": self.service.url, "topic": self.topic.name}
         checkpoint = self.checkpoint(str(options.pop("checkpoint", "checkpoint")))
@@ -78,7 +80,7 @@ class Bench:
         return sinks.started(frame, every, checkpoint, sink)
 
     async def run(
-        self, frame: DataFrame, key: pipeline.OpenedKey | None, **options: object
+        self, frame: DataFrame, key: magnetar.spark.OpenedKey | None, **options: object
     ) -> StreamingQuery:
         """To its end; raises why it failed.
 
@@ -237,7 +239,7 @@ async def test_at_least_once_needs_no_key(bench: MakeBench) -> None:
 
 async def test_a_job_is_done_once_however_often_it_is_run(bench: MakeBench) -> None:
     made = await bench()
-    pipeline.register(made.spark)
+    magnetar.spark.register(made.spark)
     frame = made.spark.createDataFrame(
         [(key, value.decode()) for key, value in expected()], "key string, value string"
     ).repartition(3)
@@ -256,7 +258,9 @@ async def test_a_job_is_done_once_however_often_it_is_run(bench: MakeBench) -> N
 
 async def test_what_is_missing_is_said_before_anything_is_written(bench: MakeBench) -> None:
     made = await bench()
-    with pytest.raises((StreamingQueryException, AnalysisException), match=r"pipeline\.open_key"):
+    with pytest.raises(
+        (StreamingQueryException, AnalysisException), match=r"magnetar\.spark\.open_key"
+    ):
         await made.run(made.counted(), None)
     with pytest.raises((StreamingQueryException, AnalysisException), match="no column value"):
         await made.run(made.counted().drop("value"), await made.key(), checkpoint="other")
@@ -268,7 +272,7 @@ async def test_a_query_whose_checkpoint_is_lost_goes_on_where_its_key_says(
     """Consume, transform, produce: positions move with the rows."""
     made = await bench()
     source = await topic(2)
-    pipeline.register(made.spark)
+    magnetar.spark.register(made.spark)
 
     def read(start: str) -> DataFrame:
         frame = made.spark.readStream.format("pulsar5").options(
@@ -298,7 +302,7 @@ async def test_another_batch_under_the_number_of_one_that_is_done_is_refused(
     """Its tasks are told that it is done, and drop its rows."""
     made = await bench()
     source = await topic(1)
-    pipeline.register(made.spark)
+    magnetar.spark.register(made.spark)
     frame = (
         made.spark.readStream.format("pulsar5")
         .options(serviceUrl=made.service.url, topic=source.name)

@@ -16,16 +16,16 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.streaming.query import StreamingQuery
 
 import magnetar
-import pipeline
+import magnetar.spark
 from magnetar.message_id import MessageId
 from magnetar.schema.avro import avro_of
 from magnetar.schema.json import json_of
-from pipeline.columns import BASE_SCHEMA
-from pipeline.worker_python import pythons_of
+from magnetar.spark.columns import BASE_SCHEMA
+from magnetar.spark.worker_python import pythons_of
 from tests.client.conftest import Topic
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.rows import Pair, pairs, publish
-from tests.stock.broker_under_test import BrokerUnderTest
 from tests.support.waiting import until
 
 PATIENCE_S = 90
@@ -33,7 +33,7 @@ PATIENCE_S = 90
 
 @pytest.fixture(autouse=True)
 def _registered(spark: SparkSession) -> None:
-    pipeline.register(spark)
+    magnetar.spark.register(spark)
 
 
 @dataclass
@@ -247,7 +247,7 @@ async def test_a_batch_that_is_run_again_has_the_same_rows(
 
 
 async def test_the_first_batch_begins_where_it_began_before(
-    source, client: magnetar.Client
+    source: MakeSource, client: magnetar.Client
 ) -> None:
     """Spark has not written that down, and asks anew where a query begins: `latest` has moved."""
     reading, made = await source()
@@ -342,7 +342,7 @@ def test_spark_tells_by_which_pythons_it_will_run_the_format(spark: SparkSession
     assert list(pythons_of(spark)) == [os.environ["PYSPARK_PYTHON"]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pipeline.register(spark)
+        magnetar.spark.register(spark)
 
 
 async def test_errors_say_what_to_do(source: MakeSource) -> None:

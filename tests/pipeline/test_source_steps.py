@@ -16,11 +16,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import magnetar
-from pipeline.data_source import Pulsar5
-from pipeline.stream_reader import StreamReader
+from magnetar.spark.data_source import Pulsar5
+from magnetar.spark.stream_reader import StreamReader
 from tests.client.conftest import Topic
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline.conftest import MakeTopic
-from tests.stock.broker_under_test import BrokerUnderTest
 
 ROUNDS = 60
 KEYS = 12

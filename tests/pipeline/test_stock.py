@@ -16,15 +16,15 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import magnetar
-import pipeline
+import magnetar.spark
 from magnetar import GroupRecord
 from magnetar.errors import InvalidTransactionStatus, NotAllowed, TransactionKeyFenced
-from pipeline.commit import Decision, WinningAttempt
-from pipeline.errors import StateUnreadable
-from pipeline.key_log import Entry, EntryKind
-from pipeline.plain_groups import PlainGroups
-from pipeline.sink_options import TransactionKeyOption
-from pipeline.state_topic import KeyLog, ReadSoFar
+from magnetar.spark.commit import Decision, WinningAttempt
+from magnetar.spark.errors import StateUnreadable
+from magnetar.spark.key_log import Entry, EntryKind
+from magnetar.spark.plain_groups import PlainGroups
+from magnetar.spark.sink_options import TransactionKeyOption
+from magnetar.spark.state_topic import KeyLog, ReadSoFar
 from tests.client.conftest import Service, Topic
 from tests.pipeline import rows, sinks
 from tests.pipeline.conftest import MakeDriver, create_topic
@@ -55,15 +55,15 @@ class Bench:
     state: Topic
     directory: Path
 
-    async def key(self) -> pipeline.OpenedKey:
+    async def key(self) -> magnetar.spark.OpenedKey:
         return await asyncio.to_thread(
-            pipeline.open_key,
+            magnetar.spark.open_key,
             self.service.url,
             self.target.local_name,
             state_topic=self.state.name,
         )
 
-    def groups(self, key: pipeline.OpenedKey) -> PlainGroups:
+    def groups(self, key: magnetar.spark.OpenedKey) -> PlainGroups:
         assert key.state is not None
         return PlainGroups(
             self.client,
@@ -83,12 +83,12 @@ class Bench:
             await attached.settled()
         return txn
 
-    async def commit(self, key: pipeline.OpenedKey, txn: magnetar.TxnId, batch: int) -> bool:
+    async def commit(self, key: magnetar.spark.OpenedKey, txn: magnetar.TxnId, batch: int) -> bool:
         decision = Decision("n", txn, (WinningAttempt(txn, {}),), "q", batch)
         return await self.groups(key).commit(decision, f"up to {batch}")
 
     async def run(
-        self, frame: DataFrame, key: pipeline.OpenedKey | None, **options: object
+        self, frame: DataFrame, key: magnetar.spark.OpenedKey | None, **options: object
     ) -> None:
         given = {"serviceUrl": self.service.url, "topic": self.target.name}
         checkpoint = self.directory / str(options.pop("checkpoint", "checkpoint"))
@@ -217,7 +217,7 @@ async def test_a_state_topic_has_one_segment(bench: Bench) -> None:
 async def test_a_source_reads_over_a_split(
     bench: Bench, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pipeline.register(spark)
+    magnetar.spark.register(spark)
     sent = rows.pairs(120)
     batches: list[list[Pair]] = []
 

@@ -34,7 +34,10 @@ def main() -> int:
     given = parser.parse_args()
     # Of brokers that died in the midst of a start; they are cleared away at the exit.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    mutants = [each for each in MUTANTS if given.broken in (ALL, each.rule, each.name)]
+    asked = [each for each in MUTANTS if given.broken in (ALL, each.rule, each.name)]
+    mutants = [each for each in asked if each.profile or given.profile]
+    if asked and not mutants:
+        parser.error(f"luck does not find {given.broken}; its story does: name a --profile to look")
     if given.seed is not None:
         return _one(given, mutants)
     if mutants:

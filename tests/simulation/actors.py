@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import segment_hash
-from protocol.message import build_batch
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import segment_hash
+from magnetar.protocol.message import build_batch
+from magnetar.protocol.names import parse_topic_name
 from tests.simulation.client import GONE, SimulatedClient, payload_for
 from tests.simulation.history import Acked, Delivered, Message, Txn
 from tests.simulation.loop import Host
-from tests.support.raw_client import RawProducer, Session
+from tests.support.raw_client import BrokerError, RawProducer, Session
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 QUEUE = "q"
 STREAM = "s"
 SEEKER = "k"
+COMMITTER = "c"
 PLAIN = "persistent://"
 
 
@@ -207,7 +208,7 @@ class Sender(Actor):
         send = pb.CommandSend(num_messages=len(messages))
         if first.txn is not None:
             for part in (metadata, send):
-                part.txnid_most_bits, part.txnid_least_bits = first.txn  # type: ignore[attr-defined]
+                part.txnid_most_bits, part.txnid_least_bits = first.txn
         payloads = [
             payload_for(each.name, self.rng.choice((0, 10, 200, 3000))) for each in messages
         ]
@@ -273,7 +274,16 @@ class Producer(Sender):
 
 
 class NamedProducer(Sender):
-    """Sends again, under its name and the same number, until it has a receipt."""
+    """Sends again, under its name and the same number, until it has a receipt.
+
+    What it has no receipt for goes to the segment that may have it, sealed or not, until that says
+    that it has not; unless the segment has been pruned, so that nobody can tell.
+    """
+
+    _message: Message | None = None
+    _sent_to: str | None = None
+    """The segment that may have it."""
+    _epoch = -1
 
     async def session(self, client: SimulatedClient) -> None:
         await self.open(client)
@@ -282,17 +292,33 @@ class NamedProducer(Sender):
             await asyncio.sleep(self.rng.expovariate(1 / self.world.plan.pause_s))
 
     def options(self) -> pb.CommandProducer:
-        return pb.CommandProducer(producer_name=self.name)
-
-    _message: Message | None = None
+        self._epoch += 1
+        return pb.CommandProducer(producer_name=self.name, epoch=self._epoch)
 
     async def _send_one(self, client: SimulatedClient) -> None:
         if self._message is None:
             self._message = self.new_message(awaited=True)
             self._message.once = True
         message = self._message
-        producer = await self.producer_for(client, message)
+        layout = self.layouts[message.topic]
+        layout.refresh()
+        segment = self._sent_to or layout.route(message.key)
+        try:
+            producer = await self.producer_on(client, segment)
+        except BrokerError as error:
+            self._refused(message, error.code)
+            raise
+        self._sent_to = segment
         sent = self.begin_send(producer, message, sequence_id=message.number)
         if refusal := await client.wait(sent):
+            if refusal.startswith(pb.ServerError.Name(pb.TopicTerminatedError)):
+                self._refused(message, pb.TopicTerminatedError)
             raise ConnectionError(refusal)
-        self._message = None
+        self._message = self._sent_to = None
+
+    def _refused(self, message: Message, code: int) -> None:
+        """The segment has not got it, or nobody will ever know."""
+        if code == pb.TopicNotFound and self._sent_to is not None:
+            message.once = False
+        if code in (pb.TopicNotFound, pb.TopicTerminatedError):
+            self._sent_to = None

@@ -4,13 +4,14 @@ import random
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
-from broker.connection import Connection
-from broker.handlers.table import handler_table
-from broker.server import BinaryServer
-from broker.service import Broker
-from broker.stores import Stores
+from broker.app.service import Broker
+from broker.app.stores import Stores
+from broker.wire.connection import Connection
+from broker.wire.handlers.produce import send
+from broker.wire.handlers.table import handler_table
+from broker.wire.server import BinaryServer
 from config.settings import Settings
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
@@ -61,7 +62,7 @@ class SimulatedServer(BinaryServer):
         self._accepted += 1
         connection = _NumberedConnection.__new__(_NumberedConnection)
         connection.number = self._accepted
-        connection.__init__(self._broker, self._handlers)  # type: ignore[misc]
+        connection.__init__(self._broker, self._handlers, self._send)  # type: ignore[misc]
         return connection
 
 
@@ -77,7 +78,7 @@ class SimulatedBroker(Broker):
         self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores
     ) -> None:
         super().__init__(settings, clock=clock, rng=rng, stores=stores)
-        self._server = SimulatedServer(self, handler_table())
+        self._server = SimulatedServer(self, handler_table(), send)
 
 
 class MovableLedgerStore(LocalLedgerStore):

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
-from protocol import pulsar_pb2 as pb
-from protocol.ack_set import from_words, is_pending, pending_all, to_words
-from protocol.frames import Frame
-from protocol.message import iter_batch, parse_metadata, payload_of
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ack_set import from_words, is_pending, pending_all, to_words
+from magnetar.protocol.frames import Frame
+from magnetar.protocol.incarnation import INCARNATION
+from magnetar.protocol.message import iter_batch, parse_metadata, payload_of
 from tests.simulation.history import Delivered, History, Transaction, Txn
 from tests.simulation.network import SimulatedTransport
 from tests.support.raw_client import Delivery, RawClient, RawConsumer
@@ -106,6 +107,7 @@ class SimulatedClient(RawClient):
         permits: int,
         *,
         durable: bool = True,
+        incarnation: str = "",
     ) -> RawConsumer:
         """SUBSCRIBE at Earliest; deliveries are written down."""
         consumer_id = self.next_id()
@@ -119,6 +121,8 @@ class SimulatedClient(RawClient):
             durable=durable,
             initial_position=pb.CommandSubscribe.Earliest,
         )
+        if incarnation:
+            options.metadata.add(key=INCARNATION, value=incarnation)
         return await self.subscribe(segment, subscription, options, permits=permits)
 
     def transactional_ack(
@@ -228,13 +232,13 @@ class SimulatedClient(RawClient):
         self.history.note(self.who, f"begins {txn} timeout={timeout_ms}")
         return record
 
-    async def end_recorded(self, record: Transaction, action: int) -> None:
+    async def end_recorded(self, record: Transaction, action: "pb.TxnAction") -> None:
         """END_TXN; what was asked and what was answered is written down."""
         name = ACTIONS[action]
         record.asked.append(name)
         self.history.note(self.who, f"ends {record.txn} {name}")
         try:
-            await self.end(record.txn, action)  # type: ignore[arg-type]
+            await self.end(record.txn, action)
         except GONE as error:
             self.history.note(self.who, f"end of {record.txn}: {type(error).__name__} {error}")
             record.answers.append((name, str(error) or type(error).__name__))

@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from protocol import pulsar_pb2 as pb
-from protocol.ids import to_wire
-from tests.simulation.actors import QUEUE, SEEKER, STREAM, Actor, Layout
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import to_wire
+from tests.simulation.actors import COMMITTER, QUEUE, SEEKER, STREAM, Actor, Layout
 from tests.simulation.client import GONE, Kind, SimulatedClient, partial_id, permits_of
 from tests.simulation.history import Delivered, Place, Transaction, Txn
 from tests.simulation.loop import Host
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 FOR_EVER_S = 10_000_000.0
+_ENDED = (pb.InvalidTxnStatus, pb.TransactionNotFound)
+"""Said of a transaction that has ended otherwise than asked for."""
 
 
 class Receiver(Actor):
@@ -42,7 +45,7 @@ class Receiver(Actor):
             for _, pump in self.attached.values():
                 pump.cancel()
 
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+    async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         raise NotImplementedError
 
     async def look_again_after(self, seconds: float) -> None:
@@ -121,7 +124,7 @@ class QueueConsumer(Receiver):
 
     subscription = QUEUE
 
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+    async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         while self.world.plan.late_queues and not self.world.draining and going_on():
             await self.look_again_after(1.0)
         layout = await Layout.watch(client, self.topic)
@@ -142,7 +145,7 @@ class StreamConsumer(Receiver):
 
     subscription = STREAM
 
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+    async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         session, assignment = await client.subscribe_scalable(
             self.topic, self.subscription, self.name
         )
@@ -217,12 +220,110 @@ class StreamConsumer(Receiver):
 class PlainConsumer(StreamConsumer):
     """Ordered, on a topic without segments; the next one takes over when it goes."""
 
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+    async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         while going_on():
             await self.forget_closed()
             if not self.attached:
                 await self.attach(client, self.topic, pb.CommandSubscribe.Failover, self.name)
             await self.look_again_after(self.rng.uniform(0.05, 0.3))
+
+
+class Committer(Receiver):
+    """Works in order, and commits how far it is: a transaction, and cumulative acknowledgements.
+
+    A11: after an abort it drops what it has and asks for everything again, drops what was sent
+    before that was heard, and has one transaction at a time.  So what it acknowledges is what it
+    got since, and nothing else.  Who does not know how a transaction ended begins a new life.
+    """
+
+    subscription = COMMITTER
+    _lives = 1
+    _epoch = 0
+    _left: Transaction | None = None
+    """Begun, and its end not asked for when the connection was lost."""
+
+    async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
+        await client.connect_coordinator()
+        while going_on():
+            await self.forget_closed()
+            if not self.attached:
+                await self._attach(client)
+            await self.look_again_after(self.rng.uniform(0.01, 0.1))
+            if not self.attached:
+                continue
+            consumer, _ = self.attached[self.topic]
+            if self._left is not None:
+                await self._end(client, consumer, self._left, pb.ABORT)
+            elif self._hand:
+                await self._work(client, consumer)
+
+    async def _attach(self, client: SimulatedClient) -> None:
+        self._epoch, self._hand = 0, list[tuple[Delivery, list[Delivered]]]()
+        kind, life = pb.CommandSubscribe.Failover, f"{self.name}, life {self._lives}"
+        try:
+            consumer = await client.attach(
+                self.topic, self.subscription, kind, self.name, self.permits, incarnation=life
+            )
+        except GONE as error:
+            if not client.alive:
+                raise
+            self.note(f"cannot attach: {error}")
+            return
+        pump = asyncio.get_running_loop().create_task(self._pump(client, consumer))
+        self.attached[self.topic] = (consumer, pump)
+
+    async def handle(
+        self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery
+    ) -> None:
+        if delivery.command.consumer_epoch >= self._epoch:
+            self._hand.append((delivery, client.seen(consumer, delivery)))
+
+    async def _work(self, client: SimulatedClient, consumer: RawConsumer) -> None:
+        record = self._left = await client.begin_recorded(5_000)
+        action = pb.COMMIT
+        await client.add_subscription(record.txn, self.topic, self.subscription)
+        for _ in range(self.rng.randrange(1, 3)):
+            hand, self._hand = self._hand, []
+            if not hand:
+                break
+            acks = self.acking([each for _, seen in hand for each in seen], record.txn)
+            named = [hand[-1][0].message_id]
+            work = client.transactional_ack(consumer, named, record.txn, cumulative=True)
+            try:
+                await self.answered(acks, work)
+            except BrokerError as error:
+                self._judge(record, error)
+                action = pb.ABORT
+            await asyncio.sleep(self.rng.choice((0, self.rng.expovariate(20))))
+        if not self.world.draining and self.rng.random() < self.world.plan.aborted:
+            action = pb.ABORT
+        await self._end(client, consumer, record, action)
+
+    def _judge(self, record: Transaction, error: BrokerError) -> None:
+        """Whoever is alone and has one transaction at a time is in nobody's way."""
+        self.note(f"cannot acknowledge in {record.txn}: {error}")
+        if error.code == pb.TransactionConflict and self.world.plan.committers == 1:
+            self.world.history.violated(f"false conflict: {self.name} in {record.txn}: {error}")
+
+    async def _end(
+        self,
+        client: SimulatedClient,
+        consumer: RawConsumer,
+        record: Transaction,
+        action: "pb.TxnAction",
+    ) -> None:
+        self._left = None
+        try:
+            await client.end_recorded(record, action)
+        except GONE as error:
+            if not isinstance(error, BrokerError) or error.code not in _ENDED:
+                self._lives += 1
+                raise
+            action = pb.ABORT
+        if action == pb.ABORT:
+            self._epoch += 1
+            self._hand = []
+            consumer.redeliver(epoch=self._epoch)
 
 
 class Seeker(Receiver):
@@ -231,7 +332,7 @@ class Seeker(Receiver):
     subscription = SEEKER
     transaction: Transaction | None = None
 
-    async def receive(self, client: SimulatedClient, going_on) -> None:  # type: ignore[no-untyped-def]
+    async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         await client.connect_coordinator()
         while going_on():
             await self.forget_closed()

@@ -5,8 +5,8 @@ import random
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
 from tests.simulation.actors import PLAIN, Sender
 from tests.simulation.client import SimulatedClient
 from tests.simulation.loop import Host

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from storage.ledger.local.disk import AppendDone
 from tests.simulation.loop import SimulatedLoop
-from tests.unit.ledger.simulated_disk import Crash, SimulatedDisk
+from tests.unit.storage.ledger.local.simulated_disk import Crash, SimulatedDisk, Survival
 
 T = TypeVar("T")
 
@@ -114,5 +114,5 @@ class TimedDisk(SimulatedDisk):
                 self._running()
             except (Crash, OSError):
                 pass
-        how = self._rng.choice(("torn", "torn", "durable", "written"))
+        how: Survival = self._rng.choice(("torn", "torn", "durable", "written"))
         return self.survivors(how, self._rng)

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Awaitable
 from typing import ClassVar
 
-from protocol.key_hash import coordinator_of_key
+from magnetar.protocol.key_hash import coordinator_of_key
+from magnetar.protocol.txn_id import NUMBER_BITS
 from tests.simulation.checker import JOB
 from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import GroupAsked, Transaction, Txn
 from tests.simulation.key_worker import KeyWorker
 from tests.simulation.transactor import COORDINATORS
 from tests.support.raw_client import BrokerError
-from txn.txn_id import NUMBER_BITS
 
 QUERY = "query"
 

@@ -33,11 +33,18 @@ def watch_headers(store: MemoryMetadataStore, history: History) -> None:
 def _group_changed(history: History, txn: Txn, header: records.Header) -> None:
     if header.state is not records.TxnState.COMMITTED or header.group is None:
         return
-    commit, tied = header.group.commit, header.tied
+    commit, key_epoch = header.group.commit, header.key_epoch
     assert commit is not None, "a group commits for a batch"
-    assert tied is not None, "a group is of a key"
+    assert key_epoch is not None, "a group is of a key"
     now_s = asyncio.get_running_loop().time()
     winners = frozenset(commit.winners)
     history.group_committed(
-        GroupCommitted(now_s, tied.key, tied.epoch, txn, tuple(commit.batch), winners)
+        GroupCommitted(
+            now_s,
+            key_epoch.key,
+            key_epoch.epoch,
+            txn,
+            (commit.batch.query, commit.batch.number),
+            winners,
+        )
     )

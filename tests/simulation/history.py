@@ -26,7 +26,7 @@ class Message:
     """Whether the producer waited for the outcome before it sent the next one."""
     txn: Txn | None = None
     once: bool = False
-    """Whether the broker promises not to store it twice on one segment."""
+    """Whether it must not be stored twice, on whatever segments."""
     sends: int = 0
     receipt_at: float | None = None
     refused: list[str] = field(default_factory=list)

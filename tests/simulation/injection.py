@@ -4,16 +4,16 @@
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from broker.topics import TopicRegistry
-from protocol.ids import Position
+from broker.topics.registry import TopicRegistry
+from magnetar.protocol.ids import Position
 from tests.simulation.loop import current_host
 from txn.buffer import SegmentBuffer
 from txn.buffer_core import SegmentBufferCore
 
-Parts = Mapping[tuple[object, str], Callable[..., object]]
+Parts = Mapping[tuple[object, str], object]
 """(class or module, its attribute) to what is put there."""
 
 
@@ -22,13 +22,13 @@ class HorizonMovedBack(Exception):
 
 
 class AssertingCore(SegmentBufferCore):
-    """The horizon never falls within one owner."""
+    """The max read position never falls within one owner."""
 
     _highest: Position | None = None
 
     @property
-    def horizon(self) -> Position:
-        now = super().horizon
+    def max_read_position(self) -> Position:
+        now = super().max_read_position
         if self._highest is not None and now < self._highest:
             raise HorizonMovedBack(f"{self.segment}: {self._highest} to {now} ({current_host()})")
         self._highest = now

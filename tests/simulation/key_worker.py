@@ -8,8 +8,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, ClassVar
 
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import coordinator_of_key
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import coordinator_of_key
 from tests.simulation.actors import Sender
 from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import KeyOpened, Transaction

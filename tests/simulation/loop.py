@@ -146,9 +146,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(lambda loop, context: None)
         for task in [task for host in self._hosts for task in host.tasks if not task.done()]:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            if coroutine is None:  # From Python 3.12 on, of an eager task that has ended.
+                continue
             for _ in range(3):
                 with contextlib.suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    coroutine.close()
         self._graveyard.clear()
         self._timers.clear()
         for host in self._hosts:
@@ -171,7 +174,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(
         self,
         callback: Callable[..., object],
         *args: object,
@@ -181,9 +184,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._make_ready(handle)
         return handle
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon
 
-    def call_at(  # type: ignore[override]
+    def call_at(
         self,
         when: float,
         callback: Callable[..., object],
@@ -194,7 +197,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
-    def call_later(  # type: ignore[override]
+    def call_later(
         self,
         delay: float,
         callback: Callable[..., object],
@@ -217,17 +220,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         (host or self.world).tasks.add(task)
         return task
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(
         self, executor: object, func: Callable[..., T], *args: object
     ) -> "asyncio.Future[T]":
         future: asyncio.Future[T] = self.create_future()
         self.call_later(self._rng.uniform(*EXECUTOR_S), _run_job, future, func, args)
         return future
 
-    async def create_server(self, protocol_factory, host=None, port=None, **given):  # type: ignore
+    async def create_server(self, protocol_factory, host=None, port=None, **given):  # type: ignore[no-untyped-def]
         return self.network.listen(protocol_factory, given["sock"].port)
 
-    async def create_connection(self, protocol_factory, host=None, port=None, **given):  # type: ignore
+    async def create_connection(self, protocol_factory, host=None, port=None, **given):  # type: ignore[no-untyped-def]
         return await self.network.connect(protocol_factory, port)
 
     # One step
@@ -253,7 +256,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not host.ready:
                 runnable[place] = runnable[-1]
                 runnable.pop()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             self._step(host, handle)
 
@@ -271,7 +274,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _advance(self) -> None:
         """Time goes on to the next timer; all of that instant become ready, in order."""
         timers = self._timers
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise Stuck("nothing is ready and no timer is set")
@@ -281,7 +284,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._at_same_time = 0
         while timers and timers[0][0] <= self._now:
             timer = heapq.heappop(timers)[2]
-            if not timer._cancelled:  # type: ignore[attr-defined]
+            if not timer._cancelled:
                 self._make_ready(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+from storage.clock import Clock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
     Event,
@@ -30,6 +31,7 @@ from storage.metadata.store import (
     Session,
     SessionLost,
     Version,
+    Wanted,
     Watch,
 )
 from tests.simulation.loop import Host, SimulatedLoop
@@ -67,14 +69,14 @@ class MetadataFaults:
 class MetadataService:
     """What outlives brokers."""
 
-    def __init__(self, loop: SimulatedLoop, rng: random.Random, clock: object) -> None:
+    def __init__(self, loop: SimulatedLoop, rng: random.Random, clock: Clock) -> None:
         self.loop = loop
         self.rng = rng
         self.faults = MetadataFaults()
         self.host = loop.new_host("metadata")
         asyncio.events._set_running_loop(loop)  # the store is made on the loop that will run
         try:
-            self.store = self.host.context.copy().run(MemoryMetadataStore, clock)  # type: ignore
+            self.store = self.host.context.copy().run(MemoryMetadataStore, clock)
         finally:
             asyncio.events._set_running_loop(None)
         self.handles: list[MetadataHandle] = []
@@ -89,6 +91,12 @@ class MetadataService:
     def holding(self, handle: "MetadataHandle", call: "_Call") -> bool:
         return any(
             handle is whose and kind == call.kind and part in call.key
+            for whose, kind, part in self.holds
+        )
+
+    def holding_event(self, handle: "MetadataHandle", event: Event) -> bool:
+        return any(
+            handle is whose and kind == "watch" and part in event.key
             for whose, kind, part in self.holds
         )
 
@@ -226,8 +234,10 @@ class MetadataHandle(MetadataStore):
 
     # The interface
 
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
-        found = await self._ask("get", key, lambda s: s.get(key, partition=partition))
+    async def get(
+        self, key: str, *, partition: str | None = None, fresh: bool = False
+    ) -> Record | None:
+        found = await self._ask("get", key, lambda s: s.get(key, partition=partition, fresh=fresh))
         return cast("Record | None", found)
 
     async def get_many(
@@ -312,17 +322,14 @@ class MetadataHandle(MetadataStore):
     def watch_key(self, key: str, *, partition: str | None = None) -> Watch:
         return self._watch(self._service.store.watch_key(key, partition=partition))
 
-    def watch_children(self, key: str) -> Watch:
-        return self._watch(self._service.store.watch_children(key))
-
-    def watch_index(self, index: str, lo: str, hi: str) -> Watch:
-        return self._watch(self._service.store.watch_index(index, lo, hi))
+    def watch_children(self, key: str, *, wanted: Wanted | None = None) -> Watch:
+        return self._watch(self._service.store.watch_children(key, wanted=wanted))
 
     def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
         return self._watch(self._service.store.watch_sequence(prefix, partition=partition))
 
     def _watch(self, inner: Watch) -> Watch:
-        watch = SimulatedWatch(self._service, inner)
+        watch = SimulatedWatch(self._service, self, inner)
         self._watches.append(watch)
         return watch
 
@@ -371,7 +378,7 @@ class SimulatedSession(Session):
 
     def _expire(self) -> None:
         if not self.inner.lost:
-            self._service.loop.create_task(self.inner.close())  # type: ignore[arg-type]
+            self._service.loop.create_task(self.inner.close())
         context = self._handle.host.context.copy()
         self._service.loop.call_later(self._service.delay(), self._ended.set, context=context)
 
@@ -379,8 +386,9 @@ class SimulatedSession(Session):
 class SimulatedWatch(Watch):
     """A watch that tells late."""
 
-    def __init__(self, service: MetadataService, inner: Watch) -> None:
+    def __init__(self, service: MetadataService, handle: MetadataHandle, inner: Watch) -> None:
         self.inner = inner
+        self._handle = handle
         self._service = service
         self._held: Event | None = None
         self._closed = False
@@ -396,6 +404,8 @@ class SimulatedWatch(Watch):
         if faults.watch_slow and rng.random() < faults.watch_slow:
             seconds = rng.uniform(0, 3)
         await asyncio.sleep(seconds)
+        while self._held is not None and self._service.holding_event(self._handle, self._held):
+            await asyncio.sleep(0.05)
         if self._closed:
             raise StopAsyncIteration
         event, self._held = self._held, None

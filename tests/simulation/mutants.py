@@ -2,35 +2,39 @@
 
 Each mutant overrides the one method that keeps its rule.  A story ends otherwise with it, which
 shows what the rule is for; and runs by luck find it, which shows that they would find what nobody
-thought of.
+thought of.  `docs/testing.md` has them all in a table, and why luck finds some of them never.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TypeVar
 
-from broker.topics import TopicRegistry
-from broker.transactional_acks import TransactionalAcks
+from broker.topics.dispatch.holds import Holds
+from broker.topics.subscription import Subscription
+from broker.topics.transactional_acks import TransactionalAcks
+from broker.transactions.service import Transactions
 from config.bounds import TXN_ID_BLOCK
-from storage import managed_ledger_cursors
-from storage.cursor_store import CursorStore
-from storage.metadata.store import Record
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger import cursors
+from storage.metadata.store import Version
+from tests.simulation import ack_mutants as acks
+from tests.simulation import write_mutants as writes
+from tests.simulation.ack_mutants import with_acks
 from tests.simulation.injection import Parts
+from tests.simulation.write_mutants import with_buffer, with_core
 from tests.unit.txn import group_mutants, key_mutants
-from txn import decisions, store
-from txn.buffer import SegmentBuffer
-from txn.buffer_core import SegmentBufferCore
-from txn.buffer_effects import Admission, DeleteClaims, RecordAborted
+from txn import decisions, records, store
 from txn.coordinator import Coordinator
-from txn.membership import Member, Membership
+from txn.coordinators import Coordinators
+from txn.errors import TransactionNotFound
+from txn.header import end_header
 from txn.numbers import NumberBlocks
-from txn.pending_ack import PendingAck
-from txn.pending_acks import PendingAcks
-from txn.records import Claim, decode_next, sequence_key
-from txn.segment_owner import SegmentOwner
+from txn.records import Header, KeyEpoch, TxnState, decode_sequence, sequence_key
+from txn.store import TransactionStore
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import TxnId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,9 @@ class Mutant:
     parts: Parts
     story: str
     """That ends otherwise with it."""
-    profile: str
-    """The kind of trouble in which it shows."""
+    profile: str = ""
+    """The kind of trouble in which it shows; empty: luck does not find it, `docs/testing.md` says
+    why."""
     seed: int = 1
     """Of a run that finds it."""
 
@@ -50,145 +55,53 @@ class Mutant:
         return self.name.partition("-")[0]
 
 
-def _with_buffer(buffer: type[SegmentBuffer]) -> Parts:
-    return {(TopicRegistry, "buffer_class"): buffer}
-
-
-def _with_core(core: type[SegmentBufferCore]) -> Parts:
-    class Buffer(SegmentBuffer):
-        core_class: ClassVar[type[SegmentBufferCore]] = core
-
-    return _with_buffer(Buffer)
-
-
-def _with_acks(acks: type[PendingAcks]) -> Parts:
-    return {(TransactionalAcks, "pending_acks_class"): acks}
-
-
-class AppendBesideClaim(SegmentBufferCore):
-    """W1 broken: the first append does not wait for the claim."""
-
-    def _first_write(self, member: Member) -> Admission:
-        super()._first_write(member)
-        self._move(member, Membership.CHECKING)
-        self._move(member, Membership.JOINED)
-        return Admission.JOINED
-
-    def claim(self, txn: TxnId, epoch: int) -> Claim:
-        if txn in self.members:
-            return super().claim(txn, epoch)
-        return Claim(txn, self.segment, epoch, self._log.last_confirmed)
-
-
-class NoHeaderRead(SegmentBufferCore):
-    """W2 broken: after the claim nobody asks whether the transaction is still open."""
-
-    def _after_claim(self, member: Member) -> None:
-        self._move(member, Membership.CHECKING)
-        self._join(member)
-
-
-class AbortsAtOnce(SegmentBufferCore):
-    """W4 broken: an abort is recorded below appends that are still on their way."""
-
-    def _appends_decided(self, member: Member) -> bool:
-        return True
-
-
-class ClaimsFirst(SegmentBufferCore):
-    """W5 broken: claims are deleted before the aborted record is durable."""
-
-    def _clean_aborted(self, member: Member) -> None:
-        if self._appends_decided(member):
-            self._effects.append(DeleteClaims(member.txn, tuple(sorted(member.epochs))))
-            self._effects.append(RecordAborted(member.txn, self._log.last_confirmed))
-
-
-class FollowsLate(SegmentBuffer):
-    """W7 broken: headers are read before their transactions are followed."""
-
-    async def _load(self) -> None:
-        self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
-        txns = list(self._core.members)
-        await asyncio.gather(*(self._load_header(txn) for txn in txns))
-        for txn in txns:
-            self._decisions.follow(txn, self._follower)
-        self._core.loaded(await self._store.aborted_on(self.segment))
-
-
-class AbortedSetFirst(SegmentBuffer):
-    """W7, W8 broken: the aborted set is read before the claims."""
-
-    async def _load(self) -> None:
-        aborted = await self._store.aborted_on(self.segment)
-        self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
-        for txn in list(self._core.members):
-            self._decisions.follow(txn, self._follower)
-            await self._load_header(txn)
-        self._core.loaded(aborted)
-
-
-class AnswersUnproven(PendingAcks):
-    """A1 broken: the answer does not wait for the proof of ownership."""
-
-    async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
-        owner, self._owner = self._owner, _Unproven(self._owner)  # type: ignore[assignment]
-        try:
-            await super()._make_durable(txn, taken)
-        finally:
-            self._owner = owner
-
-
-class _Unproven:
-    def __init__(self, owner: SegmentOwner) -> None:
-        self.take = owner.take
-        self.next_number = owner.next_number
-
-    async def confirm(self) -> None:
-        """Proves nothing."""
-
-
-class AnswersEarly(PendingAcks):
-    """A1 broken: the answer does not wait for the record."""
-
-    async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
-        self._start(super()._make_durable(txn, taken))
-
-
-class DeletesBeforeDurable(PendingAcks):
-    """A2 broken: records of a commit go before the cursor is durable."""
-
-    async def _finish_applying(self) -> None:
-        self.core.durable(self.core.applying)
-
-
-class Unfenced(CursorStore):
-    """A3 broken: the cursor is only read, and an owner before this one may go on writing it."""
-
-    async def _claim(self, record: Record) -> None:
-        return
-
-
-class LoadsNothing(PendingAcks):
-    """A4 broken: what earlier owners left is not held again."""
-
-    async def _rebuild(self) -> None:
-        return
-
-
 class _ReusedNumbers(NumberBlocks):
     async def reserve(self) -> range:
         """T1 broken: the counter is read, and not moved before its numbers are used."""
         record = await self._store.metadata.get(sequence_key(self._coordinator))
-        first = 0 if record is None else decode_next(record.key, record.value)
+        first = 0 if record is None else decode_sequence(record.key, record.value)
         later = self._store.reserve_numbers(self._coordinator, TXN_ID_BLOCK)
         self._later = asyncio.get_running_loop().create_task(_after(3600.0, later))
         return range(first, first + TXN_ID_BLOCK)
 
 
-async def _after(seconds: float, work):  # type: ignore[no-untyped-def]
+async def _after(seconds: float, work: Awaitable[T]) -> T:
     await asyncio.sleep(seconds)
     return await work
+
+
+async def _ends_blindly(
+    self: TransactionStore, txn: TxnId, header: Header, expect: Version
+) -> Version:
+    """T2 broken: an end is written over whatever stands there."""
+    result = await self.metadata.put(
+        records.header_key(txn),
+        records.encode_header(header),
+        partition=records.partition_of(txn),
+        indexes=records.header_indexes(header),
+    )
+    return result.version
+
+
+class _RevivesMissing(Coordinator):
+    """T3 broken: an END makes the header that is not there."""
+
+    async def _end_on_stored_version(
+        self,
+        txn: TxnId,
+        action: TxnState,
+        owner: str | None,
+        key: KeyEpoch | None = None,
+        *,
+        if_due: bool = False,
+    ) -> bool:
+        try:
+            return await super()._end_on_stored_version(txn, action, owner, key, if_due=if_due)
+        except TransactionNotFound:
+            now_ms = self._parts.clock.now_ms()
+            missing = Header(TxnState.OPEN, 1, now_ms, None, owner)
+            await self._store.create_header(txn, end_header(missing, action, now_ms))
+            return True
 
 
 def _with_keys(keys: type[TransactionKeys]) -> Parts:
@@ -197,40 +110,100 @@ def _with_keys(keys: type[TransactionKeys]) -> Parts:
 
 ZOMBIE = "zombie_with_a_key"
 AT_ONCE = "a_key_is_opened_at_once_and_begun_under_late"
+DELAYED_EVENTS = "delayed_end_events"
 GROUP = "a_group_and_what_comes_late"
 _EVERYBODY_WINS: Parts = {
     (part, "header_of"): group_mutants.everybody_wins for part in (store, decisions)
 }
 
 MUTANTS = (
-    Mutant("W1", _with_core(AppendBesideClaim), "crash_between_claim_and_append", "joins"),
-    Mutant("W2", _with_core(NoHeaderRead), "write_after_collection", "joins", 7),
-    Mutant("W4", _with_core(AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 2),
-    Mutant("W5", _with_core(ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 2),
-    Mutant("W7-follow", _with_buffer(FollowsLate), "end_during_a_load", "takeovers", 109),
+    Mutant("W1", with_core(writes.AppendBesideClaim), "crash_between_claim_and_append", "joins"),
+    Mutant("W2", with_core(writes.NoHeaderRead), "write_after_collection", "joins", 7),
+    Mutant("W3", with_core(writes.JoinsByLoadedClaim), "stale_owner_refuses_a_join"),
+    Mutant("W4", with_core(writes.AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 2),
     Mutant(
-        "W7-W8", _with_buffer(AbortedSetFirst), "stale_owner_cleans_up", "aborts-handed-over", 9
+        "W5-order", with_core(writes.ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 2
     ),
     Mutant(
-        "A1-proof", _with_acks(AnswersUnproven), "stale_owner_takes_an_ack", "acks-handed-over", 13
+        "W5-lowers",
+        {(TransactionStore, "record_aborted"): writes.lowers_aborted},
+        "stale_owner_records_an_abort_late",
     ),
-    Mutant("A1-record", _with_acks(AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
+    Mutant("W6-all", with_buffer(writes.DeletesAllClaims), "stale_owner_hears_of_an_abort"),
+    Mutant("W6-newer", with_buffer(writes.LoadsAllClaims), "replaced_while_it_loads"),
+    Mutant("W7-follow", with_buffer(writes.FollowsLate), "end_during_a_load", "takeovers", 115),
     Mutant(
-        "A2", _with_acks(DeletesBeforeDurable), "crash_while_a_commit_is_applied", "cleaning", 18
+        "W7-W8",
+        with_buffer(writes.AbortedSetFirst),
+        "stale_owner_cleans_up",
+        "aborts-handed-over",
+        9,
+    ),
+    Mutant("W9-missing", with_core(writes.HidesWithoutHeader), "claim_after_collection"),
+    Mutant("W9-unknown", with_core(writes.HidesUnread), "stale_owner_finds_no_header"),
+    Mutant(
+        "W10",
+        {(Transactions, "collector_class"): writes.CollectsUnlisted},
+        "abort_is_not_recorded_for_long",
+        "aborts-handed-over",
+    ),
+    Mutant("W11", with_buffer(writes.LooksOnce), "stale_owner_claims_late", "left-behind", 6),
+    Mutant("W12", with_core(writes.LeavesRefused), "write_after_collection"),
+    Mutant("W13", with_core(writes.OneFloor), "two_owners_claim", "resumed"),
+    Mutant(
+        "W14",
+        {(Subscription, "at_end"): writes.DRAINED_AT_MAX_READ_POSITION},
+        "children_wait_for_their_parent",
+        "general",
+        4,
+    ),
+    Mutant(
+        "A1-proof",
+        with_acks(acks.AnswersUnproven),
+        "stale_owner_takes_an_ack",
+        "acks-handed-over",
+        13,
+    ),
+    Mutant("A1-record", with_acks(acks.AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
+    Mutant(
+        "A2",
+        with_acks(acks.DeletesBeforeDurable),
+        "crash_while_a_commit_is_applied",
+        "cleaning",
+        18,
     ),
     Mutant(
         "A3",
-        {(managed_ledger_cursors, "CursorStore"): Unfenced},
+        {(cursors, "CursorStore"): acks.Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
         3,
     ),
-    Mutant("A4", _with_acks(LoadsNothing), "pending_acks_after_reload", "restarts", 4),
+    Mutant("A4", with_acks(acks.LoadsNothing), "pending_acks_after_reload", "restarts", 4),
+    Mutant("A5", with_acks(acks.AppliesVoid), "stale_owner_puts_a_void_ack"),
+    Mutant("A6", with_acks(acks.LooksOnce), "stale_owner_puts_an_ack_late", "left-behind", 5),
+    Mutant("A7", with_acks(acks.SeeksAtOnce), "crash_after_a_seek"),
+    Mutant(
+        "A8-pass", {(Holds, "may_pass"): acks.passes_unread}, DELAYED_EVENTS, "delayed-end-events"
+    ),
+    Mutant("A8-refuse", with_acks(acks.RefusesUnread), DELAYED_EVENTS, "delayed-end-events"),
+    Mutant("A8-seek", with_acks(acks.SeeksUnread), "seek_after_an_unseen_commit"),
+    Mutant(
+        "A9",
+        {(TransactionalAcks, "keeps_from"): acks.keeps_nothing},
+        "hold_of_another_consumer",
+    ),
     Mutant(
         "T1",
         {(Coordinator, "numbers_class"): _ReusedNumbers},
         "numbers_are_never_used_again",
         "restarts",
+    ),
+    Mutant(
+        "T2", {(TransactionStore, "end_header"): _ends_blindly}, "both_ends_at_once", "restarts", 2
+    ),
+    Mutant(
+        "T3", {(Coordinators, "coordinator_class"): _RevivesMissing}, "end_twice", "restarts", 3
     ),
     Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 2),
     Mutant("K2-abort", _with_keys(key_mutants.LeavesOpen), ZOMBIE, "keys"),

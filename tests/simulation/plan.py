@@ -59,6 +59,8 @@ class Plan:
     """Of ends, how many come over a connection of their own."""
     named_producers: int = 0
     """Producers that send again what was not receipted, under their name: never stored twice."""
+    committers: int = 0
+    """Ordered consumers that commit their progress in transactions, cumulatively."""
     seekers: int = 0
     """Consumers that go back, and acknowledge in transactions."""
     deleters: int = 0
@@ -71,6 +73,8 @@ class Plan:
     """Of transactions, how many their client wants to abort."""
     hasty: float = 0.0
     """Of those, how many are aborted while their sends are under way."""
+    resumed: float = 0.0
+    """Of transactions whose connection was lost, how many their client goes on with on the next."""
     crash_at: str = ""
     """A request for metadata, by kind and part of the key: the broker dies on it, or soon after."""
     crash_at_share: float = 0.0
@@ -83,6 +87,8 @@ class Plan:
     """If any: with what the names of those clients begin; all other connections break."""
     beside_s: float = 20.0
     """For so long, at most, a broker that was replaced goes on."""
+    restarted: bool = True
+    """Whether a broker that loads everything anew comes last: a load takes up what is left."""
     ledger_entries: int = 60
     retention_s: int = 30
     """Of ended transactions."""
@@ -181,6 +187,17 @@ def _acks_handed_over(plan: Plan, rng: random.Random) -> None:
     plan.burst_producers, plan.pause_s = 1, 0.05
 
 
+def _left_behind(plan: Plan, rng: random.Random) -> None:
+    """Records arrive late, of brokers that were replaced and are gone soon; nobody loads again."""
+    _handover(plan, rng, rng.choice(("put /w:", "put /a:")), 0.3, "")
+    _nothing_else(plan)
+    plan.restarted = False
+    plan.seconds = 10.0
+    plan.metadata.stale_slow_keys = ("/w:", "/a:")
+    plan.cut_off, plan.beside_s = 0.1, 2.0
+    plan.retention_s = plan.collect_every_s = 1
+
+
 def _nothing_else(plan: Plan) -> None:
     """No faults but those of the profile."""
     plan.break_every_s = plan.pause_every_s = plan.reshape_every_s = 0.0
@@ -190,11 +207,33 @@ def _nothing_else(plan: Plan) -> None:
     faults.refused = faults.lost_answer = faults.session_expiry = 0.0
 
 
+def _delayed_end_events(plan: Plan, rng: random.Random) -> None:
+    """Ends are answered, and heard of up to seconds later; ordered consumers go on meanwhile."""
+    plan.committers = rng.choice((1, 2))
+    plan.transactors, plan.seekers = rng.choice((0, 1)), rng.choice((0, 1))
+    plan.aborted = 0.5
+    plan.metadata.watch_slow = rng.uniform(0.3, 0.9)
+    plan.pause_s = 0.1
+    plan.break_every_s = rng.choice((0.0, 2.0))
+    plan.replace_every_s = rng.choice((0.0, 0.0, rng.uniform(3, 6)))
+    # One that was replaced would prune, and its successor, which is alone, does not watch for that.
+    plan.reshape_every_s = 0.0
+
+
 def _restarts(plan: Plan, rng: random.Random) -> None:
     """Short lives, and transactions that are forgotten soon."""
     plan.crash_every_s = rng.uniform(1, 3)
     plan.retention_s = plan.collect_every_s = 1
     plan.pause_s = 0.3
+
+
+def _resumed(plan: Plan, rng: random.Random) -> None:
+    """Transactions write under one owner after the other; nothing else goes wrong."""
+    _nothing_else(plan)
+    plan.crash_every_s = rng.uniform(1.5, 3)
+    plan.resumed, plan.most_sends = 0.9, 2
+    plan.retention_s = plan.collect_every_s = 2
+    plan.burst_producers, plan.pause_s = 0, 0.2
 
 
 def _keys(plan: Plan, rng: random.Random) -> None:
@@ -237,6 +276,7 @@ def _wide(plan: Plan, rng: random.Random) -> None:
     plan.other_connection = rng.choice((0.0, 0.5))
     plan.named_producers = rng.choice((0, 1, 2))
     plan.seekers = rng.choice((0, 1))
+    plan.committers = rng.choice((0, 1, 2))
     plan.deleters = rng.choice((0, 1))
     plan.crash_every_s = rng.choice((0.0, rng.uniform(1.5, 6), rng.uniform(1.5, 6)))
     plan.replace_every_s = rng.choice((0.0, 0.0, 0.0, rng.uniform(2, 6)))
@@ -254,7 +294,10 @@ PROFILES: dict[str, Profile] = {
     "aborts-handed-over": _aborts_handed_over,
     "commits-handed-over": _commits_handed_over,
     "acks-handed-over": _acks_handed_over,
+    "left-behind": _left_behind,
+    "delayed-end-events": _delayed_end_events,
     "restarts": _restarts,
+    "resumed": _resumed,
     "keys": _keys,
     "wide": _wide,
     "groups": _groups,

@@ -10,8 +10,12 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     join C T [seg=N]            ADD_PARTITION_TO_TXN
     send C NAME [seg=N] [txn=T] one message; "receipt", or the error
     consume C q|s               attach to all segments, where that is possible
+    follow C                    as an ordered consumer of `s` attach to the segments that it is
+                                given now: their numbers
     receive C                   names that came within a second of virtual time, in order
-    ack C NAME [txn=T]          of a message that C received, answered
+    ack C NAME [txn=T] [upto=1] of a message that C received, answered; of all up to it
+    redeliver C                 C drops what it has, and asks for all that is not acknowledged
+    seek C                      its consumers go back to the start, and attach again
     end C T commit|abort        END_TXN
     attempt C N T               BEGIN_ATTEMPT of nonce N under C's epoch: attempt T
     commit C N BATCH T ...      COMMIT_GROUP of these attempts, and of no other
@@ -22,7 +26,7 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     stale                       a new broker takes the disk; the old one goes on, and can write to
                                 the metadata only; its clients stay with it
     hold KIND PART              requests of this broker of KIND (put, get, delete, scan) whose key
-                                has PART wait, until they are released
+                                has PART wait, until they are released; so do events (watch)
     release [PART]              those with that PART in their key, or all, arrive now
     slow SECONDS                every sync of the disk takes so long (0: as usual)
     start X: DIRECTIVE          begin it and go on; `finish X` waits and says what came of it
@@ -35,27 +39,33 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
-from protocol.server_error import MagnetarError
-from tests.simulation.actors import QUEUE, Layout, Sender, segment_topic
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import to_wire
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.server_error import MagnetarError
+from tests.simulation.actors import QUEUE, STREAM, Layout, Sender, segment_topic
 from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import KeyOpened, Message, Transaction, Txn
 from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.key_worker import COORDINATOR, KEY
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
-from tests.support.raw_client import BrokerError, Delivery, RawConsumer
+from tests.support.raw_client import BrokerError, Delivery, RawConsumer, Session
+
+T = TypeVar("T")
 
 STORIES = Path(__file__).parent / "scenarios"
 TOPIC = "topic://public/default/t0"
 ANSWER_S = 60.0
 PATIENCE_S = 3600.0
 CHECKER = "(the checker)"
+WRITTEN_SEED = 1
+"""With which stories are written."""
 _UNFINISHED = ("lost", "stuck")
 """What a story need not bring to its end."""
 
@@ -92,8 +102,8 @@ def parse(text: str) -> list[Block]:
 class Story(World):
     """A world in which nothing happens but what the story says."""
 
-    def __init__(self, blocks: list[Block], parts: Parts, *, shared: bool) -> None:
-        super().__init__(1, Plan(topics=1), parts, shared=shared)
+    def __init__(self, blocks: list[Block], parts: Parts, seed: int, *, shared: bool) -> None:
+        super().__init__(seed, Plan(topics=1), parts, shared=shared)
         self.blocks = blocks
         self.found: list[str] = []
         self.clients: dict[str, SimulatedClient] = {}
@@ -104,6 +114,8 @@ class Story(World):
         self.epochs: dict[str, int] = {}
         self._groups: dict[str, Txn] = {}
         self._begun: dict[str, asyncio.Task[str]] = {}
+        self._redeliveries: dict[str, int] = {}
+        self._given: dict[str, tuple[Session, pb.ScalableConsumerAssignment]] = {}
 
     async def _main(self) -> None:
         self.start_broker()
@@ -209,32 +221,82 @@ class Story(World):
             attached.append(await self._on(client, work))
         return ""
 
+    async def _follow(self, client: str) -> str:
+        raw = self.clients[client]
+        if client not in self._given:
+            work = raw.subscribe_scalable(TOPIC, STREAM, client)
+            self._given[client] = await self._on(client, work)
+        session, given = self._given[client]
+        while not session.updates.empty():
+            given = session.updates.get_nowait().scalable_topic_assignment_update.assignment
+        self._given[client] = session, given
+        attached = self.consumers.setdefault(client, [])
+        of = {raw.subscriptions[each.consumer_id][1] for each in attached}
+        for each in given.segments:
+            if each.segment_topic not in of:
+                name, kind = f"{client}-seg-{each.segment_id}", pb.CommandSubscribe.Exclusive
+                attach = raw.attach(each.segment_topic, STREAM, kind, name, 100)
+                attached.append(await self._on(client, attach))
+        return " ".join(str(each.segment_id) for each in given.segments) or "none"
+
     async def _receive(self, client: str) -> str:
         await asyncio.sleep(1)
         names = []
         for consumer in self.consumers[client]:
             while not consumer.messages.empty():
                 delivery = consumer.messages.get_nowait()
+                if delivery.command.consumer_epoch < self._redeliveries.get(client, 0):
+                    continue  # sent before the broker heard of it
                 (seen,) = self.clients[client].seen(consumer, delivery)
                 self.received[client, seen.message] = (consumer, delivery)
                 names.append(seen.message)
         return " ".join(names) or "nothing"
 
-    async def _ack(self, client: str, name: str, txn: str = "") -> str:
-        return await self._on(client, self._ack_one(client, name, txn))
+    async def _ack(self, client: str, name: str, txn: str = "", upto: str = "") -> str:
+        return await self._on(client, self._ack_one(client, name, txn, cumulative=bool(upto)))
 
-    async def _ack_one(self, client: str, name: str, txn: str) -> str:
+    async def _ack_one(self, client: str, name: str, txn: str, *, cumulative: bool) -> str:
         raw = self.clients[client]
         consumer, delivery = self.received[client, name]
         (seen,) = raw.seen(consumer, delivery)
-        ack = self.history.acking(seen, self.txns[txn] if txn else None)
+        named = [seen]
+        if cumulative:
+            of_client = [found for (whose, _), found in self.received.items() if whose == client]
+            had = [each for found in of_client for each in raw.seen(*found)]
+            named = [
+                each
+                for each in had
+                if each.segment == seen.segment and each.position <= seen.position
+            ]
+        acks = [self.history.acking(each, self.txns[txn] if txn else None) for each in named]
         if txn:
             await raw.add_subscription(self.txns[txn], seen.segment, seen.subscription)
-            await raw.transactional_ack(consumer, [delivery.message_id], self.txns[txn])
+            await raw.transactional_ack(
+                consumer, [delivery.message_id], self.txns[txn], cumulative=cumulative
+            )
         else:
-            await consumer.ack_answered(delivery.message_id)
-        self.history.ack_answered(ack, None)
+            await consumer.ack_answered(delivery.message_id, cumulative=cumulative)
+        for ack in acks:
+            self.history.ack_answered(ack, None)
         return "durable"
+
+    async def _redeliver(self, client: str) -> str:
+        self._redeliveries[client] = epoch = self._redeliveries.get(client, 0) + 1
+        self.received = {of: found for of, found in self.received.items() if of[0] != client}
+        for consumer in self.consumers[client]:
+            consumer.redeliver(epoch=epoch)
+        return ""
+
+    async def _seek(self, client: str) -> str:
+        start = pb.MessageIdData(ledger_id=to_wire(-1), entry_id=to_wire(-1))
+        raw = self.clients[client]
+        of = ""
+        for consumer in self.consumers.pop(client):
+            of, segment = raw.subscriptions[consumer.consumer_id]
+            sought = self.history.seeking(client, of, segment, (-1, -1))
+            await self._on(client, consumer.seek(start))
+            self.history.seek_answered(client, sought)
+        return await self._consume(client, of)
 
     async def _end(self, client: str, called: str, action: str) -> str:
         record = self.history.transactions[self.txns[called]]
@@ -329,7 +391,7 @@ class Story(World):
 
     # Within
 
-    async def _on(self, client: str, work):  # type: ignore[no-untyped-def]
+    async def _on(self, client: str, work: Coroutine[Any, Any, T]) -> T:
         """On the host of a client."""
         return await self.loop.spawn(self.senders[client].host, work)
 
@@ -351,11 +413,16 @@ class Story(World):
         return part
 
 
-def run(path: Path, parts: Parts = ASSERTING) -> Iterator[tuple[Block, str]]:
-    """Each block with what came of it; the last one is what the checker says."""
+def run(
+    path: Path, parts: Parts = ASSERTING, seed: int = WRITTEN_SEED
+) -> Iterator[tuple[Block, str]]:
+    """Each block with what came of it; the last one is what the checker says.
+
+    `seed`: of delays and of who goes first, which the story leaves open.
+    """
     blocks = parse(path.read_text("utf-8"))
     shared = any(block.directive == "brokers many" for block in blocks)
-    story = Story(blocks, parts, shared=shared)
+    story = Story(blocks, parts, seed, shared=shared)
     outcome = story.run()
     yield from zip(blocks, story.found, strict=False)
     wrong = [each for each in outcome.violations if not each.startswith(_UNFINISHED)]

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.simulation.actors import QUEUE, Sender
 from tests.simulation.client import GONE, SimulatedClient, partial_id, permits_of
 from tests.simulation.history import Transaction, Txn
@@ -30,12 +30,12 @@ class Work:
     """What was asked for in a transaction, and how much of it was answered well."""
 
     record: Transaction
-    wanted: int
+    wanted: "pb.TxnAction"
     asked: int = 0
     done: int = 0
 
     @property
-    def end(self) -> int:
+    def end(self) -> "pb.TxnAction":
         """Only what is whole is committed."""
         return self.wanted if self.asked == self.done else pb.ABORT
 
@@ -60,10 +60,15 @@ class Transactor(Sender):
         await client.connect_coordinator(self.coordinator)
         self.consumers = {}
         left, self._open = self._open, {}
-        for work in left.values():
-            if self.rng.random() < 0.8:
+        resumed = []
+        for txn, work in left.items():
+            if self.world.plan.resumed and self.rng.random() < self.world.plan.resumed:
+                self._open[txn] = work
+                resumed.append(work)
+            elif self.rng.random() < 0.8:
                 await self._end(client, work)
         lanes = [asyncio.create_task(self._lane(client)) for _ in range(LANES)]
+        lanes += [asyncio.create_task(self._resume(client, work)) for work in resumed]
         try:
             while not self.stopping and client.alive:
                 await self._attach(client)
@@ -80,6 +85,16 @@ class Transactor(Sender):
             except GONE as error:
                 self.note(f"lane: {type(error).__name__} {error}")
             await asyncio.sleep(self.rng.expovariate(1 / self.world.plan.pause_s))
+
+    async def _resume(self, client: SimulatedClient, work: Work) -> None:
+        """More of what was begun on an earlier connection, and its end."""
+        try:
+            await self._work(client, work)
+            await asyncio.sleep(self.rng.expovariate(1))
+            await self._end(client, work)
+            self._open.pop(work.record.txn, None)
+        except GONE as error:
+            self.note(f"resumed: {type(error).__name__} {error}")
 
     async def _attach(self, client: SimulatedClient) -> None:
         for segment, consumer in list(self.consumers.items()):
@@ -122,7 +137,7 @@ class Transactor(Sender):
             for taken in self._take(1):
                 await self._ack(client, work, taken, {})
 
-    def _wanted(self) -> int:
+    def _wanted(self) -> "pb.TxnAction":
         return pb.ABORT if self.rng.random() < self.world.plan.aborted else pb.COMMIT
 
     async def _work(self, client: SimulatedClient, work: Work) -> None:
@@ -152,7 +167,7 @@ class Transactor(Sender):
             await client.wait(outcome)
 
     def _take(self, count: int) -> list[tuple[RawConsumer, Delivery]]:
-        found = []
+        found: list[tuple[RawConsumer, Delivery]] = []
         for consumer in self.consumers.values():
             while len(found) < count and not consumer.messages.empty():
                 found.append((consumer, consumer.messages.get_nowait()))
@@ -214,7 +229,9 @@ class Transactor(Sender):
         if not client.alive:
             raise ConnectionError("the connection ended before END_TXN was answered")
 
-    async def _end_once(self, client: SimulatedClient, record: Transaction, action: int) -> None:
+    async def _end_once(
+        self, client: SimulatedClient, record: Transaction, action: "pb.TxnAction"
+    ) -> None:
         if self.rng.random() >= self.world.plan.other_connection:
             await client.end_recorded(record, action)
             return

@@ -15,19 +15,20 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
-from broker.service import Broker
+from broker.app.service import Broker
 from config.settings import Settings
-from protocol import pulsar_pb2 as pb
-from protocol.ids import EARLIEST
-from protocol.names import TopicName, decode_name, parse_topic_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.names import TopicName, decode_name, parse_topic_name
+from magnetar.protocol.server_error import MagnetarError
 from tests.simulation.actors import (
+    COMMITTER,
     PLAIN,
     QUEUE,
     SEEKER,
@@ -40,6 +41,7 @@ from tests.simulation.actors import (
 from tests.simulation.broker_host import BrokerHost
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import (
+    Committer,
     PlainConsumer,
     QueueConsumer,
     Rereader,
@@ -60,10 +62,13 @@ from tests.simulation.plan import Plan, plan_of
 from tests.simulation.transactor import COORDINATORS, Transactor
 from txn import records
 
+T = TypeVar("T")
+
 START_MS = 1_700_000_000_000
 PORT = 6650
 OWNERS = records.owner_key("")
 SOUGHT = f"{PLAIN}public/default/sought"
+COMMITTED_TOPIC = f"{PLAIN}public/default/committed"
 HELD = "held"
 """A subscription which acknowledges nothing, so that what is sought is still there."""
 COLLECTED_S = 200.0
@@ -124,8 +129,9 @@ class World:
         self.topics = [f"topic://public/default/t{n}" for n in range(plan.topics)]
         self.plain_topics = [f"{PLAIN}public/default/p{n}" for n in range(plan.plain_topics)]
         self.sought_topics = [SOUGHT][: plan.seekers]
-        kind = "Key_Shared" if plan.key_shared else "Shared"
-        self.queue_kind = pb.CommandSubscribe.SubType.Value(kind)
+        self.committed_topics = [COMMITTED_TOPIC][: plan.committers]
+        kinds = pb.CommandSubscribe
+        self.queue_kind = kinds.Key_Shared if plan.key_shared else kinds.Shared
         self.actors: list[Actor] = []
         self.draining = False
         self.restarts = True
@@ -157,10 +163,14 @@ class World:
             {
                 **{topic: [QUEUE, STREAM] for topic in self.topics + self.plain_topics},
                 **{topic: [SEEKER] for topic in self.sought_topics},
+                **{topic: [COMMITTER] for topic in self.committed_topics},
             },
             ordered=[STREAM, QUEUE] if plan.key_shared else [STREAM],
         )
         self.loop.set_exception_handler(self._unhandled)
+        self._watch_metadata()
+
+    def _watch_metadata(self) -> None:
         self.metadata.asked = self._asked
         self.metadata.stored = self._stored
         watch_headers(self.metadata.store, self.history)
@@ -266,9 +276,10 @@ class World:
         await self._drain()
         if self._violated():
             return
-        self.crash(self.running)
-        await self._until_up()
-        await asyncio.sleep(10)
+        if self.plan.restarted:
+            self.crash(self.running)
+            await self._until_up()
+            await asyncio.sleep(10)
         await self._collect()
 
     def _violated(self) -> bool:
@@ -289,6 +300,8 @@ class World:
             await self._plain(topic, [QUEUE, STREAM])
         for topic in self.sought_topics:
             await self._plain(topic, [SEEKER, HELD])
+        for topic in self.committed_topics:
+            await self._plain(topic, [COMMITTER])
         self._make_actors()
 
     async def _plain(self, topic: str, subscriptions: list[str]) -> None:
@@ -305,7 +318,7 @@ class World:
 
     def _make_actors(self) -> None:
         plan = self.plan
-        topics = self.topics + self.plain_topics + self.sought_topics
+        topics = self.topics + self.plain_topics + self.sought_topics + self.committed_topics
         for number in range(plan.producers + plan.burst_producers):
             burst = 1 if number < plan.producers else 8
             self.add(
@@ -314,12 +327,12 @@ class World:
                 ),
                 f"p{number}",
             )
-        self._add_many("x", plan.transactors, lambda *given: Transactor(self, *given, topics))
-        self._add_many("w", plan.key_workers, lambda *given: KeyWorker(self, *given, topics))
-        self._add_many("g", plan.group_drivers, lambda *given: GroupDriver(self, *given, topics))
-        self._add_many("r", plan.readers, lambda *given: Rereader(self, *given, self.topics))
-        self._add_many("n", plan.named_producers, lambda *g: NamedProducer(self, *g, topics))
-        self._add_many("d", plan.deleters, lambda *given: Deleter(self, *given, topics))
+        self._add_many("x", plan.transactors, Transactor, topics)
+        self._add_many("w", plan.key_workers, KeyWorker, topics)
+        self._add_many("g", plan.group_drivers, GroupDriver, topics)
+        self._add_many("r", plan.readers, Rereader, self.topics)
+        self._add_many("n", plan.named_producers, NamedProducer, topics)
+        self._add_many("d", plan.deleters, Deleter, topics)
         ordered: list[tuple[str, Callable[..., Actor]]] = [
             *((topic, StreamConsumer) for topic in self.topics),
             *((topic, PlainConsumer) for topic in self.plain_topics),
@@ -329,17 +342,21 @@ class World:
                 ("q", plan.queue_consumers, QueueConsumer),
                 ("s", plan.stream_consumers, kind),
             ):
-                self._add_many(
-                    f"{name}{number}",
-                    count,
-                    lambda *given, topic=topic, make=make: make(self, *given, topic),
-                )
+                self._add_many(f"{name}{number}", count, make, topic)
         for topic in self.sought_topics:
-            self._add_many("k", 1, lambda *given, topic=topic: Seeker(self, *given, topic))  # type: ignore[misc]
+            self._add_many("k", 1, Seeker, topic)
+        for topic in self.committed_topics:
+            self._add_many("c", plan.committers, Committer, topic)
 
-    def _add_many(self, name: str, count: int, make: Callable[..., Actor]) -> None:
+    def _add_many(
+        self,
+        called: str,
+        count: int,
+        make: Callable[["World", str, Host, random.Random, T], Actor],
+        of: T,
+    ) -> None:
         for number in range(count):
-            self.add(make, f"{name}{number}")
+            self.add(lambda name, host, rng: make(self, name, host, rng, of), f"{called}{number}")
 
     def add(self, make: Callable[[str, Host, random.Random], Actor], name: str) -> Actor:
         actor = make(name, self.loop.new_host(name), random.Random(f"{name} {self.seed}"))
@@ -389,7 +406,7 @@ class World:
             f"{name} {subscription} has {found.cursor.backlog}"
             for name, topic in self.running.broker.topics.loaded().items()
             for subscription, found in topic.subscriptions.items()
-            if found.cursor.backlog and subscription in (QUEUE, STREAM, SEEKER)
+            if found.cursor.backlog and subscription in (QUEUE, STREAM, SEEKER, COMMITTER)
         ]
 
     async def _collect(self) -> None:
@@ -499,7 +516,7 @@ class World:
             raise error
         self.history.violated(f"unhandled: {context.get('message')}: {error!r}")
 
-    def logged(self, logger: object, level: str, event: dict[str, Any]) -> object:
+    def logged(self, logger: object, level: str, event: MutableMapping[str, Any]) -> NoReturn:
         """Every line that the broker logs."""
         error = event.get("exc_info")
         error = sys.exc_info()[1] if error is True else error
@@ -545,7 +562,7 @@ def _meant(request: str, kind: str, key: str) -> bool:
     return kind == on and part in key
 
 
-def _drop(logger: object, level: str, event: object) -> object:
+def _drop(logger: object, level: str, event: object) -> NoReturn:
     raise structlog.DropEvent
 
 

@@ -3,6 +3,7 @@
 Rules: the process listens on 127.0.0.1 only, on ports that stay the same over restarts; its data
 and its log are in the directory given; `start` returns when the banner says that it serves; what
 does not come up raises `BrokerFailed` with the end of the log; `running` leaves no process behind.
+It is the broker of this tree unless other `Code` is given.
 """
 
 import json
@@ -11,12 +12,13 @@ import re
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.child_process import HOST, ChildFailed, ChildProcess, free_port
 from tests.support.raw_client import RawClient
 
@@ -28,6 +30,18 @@ LOUD: Final = ("ERROR ", "CRITICAL ", "Traceback ", "Exception ignored")
 BrokerFailed = ChildFailed
 
 
+@dataclass(frozen=True)
+class Code:
+    """Whose broker is run: a checkout, and the interpreter that has what it needs."""
+
+    checkout: Path = ROOT
+    python: Path = Path(sys.executable)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment, beside those of whoever starts it."""
+    main: str = "magnetar.cli.main"
+    """The module that is the `magnetar` command."""
+
+
 class BrokerProcess(ChildProcess):
     """A broker with its log in one directory.  `settings` are names and values of `Settings`.
 
@@ -37,29 +51,36 @@ class BrokerProcess(ChildProcess):
 
     start_timeout_s = 30
 
-    def __init__(self, directory: Path, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, object] | None = None,
+        code: Code | None = None,
+    ) -> None:
         super().__init__("broker", directory)
         self.data_dir = directory / "data"
         self.port = free_port()
         self.http_port = free_port()
         self._settings = dict(settings or {})
+        self._code = code or Code()
 
     # Life
 
     def command(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "broker.cli.main", *self._command()),
+            *(str(self._code.python), "-m", self._code.main, *self._command()),
             *("--bind-host", HOST),
             *("--port", str(self.port), "--http-port", str(self.http_port)),
         ]
 
     def environment(self) -> Mapping[str, str]:
         outer = {k: v for k, v in os.environ.items() if not k.startswith("MAGNETAR_")}
-        return outer | {f"MAGNETAR_{k.upper()}": str(v) for k, v in self._settings.items()}
+        settings = {f"MAGNETAR_{k.upper()}": str(v) for k, v in self._settings.items()}
+        return outer | dict(self._code.variables) | settings
 
     @property
     def working_directory(self) -> Path:
-        return ROOT
+        return self._code.checkout
 
     async def is_serving(self) -> bool:
         return READY in self.log(this_run=True)

@@ -14,14 +14,17 @@ import signal
 import socket
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
 
 HOST: Final = "127.0.0.1"
 STOP_TIMEOUT_S: Final = 30
 POLL_S: Final = 0.01
+MOST_WORKERS: Final = 16
 LOG_TAIL: Final = 4000
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that the kernel gives to outgoing connections: a client that tries again and
@@ -32,16 +35,46 @@ class ChildFailed(AssertionError):
     """The process did not come up, or did not end; the message has the end of its log."""
 
 
+def ports_of_this_worker() -> range:
+    """A slice of `PORTS` for each worker of the tests: none takes the port that another one has
+    drawn and not bound yet, or whose broker is about to come back.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker:
+        return PORTS
+    count = len(PORTS) // MOST_WORKERS
+    first = PORTS.start + int(worker.removeprefix("gw")) % MOST_WORKERS * count
+    return range(first, first + count)
+
+
+@cache
+def rotation_of(ports: range) -> Iterator[int]:
+    """These ports again and again, from a random one on."""
+    first = random.randrange(len(ports))
+    return cycle((*ports[first:], *ports[:first]))
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    while True:
-        port = random.choice(PORTS)
-        with socket.socket() as listener:
-            try:
-                listener.bind((HOST, port))
-            except OSError:
-                continue
+    """A port that nobody listens on now, and that comes again only after all others.
+
+    Who draws a port binds it later, or gives it up for a while: a draw at random from the same
+    ports gave one port to two servers of one cluster.
+    """
+    ports = ports_of_this_worker()
+    for port in islice(rotation_of(ports), len(ports)):
+        if port_is_free(port):
             return port
+    raise AssertionError(f"nobody can listen on any of {ports}")
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server can listen on this port of 127.0.0.1."""
+    with socket.socket() as listener:
+        try:
+            listener.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def port_is_open(port: int) -> bool:

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from protocol import pulsar_pb2 as pb
-from protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.commands import FIELD_OF_TYPE
 from tests.support.child_process import HOST, free_port
 
 CHUNK_SIZE: Final = 1 << 20
@@ -49,6 +49,10 @@ class FrameRelay:
         """Whether the client gets that answer.  Raises `CutByRelay` to end its connection."""
         return True
 
+    def receipted(self, receipt: pb.CommandSendReceipt) -> bool:
+        """Whether the client gets that receipt.  Raises as `answered`."""
+        return True
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until one side of it ends."""
         task = asyncio.current_task()
@@ -78,6 +82,10 @@ class FrameRelay:
             writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _is_handed_back(self, answer: pb.BaseCommand) -> bool:
+        is_receipt = answer.type == pb.BaseCommand.SEND_RECEIPT
+        return not is_receipt or self.receipted(answer.send_receipt)
+
     async def _send_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, awaited: set[int]
     ) -> None:
@@ -103,6 +111,8 @@ class FrameRelay:
                     awaited.discard(_request_id(answer))
                     if not self.answered(answer):
                         continue
+                elif answer is not None and not self._is_handed_back(answer):
+                    continue
                 writer.write(frame if answer is None else frame.replace(theirs, self.url.encode()))
             await writer.drain()
         raise EOFError

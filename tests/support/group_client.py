@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.key_client import KeyClient, Kind, Txn
 
 

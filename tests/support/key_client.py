@@ -1,7 +1,7 @@
 """The commands of a client that has a transaction key, on one bare connection."""
 
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import coordinator_of_key
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import coordinator_of_key
 from tests.support.raw_client import RawClient
 
 Kind = pb.BaseCommand

@@ -1,15 +1,16 @@
 """A relay in front of a broker that loses answers: what was asked is done, and nobody hears of it.
 
 Rules: as of `frame_relay.py`; what happens to an answer is told by who lost its request (`lose`),
-before it is sent.
+before it is sent.  Where a receipt is lost (`lose_receipt`) nobody gets through until `let_in`.
 """
 
+import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.frame_relay import CutByRelay, FrameRelay, serving
 
 Asks = Callable[[pb.BaseCommand], bool]
@@ -32,6 +33,11 @@ class LosingRelay(FrameRelay):
     """Answers to them that were not handed back."""
     told: list[pb.BaseCommand] = field(default_factory=list)
     """Answers to them that were: after as many as were to be lost."""
+    lost_receipt: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the receipt that was to be lost has come."""
+    _receipts: int | None = None
+    """How many pass before one is lost; None: all."""
+    _open: asyncio.Event = field(default_factory=asyncio.Event)
     _asks: Asks | None = None
     _loss: Loss = Loss.CUT
     _times: int | None = None
@@ -39,6 +45,36 @@ class LosingRelay(FrameRelay):
     def lose(self, asks: Asks, *, times: int | None = 1, loss: Loss = Loss.CUT) -> None:
         """From now on, of the answers to requests of which `asks` holds; None: all of them."""
         self._asks, self._times, self._loss = asks, times, loss
+
+    def __post_init__(self) -> None:
+        """Whoever comes gets through."""
+        self._open.set()
+
+    def lose_receipt(self, *, after: int = 0) -> None:
+        """Cut the connection instead of the next receipt but `after`."""
+        self._receipts = after
+        self.lost_receipt.clear()
+
+    def let_in(self) -> None:
+        """Whoever comes back gets through again."""
+        self._open.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """As `FrameRelay.serve`."""
+        await self._open.wait()
+        await super().serve(reader, writer)
+
+    def receipted(self, receipt: pb.CommandSendReceipt) -> bool:
+        """As `FrameRelay.receipted`."""
+        if self._receipts is None:
+            return True
+        if self._receipts:
+            self._receipts -= 1
+            return True
+        self._receipts = None
+        self._open.clear()
+        self.lost_receipt.set()
+        raise CutByRelay
 
     def sent(self, frame: bytes, command: pb.BaseCommand | None) -> bool:
         """As `FrameRelay.sent`."""

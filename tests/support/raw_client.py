@@ -14,10 +14,10 @@ from typing import Final, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from protocol import pulsar_pb2 as pb
-from protocol.commands import FIELD_OF_TYPE
-from protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
-from protocol.message import parse_metadata, payload_of
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
+from magnetar.protocol.message import parse_metadata, payload_of
 from tests.support.raw_handles import (
     BrokerError,
     Delivery,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import Message
 
-from protocol import pulsar_pb2 as pb
-from protocol.commands import FIELD_OF_TYPE
-from protocol.frames import encode_message
-from protocol.message import build_entry
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.frames import encode_message
+from magnetar.protocol.message import build_entry
 
 if TYPE_CHECKING:
     from tests.support.raw_client import RawClient

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stock.peer_process import PeerInUse, PeerProcess
+from tests.java.peer_process import PeerInUse, PeerProcess
 
 
 def test_the_directory_of_a_peer_belongs_to_one_at_a_time(tmp_path: Path) -> None:

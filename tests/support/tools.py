@@ -87,17 +87,24 @@ def built_once(stamp: Path, digest: str, build: Callable[[], None]) -> None:
         stamp.write_text(digest, "utf-8")
 
 
-def run_build(what: str, command: list[str], directory: Path | None = None) -> None:
-    """Run a build command; a `RuntimeError` shows its output if it fails."""
-    result = subprocess.run(
+def completed(
+    command: list[str], directory: Path | None = None, *, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, without input, and what it printed."""
+    return subprocess.run(
         command,
         cwd=directory,
         capture_output=True,
         text=True,
         check=False,
-        timeout=BUILD_TIMEOUT_S,
+        timeout=timeout_s,
         stdin=subprocess.DEVNULL,
     )
+
+
+def run_build(what: str, command: list[str], directory: Path | None = None) -> None:
+    """Run a build command; a `RuntimeError` shows its output if it fails."""
+    result = completed(command, directory, timeout_s=BUILD_TIMEOUT_S)
     if result.returncode != 0:
         raise RuntimeError(f"{what} cannot be built:\n{result.stdout}{result.stderr}")
 
@@ -115,7 +122,5 @@ def copy_jars(pom: Path, directory: Path) -> None:
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=VERSION_TIMEOUT_S
-    )
+    done = completed(list(command), timeout_s=VERSION_TIMEOUT_S)
     return done.stdout + done.stderr

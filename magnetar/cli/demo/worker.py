@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import magnetar
 from magnetar.bounds import DEMO_AGAIN_S, DEMO_KEYLESS_TRANSACTION_S, DEMO_TRANSACTION_S
-from magnetar.consume.consumer_settings import InitialPosition
+from magnetar.consume.settings import InitialPosition
 from magnetar.errors import (
     ExpiredTransaction,
     InvalidArgument,

@@ -1,4 +1,4 @@
-"""Pending adds of one writer: acknowledgements counted, confirmed in order of their ids.
+"""Pending adds of one writer: acknowledgements counted, confirmed in order of their ids.  Pure.
 
 Rules:
 
@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 from config import bounds
+from magnetar.protocol.state_table import StateTable
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
 from storage.ledger.store import AppendCallback, LedgerAssertion, LedgerError
@@ -43,13 +44,16 @@ class WriterState(enum.Enum):
 
 
 _S = WriterState
-_MOVES: Mapping[WriterState, frozenset[WriterState]] = {
-    _S.OPEN: frozenset({_S.CHANGING_ENSEMBLE, _S.CLOSING, _S.FAILED}),
-    _S.CHANGING_ENSEMBLE: frozenset({_S.OPEN, _S.FAILED}),
-    _S.CLOSING: frozenset({_S.CLOSED, _S.FAILED}),
-    _S.CLOSED: frozenset(),
-    _S.FAILED: frozenset(),
-}
+_MOVES: Final[StateTable[WriterState]] = StateTable(
+    {
+        _S.OPEN: frozenset({_S.CHANGING_ENSEMBLE, _S.CLOSING, _S.FAILED}),
+        _S.CHANGING_ENSEMBLE: frozenset({_S.OPEN, _S.FAILED}),
+        _S.CLOSING: frozenset({_S.CLOSED, _S.FAILED}),
+        _S.CLOSED: frozenset(),
+        _S.FAILED: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
 _TAKES_FAILURES = frozenset({_S.OPEN, _S.CHANGING_ENSEMBLE})
 
 _OK: Final = ReplyCode.OK
@@ -114,7 +118,7 @@ class PendingAdd:
 
 
 class Adds:
-    """See the module's rules.
+    """Counts the acknowledgements of pending adds and confirms them in order of entry ids.
 
     What callers read for every entry are attributes; nobody else writes them.
     """
@@ -343,8 +347,4 @@ class Adds:
         ]
 
     def _move(self, to: WriterState) -> None:
-        if to not in _MOVES[self.state]:
-            raise LedgerAssertion(
-                f"A writer cannot go from {self.state.value} to {to.value}: report this."
-            )
-        self.state = to
+        self.state = _MOVES.move(self.state, to, "A writer")

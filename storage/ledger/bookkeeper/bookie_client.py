@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import BookieId
 
 
@@ -61,7 +61,10 @@ class BookieCounters:
 
 
 class BookieClient(ABC):
-    """See the module's rules.  Calls never block; what a connection holds in flight is bounded."""
+    """Sends one request of the quorum protocol to one bookie and brings its answer.
+
+    Calls never block; what a connection holds in flight is bounded.
+    """
 
     counters: BookieCounters
 

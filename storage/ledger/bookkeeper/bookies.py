@@ -19,7 +19,8 @@ from typing import NamedTuple
 import structlog
 
 from config.bounds import BOOKIE_BACKOFF_MAX_S, BOOKIE_BACKOFF_MIN_S
-from protocol.ids import LedgerId
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import (
     AddDone,
     BatchDone,
@@ -41,23 +42,23 @@ AddressOf = Callable[[BookieId], BookieAddress | None]
 """Where a bookie says it listens, None if it is not registered."""
 
 
-class _Backoff(NamedTuple):
-    pause_s: float
+class _Outage(NamedTuple):
+    backoff: Backoff
     until_s: float
 
 
 class _Purpose:
     """The connections of one kind: at most one for each bookie, none that is closed."""
 
-    __slots__ = ("backoffs", "connections")
+    __slots__ = ("connections", "outages")
 
     def __init__(self) -> None:
         self.connections: dict[BookieId, BookieConnection] = {}
-        self.backoffs: dict[BookieId, _Backoff] = {}
+        self.outages: dict[BookieId, _Outage] = {}
 
 
 class BookiePool(BookieClient):
-    """See the module's rules.  Must be made in a running loop."""
+    """Connections to all bookies in use, made on demand. Must be made in a running loop."""
 
     def __init__(self, address_of: AddressOf, options: BookieOptions | None = None) -> None:
         self.counters = BookieCounters()
@@ -145,8 +146,8 @@ class BookiePool(BookieClient):
 
     def _connect(self, purpose: _Purpose, bookie: BookieId) -> BookieConnection | None:
         """A connection that is being made, None while that makes no sense."""
-        backoff = purpose.backoffs.get(bookie)
-        if self._closed or (backoff is not None and self._loop.time() < backoff.until_s):
+        outage = purpose.outages.get(bookie)
+        if self._closed or (outage is not None and self._loop.time() < outage.until_s):
             return None
         address = self._address_of(bookie) or parse_address(bookie)
         if address is None:
@@ -179,21 +180,23 @@ class BookiePool(BookieClient):
             log.exception("bookie_connect_broke", bookie=bookie)
             self._failed(purpose, bookie, "of an error in this process")
         else:
-            purpose.backoffs.pop(bookie, None)
+            purpose.outages.pop(bookie, None)
 
     def _failed(self, purpose: _Purpose, bookie: BookieId, reason: str) -> None:
         now_s = self._loop.time()
         # Old failures are forgotten: those of this bookie, and bookies that nobody asks for.
-        purpose.backoffs = {
-            other: backoff
-            for other, backoff in purpose.backoffs.items()
-            if now_s < backoff.until_s + 2 * BOOKIE_BACKOFF_MAX_S
+        purpose.outages = {
+            other: outage
+            for other, outage in purpose.outages.items()
+            if now_s < outage.until_s + 2 * BOOKIE_BACKOFF_MAX_S
         }
-        before = purpose.backoffs.get(bookie)
-        pause_s = BOOKIE_BACKOFF_MIN_S
-        if before is not None:
-            pause_s = min(2 * before.pause_s, BOOKIE_BACKOFF_MAX_S)
-        purpose.backoffs[bookie] = _Backoff(pause_s, now_s + pause_s)
+        known = purpose.outages.get(bookie)
+        if known is None:
+            backoff = Backoff(BOOKIE_BACKOFF_MIN_S, BOOKIE_BACKOFF_MAX_S)
+        else:
+            backoff = known.backoff
+        pause_s = backoff.pause_s()
+        purpose.outages[bookie] = _Outage(backoff, now_s + pause_s)
         self.counters.failed_connects += 1
         log.warning("bookie_not_connected", bookie=bookie, reason=reason, pause_s=pause_s)
 

@@ -20,11 +20,12 @@ import asyncio
 import enum
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import structlog
 
+from magnetar.protocol.state_table import StateTable
 from storage.ledger.bookkeeper import wire
 from storage.ledger.bookkeeper.auth import AuthExchange, NewAuthProvider
 from storage.ledger.bookkeeper.bookie_client import (
@@ -59,26 +60,32 @@ class BookieState(enum.Enum):
     CLOSED = "closed"
 
 
-_MOVES: Mapping[BookieState, frozenset[BookieState]] = {
-    BookieState.CONNECTING: frozenset(
-        {
-            BookieState.STARTING_TLS,
-            BookieState.AUTHENTICATING,
-            BookieState.READY,
-            BookieState.CLOSED,
-        }
-    ),
-    BookieState.STARTING_TLS: frozenset(
-        {BookieState.AUTHENTICATING, BookieState.READY, BookieState.CLOSED}
-    ),
-    BookieState.AUTHENTICATING: frozenset({BookieState.READY, BookieState.CLOSED}),
-    BookieState.READY: frozenset({BookieState.CLOSED}),
-    BookieState.CLOSED: frozenset(),
-}
+_MOVES: Final[StateTable[BookieState]] = StateTable(
+    {
+        BookieState.CONNECTING: frozenset(
+            {
+                BookieState.STARTING_TLS,
+                BookieState.AUTHENTICATING,
+                BookieState.READY,
+                BookieState.CLOSED,
+            }
+        ),
+        BookieState.STARTING_TLS: frozenset(
+            {BookieState.AUTHENTICATING, BookieState.READY, BookieState.CLOSED}
+        ),
+        BookieState.AUTHENTICATING: frozenset({BookieState.READY, BookieState.CLOSED}),
+        BookieState.READY: frozenset({BookieState.CLOSED}),
+        BookieState.CLOSED: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
 
 
 class BookieConnection(asyncio.Protocol):
-    """See the module's rules.  `open` makes the connection; requests may come before."""
+    """One connection to one bookie, made again after its loss.
+
+    `open` makes the connection; requests may come before.
+    """
 
     def __init__(
         self,
@@ -380,9 +387,4 @@ class BookieConnection(asyncio.Protocol):
         self._on_closed(self)
 
     def _move(self, state: BookieState) -> None:
-        if state not in _MOVES[self.state]:
-            raise LedgerAssertion(
-                f"A bookie's connection cannot go from {self.state.value} to {state.value}: "
-                "report it."
-            )
-        self.state = state
+        self.state = _MOVES.move(self.state, state, "A bookie's connection")

@@ -1,4 +1,5 @@
 """Entry bodies: the header and the digest before an entry's data, as BookKeeper lays them out.
+Pure.
 
     body    i64 ledger, i64 entry, i64 last add confirmed, i64 length, digest, data
 

@@ -1,4 +1,5 @@
 """How a writer replaces bookies of its ledger: a change of the record that only an owner can make.
+Pure.
 
 Rules:
 
@@ -16,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
+from magnetar.protocol.state_table import StateTable
 from storage.ledger.bookkeeper.ensemble_choice import NotEnoughBookies
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,
@@ -67,16 +69,19 @@ class ChangeState(enum.Enum):
     GIVEN_UP = "given up"
 
 
-_MOVES: Mapping[ChangeState, frozenset[ChangeState]] = {
-    ChangeState.WRITING: frozenset(
-        {ChangeState.READING, ChangeState.CHANGED, ChangeState.GIVEN_UP}
-    ),
-    ChangeState.READING: frozenset(
-        {ChangeState.WRITING, ChangeState.CHANGED, ChangeState.GIVEN_UP}
-    ),
-    ChangeState.CHANGED: frozenset(),
-    ChangeState.GIVEN_UP: frozenset(),
-}
+_MOVES: StateTable[ChangeState] = StateTable(
+    {
+        ChangeState.WRITING: frozenset(
+            {ChangeState.READING, ChangeState.CHANGED, ChangeState.GIVEN_UP}
+        ),
+        ChangeState.READING: frozenset(
+            {ChangeState.WRITING, ChangeState.CHANGED, ChangeState.GIVEN_UP}
+        ),
+        ChangeState.CHANGED: frozenset(),
+        ChangeState.GIVEN_UP: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ ChangeEffect = WriteRecord | ReadRecord | Changed | GaveUp
 
 
 class EnsembleChange:
-    """One change.  See the module's rules."""
+    """One replacement of failed bookies in the ensemble of a ledger."""
 
     def __init__(
         self,
@@ -190,8 +195,4 @@ class EnsembleChange:
         return GaveUp(error)
 
     def _move(self, to: ChangeState) -> None:
-        if to not in _MOVES[self._state]:
-            raise LedgerAssertion(
-                f"An ensemble change cannot go from {self._state.value} to {to.value}: report this."
-            )
-        self._state = to
+        self._state = _MOVES.move(self._state, to, "An ensemble change")

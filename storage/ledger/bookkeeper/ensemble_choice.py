@@ -1,4 +1,4 @@
-"""Which bookies get a ledger's entries.
+"""Which bookies get a ledger's entries.  Pure.
 
 Rules:
 

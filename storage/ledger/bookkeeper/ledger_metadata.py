@@ -1,4 +1,4 @@
-"""What a cluster knows of a ledger, as BookKeeper's LedgerMetadataFormat says it.
+"""What a cluster knows of a ledger, as BookKeeper's LedgerMetadataFormat says it.  Pure.
 
 Rules:
 

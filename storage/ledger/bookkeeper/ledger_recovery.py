@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import DigestMismatch, OpenedEntry
 from storage.ledger.bookkeeper.ensemble_change import ReadRecord, WriteRecord

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import BookieClient
 from storage.ledger.bookkeeper.digest import Digest, master_key
 from storage.ledger.bookkeeper.ensemble_choice import choose_ensemble, choose_replacements
@@ -47,6 +47,14 @@ class LedgerCounters:
 
 
 @dataclass(slots=True)
+class PendingAppends:
+    """What all writers of a store wait for: bounded together, as they share connections."""
+
+    entries: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
 class LedgerServices:
     """The doors of one store, and what it remembers of bookies."""
 
@@ -55,6 +63,7 @@ class LedgerServices:
     rng: random.Random
     quarantine: Quarantine = field(default_factory=Quarantine)
     counters: LedgerCounters = field(default_factory=LedgerCounters)
+    pending: PendingAppends = field(default_factory=PendingAppends)
     closed: bool = False
 
     def choose_ensemble(self, ensemble_size: int, write_quorum: int) -> tuple[BookieId, ...]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
-from protocol.ids import LONG_MAX, LedgerId
+from magnetar.protocol.ids import LONG_MAX, LedgerId
 from storage.ledger.bookkeeper import ledger_metadata_pb2 as pb
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,

@@ -22,7 +22,7 @@ from typing import TypeVar
 import structlog
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper import metadata_format
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
 from storage.ledger.bookkeeper.metadata_format import SHORT_ID_LIMIT, LedgerPaths, UnreadableRecord
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class OxiaLedgerMetadata(LedgerMetadataStore):
-    """See the module's rules."""
+    """`LedgerMetadataStore` on Oxia, with the records of Apache Pulsar's driver."""
 
     def __init__(self, store: MetadataStore, *, close_store: bool = True) -> None:
         """On the running loop.  With `close_store` the store is closed with it."""

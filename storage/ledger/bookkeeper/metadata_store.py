@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from protocol.ids import LedgerId
-from protocol.server_error import InternalError, ServerError
+from magnetar.protocol.ids import LedgerId
+from magnetar.protocol.server_error import InternalError, ServerError
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
 
 
@@ -53,7 +53,10 @@ class Bookies:
 
 
 class LedgerMetadataStore(ABC):
-    """See the module's rules.  Every method raises `LedgerError` when the store cannot do it."""
+    """Interface: ledger records and the list of bookies, on Oxia or ZooKeeper.
+
+    Every method raises `LedgerError` when the store cannot do it.
+    """
 
     @abstractmethod
     async def start(self) -> None:

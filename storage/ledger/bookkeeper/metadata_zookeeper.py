@@ -24,7 +24,7 @@ from typing import cast
 import structlog
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper import metadata_format
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
 from storage.ledger.bookkeeper.metadata_format import SHORT_ID_LIMIT, LedgerPaths, UnreadableRecord
@@ -88,7 +88,7 @@ def parse_metadata_service_uri(uri: str) -> LedgerRoot:
 
 
 class ZooKeeperLedgerMetadata(LedgerMetadataStore):
-    """See the module's rules."""
+    """`LedgerMetadataStore` on ZooKeeper, with the records of BookKeeper's own drivers."""
 
     def __init__(self, root: LedgerRoot, rng: Random, access: StoreAccess | None = None) -> None:
         """On the running loop.  `rng` makes creator tokens."""

@@ -1,4 +1,4 @@
-"""Which bookies are left out of new ensembles for a while, because they failed repeatedly.
+"""Which bookies are left out of new ensembles for a while, because they failed repeatedly.  Pure.
 
 Rules:
 
@@ -16,7 +16,10 @@ from storage.ledger.bookkeeper.ledger_metadata import BookieId
 
 
 class Quarantine:
-    """See the module's rules.  Holds at most `BOOKIE_ERRORS` times for each bookie that failed."""
+    """Leaves bookies that failed repeatedly out of new ensembles for a while.
+
+    Holds at most `BOOKIE_ERRORS` times for each bookie that failed.
+    """
 
     def __init__(self) -> None:
         self._failures: dict[BookieId, list[float]] = {}

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import DigestMismatch, OpenedEntry
 from storage.ledger.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState

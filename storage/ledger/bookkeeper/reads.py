@@ -1,4 +1,4 @@
-"""Reading from bookies: which replica is asked for what, and when an answer is enough.
+"""Reading from bookies: which replica is asked for what, and when an answer is enough.  Pure.
 
 Rules:
 
@@ -44,7 +44,7 @@ class ReadFailure(enum.Enum):
 
     UNAVAILABLE = "some bookies did not answer"
     MISSING = "no bookie holds it"
-    DAMAGED = "a copy is damaged, and no other one was given"
+    DAMAGED = "each copy that there is is damaged"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ class _Attempt:
     replicas: Sequence[BookieId]
     asked: int = 0
     negatives: int = 0
-    damaged: bool = False
+    damaged: int = 0
 
     def next(self) -> BookieId | None:
         if self.asked == len(self.replicas):
@@ -86,18 +86,18 @@ class _Attempt:
     def note(self, code: ReplyCode) -> None:
         """An answer that is no help."""
         self.negatives += code in NEGATIVE
-        self.damaged |= code is ReplyCode.OK
+        self.damaged += code is ReplyCode.OK
 
     @property
     def failure(self) -> ReadFailure:
-        if self.damaged:
-            return ReadFailure.DAMAGED
-        missing = self.negatives == len(self.replicas)
-        return ReadFailure.MISSING if missing else ReadFailure.UNAVAILABLE
+        if self.negatives + self.damaged < len(self.replicas):
+            # A bookie that is silent now may have a whole copy: this passes.
+            return ReadFailure.UNAVAILABLE
+        return ReadFailure.DAMAGED if self.damaged else ReadFailure.MISSING
 
 
 class RangeRead:
-    """Entries `first` to `last`, all confirmed.  See the module's rules."""
+    """Reads the entries `first` to `last`, all confirmed, from the bookies that have them."""
 
     def __init__(
         self,

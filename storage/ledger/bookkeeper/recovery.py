@@ -1,4 +1,5 @@
 """How a ledger without a living owner gets its end: marked, fenced, read on, written back, closed.
+Pure.
 
 Rules:
 
@@ -22,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
+from magnetar.protocol.state_table import StateTable
 from storage.ledger.bookkeeper.adds import Adds, PendingAdd, Slot, Todo
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import OpenedEntry
@@ -61,16 +63,19 @@ class RecoveryState(enum.Enum):
 
 _S = RecoveryState
 _BEGINNING = frozenset({_S.MARKING, _S.FENCING, _S.DONE, _S.FAILED})
-_MOVES: Mapping[RecoveryState, frozenset[RecoveryState]] = {
-    _S.REREADING: _BEGINNING,
-    _S.MARKING: frozenset({_S.FENCING, _S.REREADING}),
-    _S.FENCING: frozenset({_S.READING, _S.FAILED}),
-    _S.READING: frozenset({_S.WRITING_BACK, _S.CLOSING, _S.FAILED}),
-    _S.WRITING_BACK: frozenset({_S.READING, _S.CLOSING, _S.FAILED}),
-    _S.CLOSING: frozenset({_S.DONE, _S.REREADING}),
-    _S.DONE: frozenset(),
-    _S.FAILED: frozenset(),
-}
+_MOVES: StateTable[RecoveryState] = StateTable(
+    {
+        _S.REREADING: _BEGINNING,
+        _S.MARKING: frozenset({_S.FENCING, _S.REREADING}),
+        _S.FENCING: frozenset({_S.READING, _S.FAILED}),
+        _S.READING: frozenset({_S.WRITING_BACK, _S.CLOSING, _S.FAILED}),
+        _S.WRITING_BACK: frozenset({_S.READING, _S.CLOSING, _S.FAILED}),
+        _S.CLOSING: frozenset({_S.DONE, _S.REREADING}),
+        _S.DONE: frozenset(),
+        _S.FAILED: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +124,7 @@ class _Look:
 
 
 class Recovery:
-    """One recovery.  See the module's rules."""
+    """One recovery: fences a ledger, finds its last entry and closes it."""
 
     def __init__(self, ledger_id: LedgerId, seal: Seal, choose: Chooser) -> None:
         self.state = RecoveryState.REREADING
@@ -371,11 +376,7 @@ class Recovery:
         return [NotRecovered(error)]
 
     def _move(self, to: RecoveryState) -> None:
-        if to not in _MOVES[self.state]:
-            raise LedgerAssertion(
-                f"A recovery cannot go from {self.state.value} to {to.value}: report this."
-            )
-        self.state = to
+        self.state = _MOVES.move(self.state, to, "A recovery")
 
 
 def _nobody(_entry_id: int, _error: LedgerError | None) -> None:

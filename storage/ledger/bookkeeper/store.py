@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.ledger.bookkeeper.bookie_client import BookieClient, BookieCounters
+from storage.ledger.bookkeeper.digest import Digest
 from storage.ledger.bookkeeper.ensemble_change import taken_over
 from storage.ledger.bookkeeper.ledger_metadata import (
     DigestType,
@@ -34,6 +35,7 @@ from storage.ledger.bookkeeper.ledger_services import (
     LedgerServices,
     store_closed,
 )
+from storage.ledger.bookkeeper.metadata_format import UnreadableRecord
 from storage.ledger.bookkeeper.metadata_store import (
     LedgerMetadataConflict,
     LedgerMetadataStore,
@@ -46,7 +48,13 @@ from storage.ledger.bookkeeper.readable_ledger import (
 )
 from storage.ledger.bookkeeper.wire import ADD_HEAD_BYTES
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
-from storage.ledger.store import LedgerError, LedgerStore, ReadableLedger, WritableLedger
+from storage.ledger.store import (
+    LedgerDescription,
+    LedgerError,
+    LedgerStore,
+    ReadableLedger,
+    WritableLedger,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,9 @@ class BookKeeperOptions:
 
 
 class BookKeeperLedgerStore(LedgerStore):
-    """See the module's rules.  Call `start` before anything else.
+    """`LedgerStore` on Apache BookKeeper: creates, opens, recovers and deletes ledgers.
+
+    Call `start` before anything else.
 
     Closing it closes `metadata` and `bookies` too.
     """
@@ -91,6 +101,8 @@ class BookKeeperLedgerStore(LedgerStore):
         self._services = LedgerServices(metadata, bookies, rng)
         self._clock = clock
         self._options = options
+        digest = Digest(options.digest_type, options.password)
+        self._max_entry_bytes = options.frame_bytes - ADD_HEAD_BYTES - digest.overhead_bytes
         self._cells: WeakValueDictionary[int, LedgerCell] = WeakValueDictionary()
         self._writers: dict[int, BookKeeperWritableLedger] = {}
 
@@ -107,6 +119,11 @@ class BookKeeperLedgerStore(LedgerStore):
     async def start(self) -> None:
         """Return when records and the list of bookies can be had.  Raises `LedgerError`."""
         await self._services.metadata.start()
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """See `LedgerStore`: what a frame that bookies take has room for."""
+        return self._max_entry_bytes
 
     async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
         """See `LedgerStore`.  Raises `NotEnoughBookies`."""
@@ -181,6 +198,15 @@ class BookKeeperLedgerStore(LedgerStore):
         self._refuse_if_closed()
         return await self._services.metadata.list_ledgers()
 
+    async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
+        """See `LedgerStore`.  A record that another application damaged says nothing."""
+        self._refuse_if_closed()
+        try:
+            metadata = (await self._services.metadata.read(ledger_id)).metadata
+        except UnreadableRecord:
+            return LedgerDescription({}, None)
+        return LedgerDescription(metadata.custom, metadata.ctime_ms)
+
     async def close(self) -> None:
         """See `LedgerStore`.  Ledgers that are open stay so: whoever opens them recovers them."""
         services = self._services
@@ -210,9 +236,8 @@ class BookKeeperLedgerStore(LedgerStore):
         return cell
 
     def _writable(self, ledger_id: LedgerId, record: VersionedMetadata) -> BookKeeperWritableLedger:
-        max_bytes = self._options.frame_bytes - ADD_HEAD_BYTES
         writer = BookKeeperWritableLedger(
-            self._services, self._cell(ledger_id), record, max_bytes, self._writer_ended
+            self._services, self._cell(ledger_id), record, self._max_entry_bytes, self._writer_ended
         )
         self._writers[ledger_id] = writer
         return writer

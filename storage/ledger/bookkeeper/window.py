@@ -47,7 +47,10 @@ class Overdue(NamedTuple):
 
 
 class Window:
-    """See the module's rules.  It opens when the connection is ready."""
+    """Bounds what one connection has in flight, and times out what waits.
+
+    It opens when the connection is ready.
+    """
 
     __slots__ = ("_open", "_tick", "_waiters", "_waiting", "_waiting_bytes")
 

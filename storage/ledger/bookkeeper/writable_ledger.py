@@ -2,6 +2,8 @@
 
 Rules:
 
+- What all writers of the store wait for is bounded, more closely than what connections hold: above
+  that an append is refused before it gets an id, so nothing that has one meets that other bound.
 - No task, future or timer for an entry: an add is sent when it is taken, and answers count where
   they come in.  Its body is made once, and sent in pieces.
 - An ensemble change is the only task; entries are taken and sent meanwhile.
@@ -38,11 +40,13 @@ from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict, Ver
 from storage.ledger.bookkeeper.readable_ledger import BookKeeperReads
 from storage.ledger.store import (
     AppendCallback,
+    LedgerBusy,
     LedgerClosed,
     LedgerError,
     LedgerFenced,
     NoSuchLedger,
     WritableLedger,
+    entry_too_large,
 )
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +56,7 @@ _CONFIRM: Final = Todo.CONFIRM
 
 
 class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
-    """A ledger made by this process.  See the module's rules."""
+    """A ledger that this process made and may append to."""
 
     def __init__(
         self,
@@ -69,8 +73,9 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         self._send_add = services.bookies.add
         self._record = record
         self._ended = ended
-        self._max_entry_bytes = max_entry_bytes - self._seal.digest.overhead_bytes
+        self._max_entry_bytes = max_entry_bytes
         self._adds = Adds(record.metadata)
+        self._pending = services.pending
         self._change: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._dead: LedgerError | None = None
@@ -109,28 +114,27 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         adds = self._adds
         size = len(entry)
         if size > self._max_entry_bytes:
-            raise LedgerError(
-                f"An entry of {size} bytes is above the {self._max_entry_bytes} that bookies take: "
-                "send less at once, or raise the frame size of bookies and of the broker."
-            )
+            raise entry_too_large(size, self._max_entry_bytes)
         if self._failure is not None:
             self._services.counters.failed_adds += 1
             entry_id = adds.skip()
             self._loop.call_soon(done, entry_id, self._failure)
             return entry_id
-        pending = adds.next_entry_id - adds.last_confirmed - 1
+        pending = self._pending
         if (
-            pending >= bounds.LEDGER_PENDING_ADDS
-            or adds.pending_bytes >= bounds.LEDGER_PENDING_BYTES
+            pending.entries >= bounds.LEDGER_PENDING_ADDS
+            or pending.size_bytes >= bounds.LEDGER_PENDING_BYTES
         ):
-            raise LedgerError(
-                f"{pending} entries of ledger {self.ledger_id} wait for bookies: send again "
-                "after a pause."
+            raise LedgerBusy(
+                f"{pending.entries} entries of {pending.size_bytes} bytes wait for bookies: send "
+                "again after a pause."
             )
         if adds.change_due:
             self._begin_change()
             if self._failure is not None:
                 return self.append(entry, done)
+        pending.entries += 1
+        pending.size_bytes += size
         add = adds.add(size, done)
         entry_id = add.entry_id
         ledger_id, seal = self._ledger_id, self._seal
@@ -181,8 +185,10 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
 
     def _call_back(self) -> None:
         """One broken callback does not keep the others from being told."""
-        adds, counters = self._adds, self._services.counters
+        adds, counters, pending = self._adds, self._services.counters, self._pending
         while (add := adds.next_confirmed()) is not None:
+            pending.entries -= 1
+            pending.size_bytes -= add.size
             counters.adds += 1
             counters.add_bytes += add.size
             try:
@@ -210,7 +216,9 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         if isinstance(error, LedgerFenced):
             self._services.counters.fenced += 1
             self._dead = error
+        self._pending.size_bytes -= self._adds.pending_bytes
         lost = self._adds.fail()
+        self._pending.entries -= len(lost)
         self._services.counters.failed_adds += len(lost)
         for add in lost:
             self._loop.call_soon(add.done, add.entry_id, error)

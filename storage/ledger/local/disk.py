@@ -59,7 +59,7 @@ def ledger_error(error: OSError, what: str) -> LedgerError:
 
 
 class Disk(ABC):
-    """See the module's rules.  Job-side calls raise `OSError`."""
+    """Interface: the file operations of the embedded ledger log. Job-side calls raise `OSError`."""
 
     @abstractmethod
     def append(

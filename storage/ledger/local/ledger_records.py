@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
+from magnetar.protocol.state_table import StateTable
 from storage.ledger.store import LedgerAssertion, LedgerError
 from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
 
@@ -36,11 +37,14 @@ class LedgerState(enum.Enum):
     CLOSED = "CLOSED"
 
 
-ALLOWED: dict[LedgerState, frozenset[LedgerState]] = {
-    LedgerState.OPEN: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
-    LedgerState.IN_RECOVERY: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
-    LedgerState.CLOSED: frozenset(),
-}
+ALLOWED: StateTable[LedgerState] = StateTable(
+    {
+        LedgerState.OPEN: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
+        LedgerState.IN_RECOVERY: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
+        LedgerState.CLOSED: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,7 @@ class LedgerRecord:
 
     def moved(self, state: LedgerState, last_entry_id: int = -1, length: int = 0) -> "LedgerRecord":
         """The record in another state.  Raises `LedgerAssertion` if that is no way to go."""
-        if state not in ALLOWED[self.state]:
-            raise LedgerAssertion(
-                f"A ledger cannot go from {self.state.value} to {state.value}: report it."
-            )
+        state = ALLOWED.move(self.state, state, "A ledger")
         return replace(self, state=state, last_entry_id=last_entry_id, length=length)
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.local.codec import crc32c
 from storage.ledger.local.disk import Disk
 from storage.ledger.local.entry_reader import EntryReader, Stretches
@@ -25,6 +25,7 @@ from storage.ledger.store import (
     NoSuchLedger,
     ReadableLedger,
     WritableLedger,
+    entry_too_large,
 )
 
 
@@ -221,10 +222,7 @@ class LocalWritableLedger(_Reads, WritableLedger):
         if self._dead is not None:
             raise type(self._dead)(*self._dead.args)
         if len(entry) > bounds.LEDGER_ENTRY_BYTES:
-            raise LedgerError(
-                f"An entry of {len(entry)} bytes is above the bound of "
-                f"{bounds.LEDGER_ENTRY_BYTES}: send less at once."
-            )
+            raise entry_too_large(len(entry), bounds.LEDGER_ENTRY_BYTES)
         entry_id = self._next
         append = Append(self, entry_id, entry, crc32c(entry), done)
         self._next = entry_id + 1

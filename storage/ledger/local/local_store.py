@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from protocol.ids import LedgerId
+from config import bounds
+from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.ledger.local.disk import Disk, ledger_error
 from storage.ledger.local.ledger_records import (
@@ -41,6 +42,7 @@ from storage.ledger.local.recovery import recover
 from storage.ledger.local.sealing import Sealer
 from storage.ledger.local.writer import LogWriter
 from storage.ledger.store import (
+    LedgerDescription,
     LedgerError,
     LedgerFenced,
     LedgerStore,
@@ -53,7 +55,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LocalLedgerStore(LedgerStore):
-    """See the module's rules.  Call `start` before anything else."""
+    """`LedgerStore` on files of this machine: all ledgers share one log.
+
+    Call `start` before anything else.
+    """
 
     def __init__(
         self,
@@ -99,6 +104,11 @@ class LocalLedgerStore(LedgerStore):
             self._writer.follow(file)
             self._sealer.add(file)
         self._reclaim.start(found.superfluous)
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """See `LedgerStore`."""
+        return bounds.LEDGER_ENTRY_BYTES
 
     async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
         """See `LedgerStore`."""
@@ -161,6 +171,11 @@ class LocalLedgerStore(LedgerStore):
     async def list_ledgers(self) -> list[LedgerId]:
         """See `LedgerStore`."""
         return await self._records.list_ids()
+
+    async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
+        """See `LedgerStore`."""
+        record = (await self._stored(ledger_id)).record
+        return LedgerDescription(record.custom, record.created_ms)
 
     async def reclaim(self) -> ReclaimReport:
         """Look for space to give back now, rather than at the next turn of the background."""

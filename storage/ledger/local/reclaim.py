@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import structlog
 
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
 from storage.ledger.local.codec import RECORD_HEADER_BYTES
 from storage.ledger.local.compaction import Compaction, DamagedSource
 from storage.ledger.local.disk import Disk
@@ -155,6 +155,9 @@ class Reclaim:
                 await self.run_once()
             except (OSError, MagnetarError) as error:
                 _log.warning("ledger_reclaim_failed", error=str(error), action="tried again later")
+                self._wanted.set()
+            except Exception:  # noqa: BLE001 - else no space would ever come back
+                _log.exception("ledger_reclaim_failed", action="tried again later")
                 self._wanted.set()
             if self._superfluous:
                 self._wanted.set()

@@ -21,7 +21,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Sealer:
-    """See the module's rules.  `on_sealed` runs after each file."""
+    """Writes the index of each finished log file, in order, in the background.
+
+    `on_sealed` runs after each file.
+    """
 
     def __init__(
         self, disk: Disk, files: LogFiles, limits: LedgerLimits, on_sealed: Callable[[], None]
@@ -64,6 +67,9 @@ class Sealer:
             header = await self._disk.maintain(partial(write_index, self._disk, file))
         except OSError as error:
             _log.warning("ledger_index_not_written", file=file.name, error=str(error))
+            return False
+        except Exception:  # noqa: BLE001 - else no file would ever be sealed again
+            _log.exception("ledger_index_not_written", file=file.name)
             return False
         self._files.seal(file, header)
         return True

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from magnetar.protocol.state_table import StateTable
 from storage.ledger.local.codec import (
     FILE_HEADER_BYTES,
     GROUP_HEADER_BYTES,
@@ -53,12 +54,15 @@ class WriterState(enum.Enum):
     CLOSED = "closed"
 
 
-ALLOWED: dict[WriterState, frozenset[WriterState]] = {
-    WriterState.IDLE: frozenset({WriterState.WRITING, WriterState.CLOSED}),
-    WriterState.WRITING: frozenset({WriterState.IDLE, WriterState.MENDING}),
-    WriterState.MENDING: frozenset({WriterState.IDLE}),
-    WriterState.CLOSED: frozenset(),
-}
+ALLOWED: StateTable[WriterState] = StateTable(
+    {
+        WriterState.IDLE: frozenset({WriterState.WRITING, WriterState.CLOSED}),
+        WriterState.WRITING: frozenset({WriterState.IDLE, WriterState.MENDING}),
+        WriterState.MENDING: frozenset({WriterState.IDLE}),
+        WriterState.CLOSED: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
 
 
 class Appender(Protocol):
@@ -116,7 +120,7 @@ class _Group(NamedTuple):
 
 
 class LogWriter:
-    """Loop side.  See the module's rules."""
+    """The loop's side of the log: queues entries for the writer thread."""
 
     def __init__(
         self,
@@ -172,11 +176,7 @@ class LogWriter:
         await waiter
 
     def _move(self, state: WriterState) -> None:
-        if state not in ALLOWED[self._state]:
-            raise LedgerAssertion(
-                f"The ledger log cannot go from {self._state.value} to {state.value}: report it."
-            )
-        self._state = state
+        self._state = ALLOWED.move(self._state, state, "The ledger log")
 
     def _begin(self) -> None:
         """Hand the next group to the disk, if there is anything and the disk is free."""
@@ -319,6 +319,8 @@ class LogWriter:
                 self._carried += await self._disk.maintain(partial(self._cut_back, group.file))
         except OSError as error:
             _log.warning("ledger_log_not_cut", file=group.file.name, error=str(error))
+        except Exception:  # noqa: BLE001 - else nothing could ever be appended again
+            _log.exception("ledger_log_not_cut", file=group.file.name)
         if not group.create:
             self._retire()
         self._mending = None

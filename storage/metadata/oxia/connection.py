@@ -6,6 +6,9 @@ Rules:
 - Silent channels are tried by pings.
 - Every call carries the bearer token, read again when its file changes.
 - A failed call is `CallFailed`, whatever gRPC makes of it.  Our own mistakes are not.
+- A server is called by the host and port that were given or that the map of shards names; where its
+  certificate has another name, by that name and the port.  Those after 0.17.1 answer only to names
+  that they know, with a port.
 - The service is called by its first name, which servers know before and after it was renamed.
 """
 
@@ -294,7 +297,11 @@ class Connections:
         if self._credentials is None:
             return grpc.aio.insecure_channel(address, options)
         if self._access.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self._access.server_name))
+            name = self._access.server_name
+            options.append(("grpc.ssl_target_name_override", name))
+            # Without this the server is called by the name alone: those after 0.17.1 refuse a name
+            # without a port.  gRPC lets nobody be called by what is not in its certificate.
+            options.append(("grpc.default_authority", f"{name}:{address.rpartition(':')[2]}"))
         return grpc.aio.secure_channel(address, self._credentials, options)
 
 

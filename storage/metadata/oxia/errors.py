@@ -57,6 +57,8 @@ _CODES = {
     "UNAUTHENTICATED": Action.TELL_OPERATOR,
     "UNIMPLEMENTED": Action.TELL_OPERATOR,
 }
+_AUTHORITY = " authority"
+"""In the text of servers that do not know the name that they were called by."""
 _ALARMS = ("failed to append to wal", "failed to apply batch")
 
 
@@ -74,10 +76,13 @@ def classify(code: str, text: str, details: bytes = b"") -> Failure:
 
 def refused(failure: Failure, what: str) -> MetadataError:
     """The error of a call that is not tried again."""
-    return MetadataError(
-        f"Oxia refused {what} ({failure.code}: {failure.text}): check the namespace, the access "
-        "that was configured, and the servers' log."
-    )
+    hint = "check the namespace, the access that was configured, and the servers' log"
+    if _AUTHORITY in failure.text.lower():
+        hint = (
+            "call its servers by host and port as its cluster configuration names them, or list "
+            "this name there in allowExtraAuthorities"
+        )
+    return MetadataError(f"Oxia refused {what} ({failure.code}: {failure.text}): {hint}.")
 
 
 class ShardGone(MetadataError):

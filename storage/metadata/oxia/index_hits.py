@@ -25,30 +25,30 @@ class IndexRange:
     hi: str
 
 
-def keys_in(found: Found, watched: IndexRange) -> list[str]:
+def keys_in(found: Found, asked: IndexRange) -> list[str]:
     """A record's secondary keys in a range, in order.  Raises `InvalidMetadataRequest`."""
     keys = [
         entry.key
         for entry in found.indexes
-        if entry.index == watched.index and watched.lo <= entry.key < watched.hi
+        if entry.index == asked.index and asked.lo <= entry.key < asked.hi
     ]
     if keys or found.put_id is not None or found.indexes:
         return sorted(keys)
-    if (watched.lo, watched.hi) == exact_range(watched.lo):
-        return [watched.lo]
+    if (asked.lo, asked.hi) == exact_range(asked.lo):
+        return [asked.lo]
     raise InvalidMetadataRequest(
         f"The record {found.record.key!r} was put by another program, and nothing tells its keys "
-        f"in index {watched.index!r}: declare its key family."
+        f"in index {asked.index!r}: declare its key family."
     )
 
 
-def hits(records: Iterable[Found], watched: IndexRange, partition: str | None) -> list[IndexHit]:
+def hits(records: Iterable[Found], asked: IndexRange, partition: str | None) -> list[IndexHit]:
     """Hits of one partition or all, in order of secondary key, then key."""
     found = [
         IndexHit(key, each.record)
         for each in records
         if partition is None or each.record.partition == partition
-        for key in keys_in(each, watched)
+        for key in keys_in(each, asked)
     ]
     found.sort(key=lambda hit: (hit.index_key, hit.record.key))
     return found
@@ -80,7 +80,7 @@ class Enough:
 
 
 def is_enough(
-    bound: Enough, records: Sequence[Found], last: Sequence[Found], watched: IndexRange
+    bound: Enough, records: Sequence[Found], last: Sequence[Found], asked: IndexRange
 ) -> bool:
     """Whether a shard's first records of a range hold its first hits within the bound.
 
@@ -94,8 +94,8 @@ def is_enough(
     # Of the same key the smallest come first, so that no order of theirs reaches further.
     up_to = bound.reached(
         sorted(
-            (key, len(found.record.value)) for found in distinct for key in keys_in(found, watched)
+            (key, len(found.record.value)) for found in distinct for key in keys_in(found, asked)
         )
     )
-    reached = keys_in(last[0], watched)
+    reached = keys_in(last[0], asked)
     return up_to is not None and bool(reached) and reached[0] > up_to

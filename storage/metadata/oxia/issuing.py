@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import escape_part, level_of
 from storage.metadata.operations import Put, SequencePut
@@ -118,7 +118,7 @@ class Gate:
 
 
 class Issuing:
-    """See the module's rules."""
+    """Sends writes in order although some must be compared with a read before."""
 
     __slots__ = ("_gates", "_hints", "_sequences", "_shore", "_tasks")
 

@@ -8,34 +8,14 @@ Rules:
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 
 import structlog
 
 from config import bounds
+from magnetar.protocol.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
-
-
-class Backoff:
-    """Pauses that double, with some luck in them so that clients do not come together."""
-
-    __slots__ = ("_next_s", "_rng")
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._next_s = bounds.OXIA_BACKOFF_MIN_S
-
-    def pause_s(self) -> float:
-        """How long to wait now."""
-        pause = self._next_s
-        self._next_s = min(self._next_s * 2, bounds.OXIA_BACKOFF_MAX_S)
-        return pause * self._rng.uniform(0.8, 1.2)
-
-    def reset(self) -> None:
-        """It worked."""
-        self._next_s = bounds.OXIA_BACKOFF_MIN_S
 
 
 def log_defect(where: str, error: BaseException) -> None:
@@ -44,7 +24,9 @@ def log_defect(where: str, error: BaseException) -> None:
 
 
 class Loop:
-    """See the module's rules.  Made on the running loop.
+    """Runs a coroutine again and again until the store is closed, with pauses after failures.
+
+    Made on the running loop.
 
     `serve` does not return; `broken` is called after a defect, before the pause.
     """

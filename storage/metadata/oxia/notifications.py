@@ -1,6 +1,8 @@
 """What changed in a shard, told as it happens: place, resume, gaps.
 
 Rules:
+- The stream is that of the leader that the map names: the stream of a leader that was replaced may
+  stay open and silent.
 - The place is known before the store reads anything, so no change falls between.
 - After a break the stream goes on behind the last batch that was seen; batches seen twice are
   dropped.
@@ -20,7 +22,7 @@ import structlog
 
 from config import bounds
 from storage.metadata.oxia import oxia_pb2 as pb
-from storage.metadata.oxia.connection import CallFailed
+from storage.metadata.oxia.connection import CallFailed, Peer
 from storage.metadata.oxia.errors import Action, Failure, refused, shard_gone
 from storage.metadata.oxia.loops import Loop
 from storage.metadata.oxia.shards import Shards
@@ -29,6 +31,7 @@ from storage.metadata.store import MetadataError
 _log = structlog.get_logger(__name__)
 
 _ENDED = Failure(Action.RETRY, "UNAVAILABLE", "the stream of notifications ended")
+_MOVED = Failure(Action.RETRY, "CANCELLED", "the shard has another leader")
 _SURELY_CONNECTED_S = bounds.OXIA_KEEPALIVE_S + bounds.OXIA_KEEPALIVE_TIMEOUT_S
 """A stream that lived longer was answered by a server, even if nothing changed."""
 
@@ -112,6 +115,8 @@ class NotificationFollower:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._placed: asyncio.Future[None] = self._loop.create_future()
+        self._stream: asyncio.Task[None] | None = None
+        self._leader: str | None = None
         name = f"oxia-notifications-{shard_id}"
         self._following = Loop(name, self._run, shards.backoff(), self._broken)
 
@@ -124,6 +129,11 @@ class NotificationFollower:
             raise MetadataError(
                 f"Oxia's shard {self.shard_id} tells no changes: check that the shard has a leader."
             ) from None
+
+    def led_by(self, leader: str | None) -> None:
+        """The map names this leader."""
+        if self._stream is not None and leader is not None and leader != self._leader:
+            self._stream.cancel()
 
     async def close(self) -> None:
         """Stop following."""
@@ -148,7 +158,7 @@ class NotificationFollower:
             began_s, before = self._loop.time(), self.place.offset
             failure = _ENDED
             try:
-                await self._follow(self.place.resume(began_s))
+                await self._follow_leader(self.place.resume(began_s))
             except CallFailed as error:
                 failure = error.failure
             now_s = self._loop.time()
@@ -161,8 +171,22 @@ class NotificationFollower:
             _log.info("oxia_notifications_broken", shard=self.shard_id, text=failure.text)
             await self._shards.pause(failure, backoff.pause_s())
 
-    async def _follow(self, after_offset: int | None) -> None:
+    async def _follow_leader(self, after_offset: int | None) -> None:
+        """Until the stream ends, or the shard has another leader."""
         peer = self._shards.peer(self.shard_id)
+        self._leader = peer.address
+        stream = self._stream = asyncio.create_task(self._follow(peer, after_offset))
+        try:
+            await asyncio.wait({stream})
+            if stream.cancelled():
+                raise CallFailed(_MOVED)
+            stream.result()
+        finally:
+            self._stream = None
+            stream.cancel()
+            await asyncio.gather(stream, return_exceptions=True)
+
+    async def _follow(self, peer: Peer, after_offset: int | None) -> None:
         async for batch in peer.notifications(self.shard_id, after_offset):
             step = self.place.take(batch.offset)
             if step is Step.REPEATED:

@@ -79,11 +79,13 @@ def settle_sequence(writes: Iterable[Write], found: Mapping[str, Found]) -> list
     ]
 
 
-def recheck(write: Write, found: Found | None) -> Verdict:
+def recheck(write: Write, found: Found | None) -> PutResult | bool | Doubt:
     """A write that was sent again has failed its condition: what that means.
 
     It had not taken effect when it was sent again.  So either it did so late, by its first
-    sending, which its note tells; or somebody wrote since.
+    sending, which its note tells; or somebody wrote since.  Then it is not sent once more, even if
+    its caller had no condition: later writes of this process, which were not held back, may be
+    among what was written.
     """
     if found is not None and _is_ours(write, found):
         return result_of(found)
@@ -91,7 +93,7 @@ def recheck(write: Write, found: Found | None) -> Verdict:
         return True
     if write.expected is not None:
         return Doubt.CONFLICT
-    return Resend(-1 if found is None else found.version_id)
+    return Doubt.UNKNOWN
 
 
 def result_of(found: Found) -> PutResult:

@@ -33,7 +33,7 @@ def beat_s(timeout_s: float) -> float:
 
 
 class OxiaSession(Session):
-    """See the module's rules.  States: alive, then lost."""
+    """A session: one on every shard, kept alive by heartbeats. States: alive, then lost."""
 
     def __init__(
         self, sessions: "OxiaSessions", begin: BeginSession, ids: Mapping[int, int], now_s: float

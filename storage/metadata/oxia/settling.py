@@ -157,16 +157,13 @@ class Settling:
         )
         return again
 
-    async def recheck(self, writes: Sequence[Write], peer: Peer, timeout_s: float) -> list[Write]:
-        """The same for writes that were sent again and failed their condition."""
+    async def recheck(self, writes: Sequence[Write], peer: Peer, timeout_s: float) -> None:
+        """Complete writes that were sent again and failed their condition."""
         keys = [write.key for write in writes]
         found = await self._read(keys, peer, timeout_s)
-        again = []
         for write, record in zip(writes, found, strict=True):
             records = {} if record is None or record.put_id is None else {record.put_id: record}
-            if self._apply(write, recheck(write, record), records):
-                again.append(write)
-        return again
+            self._apply(write, recheck(write, record), records)
 
     def _apply(self, write: Write, verdict: Verdict, records: dict[str, Found]) -> bool:
         """Whether it is to be sent again; else it is complete."""

@@ -35,7 +35,7 @@ class WaitingRead(NamedTuple):
 
 
 class ShardReader:
-    """See the module's rules.  Made on the running loop."""
+    """Reads of one shard, gathered into batches. Made on the running loop."""
 
     def __init__(self, shard_id: int, shards: Shards, families: KeyFamilies) -> None:
         self.shard_id = shard_id
@@ -86,13 +86,13 @@ class ShardReader:
 
         return await self._shards.call(self.shard_id, f"a listing of {key!r}", attempt)
 
-    async def scan_index(self, watched: IndexRange, bound: Enough) -> list[Found]:
+    async def scan_index(self, asked: IndexRange, bound: Enough) -> list[Found]:
         """Records with an entry in the range when it was looked up, each once.
 
         They are as they were a moment later: the caller looks whether they are still in it.  At
         least those of the first hits within the bound.
         """
-        bound_lo, bound_hi = escape_index_key(watched.lo), escape_index_key(watched.hi)
+        bound_lo, bound_hi = escape_index_key(asked.lo), escape_index_key(asked.hi)
         if bound_lo >= bound_hi:
             return []
 
@@ -103,15 +103,15 @@ class ShardReader:
 
         def enough(scanned: Sequence[pb.GetResponse]) -> bool:
             last = scanned[-1:]
-            return bound.is_any and is_enough(bound, found_in(scanned), found_in(last), watched)
+            return bound.is_any and is_enough(bound, found_in(scanned), found_in(last), asked)
 
         async def attempt(peer: Peer, timeout_s: float) -> list[Found]:
             scanned = await peer.range_scan(
-                self.shard_id, bound_lo, bound_hi, watched.index, timeout_s, enough
+                self.shard_id, bound_lo, bound_hi, asked.index, timeout_s, enough
             )
             return list({found.record.key: found for found in found_in(scanned)}.values())
 
-        return await self._shards.call(self.shard_id, f"a scan of index {watched.index!r}", attempt)
+        return await self._shards.call(self.shard_id, f"a scan of index {asked.index!r}", attempt)
 
     async def close(self) -> None:
         """Fail what waits."""

@@ -26,7 +26,7 @@ Part = NotificationFollower | ShardWriter | ShardReader
 
 
 class ShardSet:
-    """See the module.  `start` once the map is known."""
+    """The writer, reader and notifications of every shard.  `start` once the map is known."""
 
     def __init__(
         self,
@@ -62,6 +62,10 @@ class ShardSet:
             self._add(shard_id, late=True)
         for shard_id in self.writers.keys() - present:
             self._drop(shard_id)
+        for shard_id in present:
+            leader = self.shards.table.leader(shard_id)
+            self.writers[shard_id].led_by(leader)
+            self._followers[shard_id].led_by(leader)
 
     def reader(self, shard_id: int) -> ShardReader:
         """The reader of a shard.  Raises `ShardGone`."""

@@ -6,7 +6,8 @@ Rules:
   in the same queue until nothing is in flight, and nothing is sent until they are done.
 - What waits while two requests are in flight is the next request; nothing waits for company.
 - Answers come in the order of requests.
-- A new stream begins with a put of ours, whose answer proves that the leader is one.
+- A new stream begins with a put of ours, whose answer proves that the leader is one.  When the map
+  names another leader, the stream is left and a new one is begun there, be it for this proof alone.
 - When a stream ends, what was in flight is settled on the next one by reading, before anything
   else is sent (`settling.py`); what was queued stays queued.
 - A write that was not sent, or whose stream ended, waits until its deadline at most.  One that was
@@ -30,7 +31,8 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar, cast
 
 from config import bounds
-from protocol.server_error import InternalError
+from magnetar.protocol.server_error import InternalError
+from magnetar.protocol.state_table import StateTable
 from storage.metadata.keys import level_of
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.batches import Batch, take_batch
@@ -69,17 +71,20 @@ class WriterState(enum.Enum):
     CLOSED = "for good"
 
 
-_MOVES = {
-    WriterState.IDLE: {WriterState.OPENING, WriterState.CLOSED},
-    WriterState.OPENING: {WriterState.STREAMING, WriterState.BROKEN, WriterState.CLOSED},
-    WriterState.STREAMING: {WriterState.BROKEN, WriterState.CLOSED},
-    WriterState.BROKEN: {WriterState.OPENING, WriterState.CLOSED},
-    WriterState.CLOSED: set[WriterState](),
-}
+_MOVES: StateTable[WriterState] = StateTable(
+    {
+        WriterState.IDLE: {WriterState.OPENING, WriterState.CLOSED},
+        WriterState.OPENING: {WriterState.STREAMING, WriterState.BROKEN, WriterState.CLOSED},
+        WriterState.STREAMING: {WriterState.BROKEN, WriterState.CLOSED},
+        WriterState.BROKEN: {WriterState.OPENING, WriterState.CLOSED},
+        WriterState.CLOSED: frozenset(),
+    },
+    defect=InternalError,
+)
 
 
 class ShardWriter:
-    """See the module's rules.  Made on the running loop."""
+    """Writes of this process to one shard, in order on one stream. Made on the running loop."""
 
     def __init__(self, shard_id: int, shards: Shards, answers: Answers) -> None:
         self.shard_id = shard_id
@@ -97,6 +102,7 @@ class ShardWriter:
         self._settled = asyncio.Event()
         self._turn: Turn | None = None
         self._stream: WriteStream | None = None
+        self._leader: str | None = None
         self._failure: Failure | None = None
         self._sweep = self._loop.call_later(_SWEEP_S, self._look_at_deadlines)
         self._running = Loop(f"oxia-writer-{shard_id}", self._run, shards.backoff(), self._broken)
@@ -130,6 +136,12 @@ class ShardWriter:
             return cast(T, await done)
 
         return await self._shards.call(self.shard_id, what, attempt)
+
+    def led_by(self, leader: str | None) -> None:
+        """The map names this leader."""
+        if self._stream is not None and leader is not None and leader != self._leader:
+            self._stream.cancel()
+        self._wake.set()
 
     async def prove(self) -> None:
         """Return when a put of ours was acknowledged that was sent after this call."""
@@ -184,17 +196,19 @@ class ShardWriter:
     async def _run(self) -> None:
         backoff = self._shards.backoff()
         while True:
-            while not (self._queue or self._lost):
+            while not (self._queue or self._lost or self._shards.must_prove(self.shard_id)):
                 self._wake.clear()
                 await self._wake.wait()
             self._move(WriterState.OPENING)
             failure = _ENDED
             try:
-                await self._serve(self._shards.peer(self.shard_id))
+                await self._serve(self._shards.named(self.shard_id))
             except CallFailed as error:
                 failure = error.failure
             if self.state is WriterState.STREAMING:
                 backoff.reset()
+            else:
+                self._shards.doubt()
             self._break_off(failure)
             if failure.action is Action.TELL_OPERATOR:
                 self._fail_all(failure)
@@ -215,9 +229,11 @@ class ShardWriter:
         """Write through one stream until it ends, which is always with `CallFailed`."""
         with call_failures():
             stream = self._stream = peer.open_writes(self.shard_id)
+        self._leader = peer.address
         tasks: list[asyncio.Task[None]] = []
         try:
             highest = await self._prove(stream)
+            self._shards.proven(self.shard_id, peer.address)
             if self._lost:
                 again = await self._settling.settle(self._lost, self._highest, peer)
                 self._lost = []
@@ -312,12 +328,11 @@ class ShardWriter:
     async def _recheck(self, writes: list[Write]) -> None:
         """What was sent again has failed a condition: look whether it was its first sending."""
 
-        async def attempt(peer: Peer, timeout_s: float) -> list[Write]:
-            return await self._settling.recheck(writes, peer, timeout_s)
+        async def attempt(peer: Peer, timeout_s: float) -> None:
+            await self._settling.recheck(writes, peer, timeout_s)
 
         try:
-            again = await self._shards.call(self.shard_id, "a look at records", attempt)
-            self._queue.extendleft(reversed(again))
+            await self._shards.call(self.shard_id, "a look at records", attempt)
         except MetadataError:
             for write in writes:
                 write.complete(outcome_unknown(write.what))
@@ -388,9 +403,5 @@ class ShardWriter:
             item.done.set_exception(error)
 
     def _move(self, state: WriterState) -> None:
-        if state not in _MOVES[self.state] and state is not self.state:
-            raise InternalError(
-                f"The writer of shard {self.shard_id} cannot go from {self.state.name} to "
-                f"{state.name}: this is a bug, report it."
-            )
-        self.state = state
+        if state is not self.state:
+            self.state = _MOVES.move(self.state, state, "The writer of shard {}", self.shard_id)

@@ -2,25 +2,35 @@
 
 Rules:
 - The map of shards arrives as a stream from any server and is replaced as a whole.  When the
-  stream ends another server is asked.  Whoever did not take a map is told of the next one, be it
-  the same.
+  stream ends, breaks or does not begin in time, the next server is asked.  A server that fails or
+  stays silent is logged, once for each reason.  A refusal is told to who opens the store once every
+  server that was configured has been asked.  Whoever did not take a map is told of the next one,
+  be it the same.
+- Maps carry no term, and a server that is cut off goes on telling an old one.  So a leader is not
+  believed because a map names it: the first one of a shard is, any other after it acknowledged a
+  put of ours, which a deposed leader cannot.  Until then nothing is read there and no beat counts,
+  so nothing that was read or acknowledged is undone.  `ShardWriter` puts it.
+- When a leader acknowledges nothing, the next server is asked for the map.
 - A call that fails is tried again, after a pause that doubles, until its time is up.  Then the
   caller is told what happened last, and what to look at.  A defect of ours is not tried again.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
 from config import bounds
-from protocol.server_error import MagnetarError
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.server_error import MagnetarError
+from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.connection import CallFailed, Connections, Peer
 from storage.metadata.oxia.errors import Action, Failure, defect, out_of_time, refused, shard_gone
-from storage.metadata.oxia.loops import Backoff, Loop, log_defect
+from storage.metadata.oxia.loops import Loop, log_defect
 from storage.metadata.oxia.routing import IncompleteShards, ShardTable, parse_assignments
 from storage.metadata.store import MetadataError
 
@@ -33,6 +43,9 @@ _ASK_AGAIN_S = 0.5
 opening its port and knowing its shards."""
 
 NO_LEADER = Failure(Action.FIND_LEADER, "UNAVAILABLE", "the shard has no leader")
+UNPROVEN = Failure(
+    Action.FIND_LEADER, "UNAVAILABLE", "the shard's new leader has acknowledged no write of ours"
+)
 
 
 class SessionGone(Exception):
@@ -40,16 +53,25 @@ class SessionGone(Exception):
 
 
 class Shards:
-    """See the module's rules.  `start` before anything else."""
+    """Follows the shards of a namespace and their leaders, and calls the right one.
+
+    `start` before anything else.
+    """
 
     def __init__(
-        self, address: str, namespace: str, connections: Connections, rng: random.Random
+        self,
+        servers: Sequence[str],
+        namespace: str,
+        connections: Connections,
+        rng: random.Random,
     ) -> None:
-        self._address = address
+        self._servers = servers
         self._namespace = namespace
         self._connections = connections
         self._rng = rng
         self._table: ShardTable | None = None
+        self._believed: dict[int, str] = {}
+        self._doubted = asyncio.Event()
         self._refusal: MetadataError | None = None
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -73,8 +95,8 @@ class Shards:
                     await self._wait_change()
         except TimeoutError:
             raise MetadataError(
-                f"No Oxia server answered at {self._address}: check that it runs, the address, and "
-                "the TLS files and token if it asks for them."
+                f"No Oxia server answered at {', '.join(self._servers)}: check that one runs, the "
+                "address, and the TLS files and token if it asks for them."
             ) from None
         if self._table is None and self._refusal is not None:
             raise self._refusal
@@ -90,14 +112,38 @@ class Shards:
 
     def backoff(self) -> Backoff:
         """Pauses of a new series of attempts."""
-        return Backoff(self._rng)
+        # Some luck, so that clients do not come together.
+        luck = partial(self._rng.uniform, 0.8, 1.2)
+        return Backoff(bounds.OXIA_BACKOFF_MIN_S, bounds.OXIA_BACKOFF_MAX_S, luck)
 
     def peer(self, shard_id: int) -> Peer:
-        """Who leads a shard.  Raises `CallFailed` if nobody does now."""
+        """Who leads a shard.  Raises `CallFailed` if nobody does now, or it is not proven."""
+        if self.must_prove(shard_id):
+            raise CallFailed(UNPROVEN)
+        return self.named(shard_id)
+
+    def named(self, shard_id: int) -> Peer:
+        """Who leads a shard by the newest map, proven or not.  Raises `CallFailed`."""
         leader = self.table.leader(shard_id)
         if leader is None:
             raise CallFailed(NO_LEADER)
         return self._connections.peer(leader)
+
+    def must_prove(self, shard_id: int) -> bool:
+        """Whether the leader that the map names has to acknowledge a put before it is believed."""
+        leader = self.table.leader(shard_id)
+        return leader is not None and self._believed.get(shard_id) != leader
+
+    def proven(self, shard_id: int, leader: str) -> None:
+        """It has acknowledged a put of ours, later than any other leader of the shard."""
+        if self._believed.get(shard_id) != leader:
+            self._believed[shard_id] = leader
+            self._tell()
+
+    def doubt(self) -> None:
+        """A leader acknowledges nothing: ask another server for the map, if there is one."""
+        if len(set(self._guides())) > 1:
+            self._doubted.set()
 
     async def call(
         self,
@@ -149,36 +195,79 @@ class Shards:
 
     def report(self, failure: Failure) -> None:
         """Log a failure that needs an operator, once."""
-        if failure.shard_is_down and failure.text not in self._reported:
-            if len(self._reported) >= 100:
-                self._reported.clear()
-            self._reported.add(failure.text)
+        if failure.shard_is_down and self._first_time(failure.text):
             _log.error("oxia_shard_down", code=failure.code, text=failure.text)
 
     async def _follow(self) -> None:
         backoff = self.backoff()
         turn = 0
         while True:
-            addresses = [self._address]
-            if self._table is not None:
-                addresses += [each.leader for each in self._table.shards if each.leader]
+            addresses = self._guides()
             address = addresses[turn % len(addresses)]
             turn += 1
             try:
-                guide = await self._connections.guide(address)
-                async for assignments in guide.assignments():
-                    self._take(parse_assignments(assignments, self._namespace))
-                    await self._drop_unused()
-                    backoff.reset()
+                await self._follow_at(address, backoff)
             except IncompleteShards as error:
                 _log.info("oxia_shards_incomplete", error=str(error))
             except MetadataError as error:
                 _log.error("oxia_shards_refused", error=str(error))
                 self._refuse(error)
             except CallFailed as error:
-                if error.failure.action is Action.TELL_OPERATOR:
+                self._report_unreached(address, error.failure.text)
+                # Another one may know the name that it is called by, or our token.
+                if error.failure.action is Action.TELL_OPERATOR and turn >= len(self._servers):
                     self._refuse(refused(error.failure, "the map of shards"))
+            except TimeoutError:
+                self._report_unreached(address, "it does not answer")
             await asyncio.sleep(max(backoff.pause_s(), _ASK_AGAIN_S))
+
+    def _guides(self) -> list[str]:
+        """Whom to ask for the map, in turn."""
+        leaders = () if self._table is None else (each.leader for each in self._table.shards)
+        return [*self._servers, *filter(None, leaders), *self._believed.values()]
+
+    async def _follow_at(self, address: str, backoff: Backoff) -> None:
+        """Take the maps that a server tells, until it ends or is doubted.
+
+        Raises also TimeoutError.
+        """
+        guide = await self._connections.guide(address)
+        maps = guide.assignments()
+        async with asyncio.timeout(bounds.OXIA_ATTEMPT_TIMEOUT_S):
+            assignments = await anext(maps, None)
+        self._doubted.clear()
+        while assignments is not None:
+            self._take(parse_assignments(assignments, self._namespace))
+            await self._drop_unused()
+            backoff.reset()
+            assignments = await self._next_map(maps)
+
+    async def _next_map(
+        self, maps: AsyncIterator[pb.ShardAssignments]
+    ) -> pb.ShardAssignments | None:
+        """What the server tells next; None: it ended, or is doubted."""
+        following = asyncio.ensure_future(anext(maps, None))
+        doubted = asyncio.ensure_future(self._doubted.wait())
+        try:
+            await asyncio.wait({following, doubted}, return_when=asyncio.FIRST_COMPLETED)
+            return following.result() if following.done() else None
+        finally:
+            following.cancel()
+            doubted.cancel()
+            await asyncio.gather(following, doubted, return_exceptions=True)
+
+    def _report_unreached(self, server: str, why: str) -> None:
+        if self._first_time(f"{server}: {why}"):
+            _log.warning("oxia_server_not_reached", server=server, error=why)
+
+    def _first_time(self, text: str) -> bool:
+        """Remember a text; whether it is a new one."""
+        if text in self._reported:
+            return False
+        if len(self._reported) >= 100:
+            self._reported.clear()
+        self._reported.add(text)
+        return True
 
     def _take(self, table: ShardTable) -> None:
         known = self._table is not None and self._table.shards == table.shards
@@ -186,6 +275,11 @@ class Shards:
             return
         self._table = table
         self._refusal = None
+        leaders = {each.shard_id: each.leader for each in table.shards if each.leader}
+        believed = {
+            shard_id: leader for shard_id, leader in self._believed.items() if shard_id in table.ids
+        }
+        self._believed = leaders | believed
         _log.info("oxia_shards", shards=table.ids)
         self._tell()
         self._untold = True

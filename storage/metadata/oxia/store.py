@@ -47,6 +47,7 @@ from storage.metadata.oxia.watching import Watching
 from storage.metadata.oxia.writes import Write, WriteOperation
 from storage.metadata.store import (
     ABSENT,
+    CLOCK_KEY,
     IndexHit,
     InvalidMetadataRequest,
     MetadataError,
@@ -60,7 +61,7 @@ from storage.metadata.store import (
 
 
 class OxiaMetadataStore(CheckedStore[OxiaSession]):
-    """See the module's rules.  Made by `open`."""
+    """`MetadataStore` on an Oxia cluster. Made by `open`."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._hints = PartitionHints()
         self._sequences = Sequences()
         self._moments: set[Moment] = set()
-        self._watching = Watching(self._read_at, self._scan_for_watch, self._sequence_changed)
+        self._watching = Watching(self._read_at, self._sequence_changed)
         self._hub = self._watching
         self._set = ShardSet(shards, Answers(self, families), self._watching, self._route_again)
         self._sessions = OxiaSessions(shards, self._set.writers)
@@ -106,7 +107,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         """
         address = parse_address(url)
         connections = Connections(address.namespace, access or StoreAccess())
-        shards = Shards(address.server, address.namespace, connections, rng)
+        shards = Shards(address.servers, address.namespace, connections, rng)
         store: OxiaMetadataStore | None = None
         try:
             await shards.start()
@@ -123,8 +124,13 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
 
     # Reads
 
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
+    async def get(
+        self, key: str, *, partition: str | None = None, fresh: bool = False
+    ) -> Record | None:
         """See `MetadataStore.get`."""
+        if fresh:
+            self._check_keys((key,), partition)
+            await self._prove((self._shards.table.shard_of(key, partition),))
         return (await self.get_many((key,), partition=partition))[0]
 
     async def get_many(
@@ -193,17 +199,16 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._check_open()
         operations.check_index_range(index, lo, hi)
         operations.check_partition(partition)
-        await self._watching.index_known(index)
         table = self._shards.table
         shard_ids = table.ids if partition is None else (table.shard_of("", partition),)
         if fresh:
             await self._prove(shard_ids)
         enough = Enough(limit, max_bytes) if partition is None else Enough()
-        watched = IndexRange(index, lo, hi)
-        found = await self._scan_index_on(shard_ids, watched, enough)
+        asked = IndexRange(index, lo, hi)
+        found = await self._scan_index_on(shard_ids, asked, enough)
         for each in found:
             self._watching.observe_scanned(each)
-        return first_hits(hits(found, watched, partition), limit, max_bytes)
+        return first_hits(hits(found, asked, partition), limit, max_bytes)
 
     # Writes
 
@@ -216,6 +221,14 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             shard_id = self._shards.table.shard_of(key, partition)
             await self._look_elsewhere([(shard_id, key)], partition)
         return removed
+
+    async def server_time_ms(self) -> int | None:
+        """See `MetadataStore.server_time_ms`."""
+        await self.put(CLOCK_KEY, b"")
+        record = await self.get(CLOCK_KEY)
+        if record is None:
+            raise MetadataError(f"The record {CLOCK_KEY!r} is gone from Oxia: put it again.")
+        return record.modified_ms
 
     # Sessions and the end
 
@@ -467,15 +480,12 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             self._hints.forget(key)
 
     async def _scan_index_on(
-        self, shard_ids: Iterable[int], watched: IndexRange, enough: Enough
+        self, shard_ids: Iterable[int], asked: IndexRange, enough: Enough
     ) -> list[Found]:
         found = await asyncio.gather(
-            *(self._set.reader(shard_id).scan_index(watched, enough) for shard_id in shard_ids)
+            *(self._set.reader(shard_id).scan_index(asked, enough) for shard_id in shard_ids)
         )
         return [each for part in found for each in part]
-
-    async def _scan_for_watch(self, watched: IndexRange) -> list[Found]:
-        return await self._scan_index_on(self._shards.table.ids, watched, Enough())
 
     async def _load_sequences(self) -> None:
         lo, hi = children_range(SEQUENCES[:-1])

@@ -8,27 +8,23 @@ Rules:
 - A read tells watchers what it saw before its caller has it, so nothing told later is older than
   what was read.  One that found nothing has no version: if the record was learned of after the read
   was asked for, nobody is told, and it is read again.
-- Index keys of a record before a change are known from what was told of it before, or from a scan
-  of the watched range, made when the watch begins.  A scan of the index by anybody waits for that,
-  so what a holder listed is known here too.
 - A gap empties all that is known, and every watcher lists again.  A defect of ours is one too, and
   so is a change on a shard that is gone: notifications name no partitions, by which its keys could
   be looked for elsewhere, and who lists goes by the map of now.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from config import bounds
 from storage.metadata.group import Change, Stored
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.errors import ClientDefect, ShardGone
-from storage.metadata.oxia.index_hits import IndexRange
 from storage.metadata.oxia.loops import log_defect
 from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, Found
 from storage.metadata.oxia.writes import Write
-from storage.metadata.store import MetadataError
+from storage.metadata.store import MetadataError, Wanted
 from storage.metadata.watches import WatchHub, WatchQueue
 
 RETRY_S = 1.0
@@ -36,9 +32,6 @@ RETRY_S = 1.0
 
 Read = Callable[[int, str], "asyncio.Future[Found | None]"]
 """Reads a key on a shard."""
-ScanIndex = Callable[[IndexRange], Awaitable[Sequence[Found]]]
-"""Scans an index on all shards."""
-
 SequencesChanged = Callable[[int, str | None], None]
 """Told of the shard and key of a sequence's marker that changed, or that any may have."""
 
@@ -56,19 +49,16 @@ class Known(NamedTuple):
 
 
 class Watching:
-    """See the module's rules.  Made on the running loop."""
+    """Routes notifications, acknowledgements and reads to the watchers that they concern.
 
-    def __init__(
-        self, read: Read, scan_index: ScanIndex, sequences_changed: SequencesChanged
-    ) -> None:
+    Made on the running loop.
+    """
+
+    def __init__(self, read: Read, sequences_changed: SequencesChanged) -> None:
         self._read = read
-        self._scan_index = scan_index
         self._sequences_changed = sequences_changed
         self._hub = WatchHub()
         self._known: dict[str, Known] = {}
-        self._members: dict[str, dict[str, Stored]] = {}
-        self._ranges: dict[WatchQueue, IndexRange] = {}
-        self._learning: dict[WatchQueue, asyncio.Task[None]] = {}
         self._changed: dict[int, dict[str, None]] = {}
         self._reading: dict[int, asyncio.Task[None]] = {}
         self._removed: dict[str, int] = {}
@@ -83,35 +73,18 @@ class Watching:
         """Changes of one record."""
         return self._hub.watch_key(key, partition)
 
-    def watch_level(self, level: str) -> WatchQueue:
-        """Changes of all records of a level."""
-        return self._hub.watch_level(level)
+    def watch_level(self, level: str, wanted: Wanted | None = None) -> WatchQueue:
+        """Changes of the records of a level, all of them or those that are wanted."""
+        return self._hub.watch_level(level, wanted)
 
     def watch_sequence(self, prefix: str, partition: str) -> WatchQueue:
         """New keys of a sequence."""
         return self._hub.watch_sequence(prefix, partition)
 
-    def watch_index(self, index: str, lo: str, hi: str) -> WatchQueue:
-        """Changes in a range of an index."""
-        queue = self._hub.watch_index(index, lo, hi)
-        self._ranges[queue] = IndexRange(index, lo, hi)
-        self._members.setdefault(index, {})
-        queue.on_close(lambda: self._forget_range(queue))
-        self._learn(queue)
-        return queue
-
-    async def index_known(self, index: str) -> None:
-        """Return when every watch on this index that there is now knows its records."""
-        pending = [
-            task for queue, task in self._learning.items() if self._ranges[queue].index == index
-        ]
-        if pending:
-            await asyncio.wait(pending, timeout=bounds.OXIA_REQUEST_TIMEOUT_S)
-
     def close(self) -> None:
         """End every watch."""
         self._closed = True
-        for task in (*self._learning.values(), *self._reading.values()):
+        for task in self._reading.values():
             task.cancel()
         self._hub.close()
 
@@ -131,7 +104,7 @@ class Watching:
         removed_at = self._removed.get(key, self._removed_forgotten)
         if removed_at > write.removals_seen:
             self._known.pop(key, None)
-            if self._wants(key):
+            if self._hub.wants(key):
                 self._mark(found.shard_id, key)
             return
         self.observe(found)
@@ -146,8 +119,8 @@ class Watching:
             and known.version_id >= found.version_id
         ):
             return
-        stored = found.stored
-        change = Change(key, self._before(key, known), stored, found.record.value)
+        before = None if known is None else known.stored
+        change = Change(key, before, found.stored, found.record.value)
         self._tell(change, found.shard_id, found.version_id)
 
     def observe_scanned(self, found: Found) -> None:
@@ -162,17 +135,16 @@ class Watching:
         `since`: what `told` said when it was asked for.
         """
         known = self._known.get(key)
-        if known is not None and (known.shard_id != shard_id or known.stored is None):
+        if known is None:
+            if changed:
+                self._tell(Change(key, None, None, b""), shard_id, -1)
             return
-        if known is not None and known.learned > since:
-            if self._wants(key):
-                self._mark(shard_id, key)
+        if known.shard_id != shard_id or known.stored is None:
             return
-        before = self._before(key, known)
-        if before is None and not changed:
-            return
-        version_id = -1 if known is None else known.version_id
-        self._tell(Change(key, before, None, b""), shard_id, version_id)
+        if known.learned <= since:
+            self._tell(Change(key, known.stored, None, b""), shard_id, known.version_id)
+        elif self._hub.wants(key):
+            self._mark(shard_id, key)
 
     def notified(self, shard_id: int, batch: pb.NotificationBatch) -> None:
         """See `NotificationListener.notified`."""
@@ -192,12 +164,8 @@ class Watching:
     def gap(self, shard_id: int) -> None:
         """See `NotificationListener.gap`."""
         self._known.clear()
-        for members in self._members.values():
-            members.clear()
         self._changed.pop(shard_id, None)
         self._sequences_changed(shard_id, None)
-        for queue in list(self._ranges):
-            self._learn(queue)
         self._hub.resync()
 
     def _note_changed(self, shard_id: int, key: str, version_id: int) -> None:
@@ -205,9 +173,9 @@ class Watching:
         if known is not None and known.shard_id == shard_id and known.version_id >= version_id:
             if known.stored is not None:
                 return
-        elif known is not None and not self._wants(key):
+        elif known is not None and not self._hub.wants(key):
             del self._known[key]
-        if self._wants(key):
+        if self._hub.wants(key):
             self._mark(shard_id, key)
 
     def _note_removed(self, shard_id: int, key: str) -> None:
@@ -216,29 +184,10 @@ class Watching:
         self._removed[key] = self._tick
         if len(self._removed) > bounds.OXIA_KNOWN_RECORDS:
             self._removed_forgotten = self._removed.pop(next(iter(self._removed)))
-        known = self._known.get(key)
-        indexed = known is not None and known.stored is not None and known.stored.indexes
-        if (
-            self._learning
-            or self._hub.wants(key)
-            or (indexed and self._members)
-            or any(key in members for members in self._members.values())
-        ):
+        if self._hub.wants(key):
             self._mark(shard_id, key)
         else:
             self._known.pop(key, None)
-
-    def _wants(self, key: str) -> bool:
-        return bool(self._members) or self._hub.wants(key)
-
-    def _before(self, key: str, known: Known | None) -> Stored | None:
-        if known is not None:
-            return known.stored
-        for members in self._members.values():
-            stored = members.get(key)
-            if stored is not None:
-                return stored
-        return None
 
     def _tell(self, change: Change, shard_id: int, version_id: int) -> None:
         key = change.key
@@ -247,12 +196,6 @@ class Watching:
         self._known[key] = Known(shard_id, version_id, change.after, self._told)
         if len(self._known) > bounds.OXIA_KNOWN_RECORDS:
             del self._known[next(iter(self._known))]
-        for index, members in self._members.items():
-            after = change.after
-            if after is not None and any(entry.index == index for entry in after.indexes):
-                members[key] = after
-            else:
-                members.pop(key, None)
         if self._hub:
             try:
                 self._hub.publish((change,))
@@ -310,52 +253,3 @@ class Watching:
                 raise failure
         if failures:
             raise failures[0]
-
-    # Index watches
-
-    def _learn(self, queue: WatchQueue) -> None:
-        former = self._learning.pop(queue, None)
-        if former is not None:
-            former.cancel()
-        task = asyncio.create_task(self._learn_range(queue), name="oxia-watch-index")
-        self._learning[queue] = task
-
-    async def _learn_range(self, queue: WatchQueue) -> None:
-        watched = self._ranges[queue]
-        while True:
-            try:
-                records = await self._scan_index(watched)
-                members = self._members.get(watched.index)
-                if members is not None:
-                    for found in records:
-                        self._learn_record(members, watched.index, found)
-                break
-            except MetadataError:
-                await asyncio.sleep(RETRY_S)
-            except Exception as error:  # noqa: BLE001 - a defect; the watch must not go without
-                log_defect(f"a scan of index {watched.index}", error)
-                await asyncio.sleep(RETRY_S)
-        if self._learning.get(queue) is asyncio.current_task():
-            del self._learning[queue]
-
-    def _learn_record(self, members: dict[str, Stored], index: str, found: Found) -> None:
-        key, stored = found.record.key, found.stored
-        known = self._known.get(key)
-        if (
-            known is not None
-            and known.shard_id == found.shard_id
-            and known.version_id >= found.version_id
-        ):
-            if known.stored is None:
-                return
-            stored = known.stored
-        if any(entry.index == index for entry in stored.indexes):
-            members[key] = stored
-
-    def _forget_range(self, queue: WatchQueue) -> None:
-        index = self._ranges.pop(queue).index
-        task = self._learning.pop(queue, None)
-        if task is not None:
-            task.cancel()
-        if all(each.index != index for each in self._ranges.values()):
-            del self._members[index]

@@ -35,7 +35,7 @@ class EphemeralOwner(Protocol):
 
 
 class Write:
-    """See the module.  `key` is the prefix of a sequence put.
+    """One write on its way to a shard.  `key` is the prefix of a sequence put.
 
     `expected` is the caller's condition as a version id; `request` may carry another one when it
     is sent again.

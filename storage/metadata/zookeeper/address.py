@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protocol.server_error import OperatorError, ServerError
+from magnetar.protocol.server_error import OperatorError, ServerError
 
 SCHEME = "zk:"
 DEFAULT_PORT = 2181

@@ -10,6 +10,8 @@ Rules:
   are answered OTHER.
 - A request that was in flight when the connection broke is answered CONNECTION_LOSS.  One that is
   submitted while there is no connection waits for the next one; who waits sets the deadline.
+- A server gets half of its share of the session's timeout to accept a connection, and as much to
+  answer the first request on it: all of them have been tried before the session is over.
 - The library can drop a request: by a defect of its thread, or between two sessions.  What is still
   open of a session that is over is answered SESSION_EXPIRED, once the next one has begun.
 - The library's thread ends by a defect, or when the server refuses the session's credentials: then
@@ -40,6 +42,7 @@ from kazoo.protocol.serialization import Watch as WatchEvent
 from kazoo.protocol.states import KazooState
 
 from config import bounds
+from magnetar.protocol.backoff import Backoff
 from storage.metadata.access import StoreAccess
 from storage.metadata.store import MetadataError
 from storage.metadata.zookeeper import requests
@@ -94,7 +97,10 @@ _STATES: Final = {
 
 
 class ZooKeeperClient:
-    """See the module's rules.  Made on the loop; `connect`, then use, then `close`."""
+    """One session with ZooKeeper: the client library on its thread, answers on the loop.
+
+    Made on the loop; `connect`, then use, then `close`.
+    """
 
     def __init__(
         self,
@@ -105,7 +111,6 @@ class ZooKeeperClient:
         on_change: Callable[[NodeChange], None],
         access: StoreAccess | None = None,
     ) -> None:
-        access = access or StoreAccess()
         self._loop = asyncio.get_running_loop()
         self._servers = servers
         self._on_state = on_state
@@ -122,26 +127,14 @@ class ZooKeeperClient:
         self._closed = False
         self._starting = threading.Lock()
         self._restart: asyncio.TimerHandle | None = None
-        self._restart_pause_s = bounds.ZOOKEEPER_RECONNECT_MIN_S
+        self._restart_backoff = Backoff(
+            bounds.ZOOKEEPER_RECONNECT_MIN_S, bounds.ZOOKEEPER_RECONNECT_MAX_S
+        )
         self.negotiated_ms = session_timeout_ms
         """The session's timeout: what was asked for until the server has said otherwise."""
-        handler = SequentialThreadingHandler()
-        handler.select = _select
-        self._library = KazooClient(
-            hosts=servers,
-            handler=handler,
-            timeout=session_timeout_ms / 1000,
-            connection_retry={
-                "max_tries": -1,
-                "delay": bounds.ZOOKEEPER_RECONNECT_MIN_S,
-                "max_delay": bounds.ZOOKEEPER_RECONNECT_MAX_S,
-            },
-            use_ssl=access.uses_tls,
-            check_hostname=access.uses_tls,
-            ca=_name(access.trust_certs_file),
-            certfile=_name(access.cert_file),
-            keyfile=_name(access.key_file),
-        )
+        self._attempt_s = session_timeout_ms / 1000 / 2 / len(servers.split(","))
+        """For a server to accept a connection, and again to answer the first request on it."""
+        self._library = _make_library(servers, session_timeout_ms, self._attempt_s, access)
         self._library.add_listener(self._state_changed)
         connection = self._library._connection
         self._invoke = connection._invoke
@@ -315,7 +308,7 @@ class ZooKeeperClient:
         if self._connected.is_set():
             self._connected.clear()
             if self._loop.time() - self._connected_at > bounds.ZOOKEEPER_RECONNECT_MAX_S:
-                self._restart_pause_s = bounds.ZOOKEEPER_RECONNECT_MIN_S
+                self._restart_backoff.reset()
 
     def _run(self) -> None:
         """The library's thread, from its begin to its end."""
@@ -338,9 +331,8 @@ class ZooKeeperClient:
 
     def _start_later(self) -> None:
         if self._restart is None and not self._closed:
-            self._restart = self._loop.call_later(self._restart_pause_s, self._start_again)
-            longer_s = 2 * self._restart_pause_s
-            self._restart_pause_s = min(longer_s, bounds.ZOOKEEPER_RECONNECT_MAX_S)
+            pause_s = self._restart_backoff.pause_s()
+            self._restart = self._loop.call_later(pause_s, self._start_again)
 
     def _start_again(self) -> None:
         self._restart = None
@@ -359,7 +351,7 @@ class ZooKeeperClient:
 
     def _note_timeout(self, timeout: float, request: Request, xid: int | None = None) -> object:
         """On the library's thread: the answer to the first request names the timeout."""
-        answer = self._invoke(timeout, request, xid)
+        answer = self._invoke(min(timeout, self._attempt_s), request, xid)
         if isinstance(answer, tuple) and hasattr(answer[0], "time_out"):
             self.negotiated_ms = answer[0].time_out or self.negotiated_ms
         return answer
@@ -420,6 +412,38 @@ class _Awaited:
         if not self._given:
             self._given = True
             self._client._post(bind(self._client._answered, self, answer))
+
+
+def _make_library(
+    servers: str, session_timeout_ms: int, attempt_s: float, access: StoreAccess | None
+) -> KazooClient:
+    access = access or StoreAccess()
+    handler = SequentialThreadingHandler()
+    handler.select = _select
+    # By itself it gives a host that takes no connection the whole session, which is over then.
+    handler.create_connection = bind(_connect_within, handler.create_connection, attempt_s)
+    return KazooClient(
+        hosts=servers,
+        handler=handler,
+        timeout=session_timeout_ms / 1000,
+        connection_retry={
+            "max_tries": -1,
+            "delay": bounds.ZOOKEEPER_RECONNECT_MIN_S,
+            "max_delay": bounds.ZOOKEEPER_RECONNECT_MAX_S,
+        },
+        use_ssl=access.uses_tls,
+        check_hostname=access.uses_tls,
+        ca=_name(access.trust_certs_file),
+        certfile=_name(access.cert_file),
+        keyfile=_name(access.key_file),
+    )
+
+
+def _connect_within(
+    connect: Callable[..., socket.socket], limit_s: float, *, timeout: float, **options: object
+) -> socket.socket:
+    """The library's own way to make a connection, in at most `limit_s`."""
+    return connect(timeout=min(timeout, limit_s), **options)
 
 
 def _select(

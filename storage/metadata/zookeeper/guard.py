@@ -22,7 +22,7 @@ NAME_BITS: Final = 96
 
 
 class Guard:
-    """See the module's rules."""
+    """The node that every batch of this process sets first, so that they keep their order."""
 
     def __init__(self, client: ZooKeeperClient, layout: Layout, rng: Random, identity: str) -> None:
         self._client = client

@@ -53,7 +53,7 @@ class Undo(NamedTuple):
 
 
 class Knowledge:
-    """See the module's rules."""
+    """The records and directories that this process knows, so that most writes need no read."""
 
     def __init__(self, layout: Layout, max_items: int = bounds.ZOOKEEPER_KNOWN) -> None:
         self._layout = layout

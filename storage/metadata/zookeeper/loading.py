@@ -31,7 +31,7 @@ from storage.metadata.zookeeper.writes import PendingWrite, defect_at
 
 
 class Loader:
-    """See the module's rules."""
+    """Reads the record and the directory that a write needs to know, many at once."""
 
     def __init__(
         self,

@@ -30,7 +30,8 @@ from typing import Final, cast
 import structlog
 
 from config import bounds
-from protocol.server_error import MagnetarError
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.operations import Delete, Put, SequencePut
 from storage.metadata.store import (
     ABSENT,
@@ -89,7 +90,7 @@ class State(enum.Enum):
 
 
 class WritePipeline:
-    """See the module's rules."""
+    """Sends the writes of this process in order, in batches, each exactly once."""
 
     def __init__(self, client: ZooKeeperClient, layout: Layout, rng: Random, identity: str) -> None:
         self._client = client
@@ -369,7 +370,7 @@ class WritePipeline:
 
     async def _settle(self) -> None:
         """Find out which batches in flight took effect, however long it takes."""
-        pause_s = bounds.ZOOKEEPER_RECONNECT_MIN_S
+        backoff = Backoff(bounds.ZOOKEEPER_RECONNECT_MIN_S, bounds.ZOOKEEPER_RECONNECT_MAX_S)
         while self._state is State.SETTLING:
             try:
                 await self._settle_flight()
@@ -379,8 +380,7 @@ class WritePipeline:
                 _log.warning("writes_not_settled", error=str(error), batches=len(self._flight))
             except Exception as error:  # noqa: BLE001 - nothing would be written any more
                 self._give_up_flight(error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, bounds.ZOOKEEPER_RECONNECT_MAX_S)
+            await asyncio.sleep(backoff.pause_s())
 
     async def _settle_flight(self) -> None:
         if not self._flight:  # the guard is used up, or nobody knows what it should be

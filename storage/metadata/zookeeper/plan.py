@@ -93,7 +93,6 @@ class _Parts:
             self.add(requests.delete(path, ANY_VERSION), path)
 
     def set_record(self, key: str, before: Node, after: Node, data: bytes) -> None:
-        """Unchanged index entries are written too, so that who watches them is told."""
         path, life = self._layout.record(key), self._layout.life(before.life)
         ephemeral = after.stored.session_id is not None
         self.add(requests.check(life, 0), life)
@@ -101,11 +100,8 @@ class _Parts:
         old, new = set(before.stored.indexes), set(after.stored.indexes)
         self.delete_entries(key, (entry for entry in before.stored.indexes if entry not in new))
         for entry in after.stored.indexes:
-            node = self._layout.entry(entry, key)
-            if entry in old:
-                self.add(requests.set_data(node, b"", ANY_VERSION), node)
-            else:
-                self.create(node, b"", ephemeral)
+            if entry not in old:
+                self.create(self._layout.entry(entry, key), b"", ephemeral)
 
     def checked(self, key: str) -> tuple[Request, ...]:
         """The operations.  Raises `RecordTooLarge`."""

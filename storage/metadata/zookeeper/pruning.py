@@ -21,7 +21,7 @@ from storage.metadata.zookeeper.requests import Answer
 
 
 class EmptyDirectories:
-    """See the module's rules."""
+    """Deletes directories that have become empty."""
 
     def __init__(
         self, client: ZooKeeperClient, layout: Layout, removing: Callable[[str], bool]

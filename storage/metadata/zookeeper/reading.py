@@ -5,6 +5,9 @@ Rules:
 - ZooKeeper reads many nodes as of one moment in one request, but what to read must be known first.
   So a range is listed, and then read together with its list: if that has changed, again.  After
   `ZOOKEEPER_SCAN_TRIES` what was read is taken: records that came meanwhile may be missing then.
+- A bounded scan lists first and cuts, and some of what it chose may be gone when it is read.  Then
+  it chooses more: fewer hits than the bounds allow are told only when nothing lies behind them,
+  which W10 of transactions relies on.
 - Ranges of more than `ZOOKEEPER_READ_NODES` records are read in pages, each as of one moment.
 - An index hit is made of the record as it was read: it never shows a key that the record has not.
 - `fresh` puts a `sync` before everything else: the server that is asked catches up with the leader.
@@ -27,7 +30,10 @@ from storage.metadata.zookeeper.watching import Found
 
 
 class RecordReader:
-    """See the module's rules.  Every method raises `MetadataError`."""
+    """Reads records by key, levels of keys and ranges of indexes.
+
+    Every method raises `MetadataError`.
+    """
 
     def __init__(self, client: ZooKeeperClient, layout: Layout) -> None:
         self._client = client
@@ -43,8 +49,10 @@ class RecordReader:
         found = await self._read_pages(reads)
         return [_found(key, read) for key, read in zip(keys, found, strict=True)]
 
-    async def get(self, key: str, partition: str | None) -> Record | None:
+    async def get(self, key: str, partition: str | None, *, fresh: bool) -> Record | None:
         """The record.  Raises `PartitionMismatch`."""
+        if fresh:
+            await self._catch_up()
         return (await self.get_many([key], partition))[0]
 
     async def get_many(self, keys: Sequence[str], partition: str | None) -> list[Record | None]:
@@ -95,35 +103,45 @@ class RecordReader:
         max_bytes: int | None,
     ) -> list[IndexHit]:
         """The hits of a range, in order of secondary key and key."""
-        listing = [requests.get_children(node) for node in self._layout.buckets(index, lo, hi)]
         # Without a partition each entry is a hit: no more of them are read than are asked for.
-        most = limit if partition is None else None
+        most, size = (limit, max_bytes) if partition is None else (None, None)
         if fresh:
             await self._catch_up()
-        entries = _entries_in(await self._read(listing), lo, hi)[:most]
-        fitting = None
-        if partition is None and max_bytes is not None:
-            fitting = await self._fitting(entries, max_bytes)
-        if fitting is not None:
-            most, entries = fitting, entries[:fitting]
+        while True:
+            hits, whole = await self._first_entries(index, lo, hi, most, size)
+            chosen = [hit for hit in hits if partition is None or hit.record.partition == partition]
+            first = first_hits(chosen, limit, max_bytes)
+            if whole or is_cut(first, limit, max_bytes):
+                return first
+            # What was listed has gone or shrunk since: that must not look like the end.
+            most = None if most is None else 2 * most
+            size = None if size is None else 2 * size
+
+    async def _first_entries(
+        self, index: str, lo: str, hi: str, most: int | None, max_bytes: int | None
+    ) -> tuple[list[IndexHit], bool]:
+        """Hits of the first entries of a range, as many as the bounds allow; whether it ends there.
+
+        Records that go while they are read make fewer hits.
+        """
+        listing = [requests.get_children(node) for node in self._layout.buckets(index, lo, hi)]
+        now = _entries_in(await self._read(listing), lo, hi)
+        if max_bytes is not None:
+            fitting = await self._fitting(now[:most], max_bytes)
+            most = most if fitting is None else fitting
         for _ in range(bounds.ZOOKEEPER_SCAN_TRIES):
+            entries, whole = now[:most], len(now[:most]) == len(now)
             keys = list(dict.fromkeys(key for _, key in entries))
             reads = [requests.get_data(self._layout.record(key)) for key in keys]
             listed, found = await self._read_with(listing, reads)
-            now = _entries_in(listed, lo, hi)[:most]
-            if now == entries:
+            now = _entries_in(listed, lo, hi)
+            if now[:most] == entries:
+                whole = len(entries) == len(now)
                 break
-            entries = now
         hits = _hits(index, lo, hi, map(_found, keys, found), keys)
-        chosen = [hit for hit in hits if partition is None or hit.record.partition == partition]
-        first = first_hits(chosen, limit, max_bytes)
-        if fitting is None or max_bytes is None or is_cut(first, limit, max_bytes):
-            return first
-        # Values have shrunk since their sizes were learned, and this must not look like the end.
-        more = await self.scan_index(
-            index, lo, hi, partition=None, fresh=fresh, limit=limit, max_bytes=2 * max_bytes
-        )
-        return first_hits(more, limit, max_bytes)
+        if not whole:  # a record may have a key further on, and what lies between was not read
+            hits = [hit for hit in hits if (hit.index_key, hit.record.key) <= entries[-1]]
+        return hits, whole
 
     async def _fitting(self, entries: list[tuple[str, str]], max_bytes: int) -> int | None:
         """How many of the first entries have values of so many bytes; None: all have less.
@@ -137,6 +155,13 @@ class RecordReader:
             found = await self.find_many([key for _, key in entries[start : start + step]])
             size += sum(len(each.value) for each in found if each is not None)
         return None
+
+    async def written_ms(self, key: str) -> int:
+        """When a record was written last, by the servers' clock."""
+        (read,) = await self._read([requests.get_data(self._layout.record(key))])
+        if not isinstance(read, tuple):
+            raise MetadataError(f"The record {key!r} is gone from ZooKeeper: put it again.")
+        return read[1].mtime_ms
 
     async def _catch_up(self) -> None:
         """What is read after it is not older than now, through another connection neither.

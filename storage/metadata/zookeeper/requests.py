@@ -77,6 +77,8 @@ class Stat:
     version: int
     owner: int
     """The session of an ephemeral node, else 0."""
+    mtime_ms: int = 0
+    """When it was written last, by the servers' clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +340,7 @@ def _failure(code: int) -> Failure:
 
 
 def _stat(fields: Sequence[int]) -> Stat:
-    return Stat(fields[0], fields[1], fields[4], fields[7])
+    return Stat(fields[0], fields[1], fields[4], fields[7], fields[3])
 
 
 def _text(text: str) -> bytes:

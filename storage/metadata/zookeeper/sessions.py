@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ZooKeeperSession(Session):
-    """See the module's rules.  States: alive, then lost."""
+    """A session of ZooKeeper, on a connection of its own. States: alive, then lost."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from storage.metadata.checked import CheckedStore
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.store import (
+    CLOCK_KEY,
     IndexHit,
     MetadataError,
     Record,
@@ -43,7 +44,7 @@ from storage.metadata.zookeeper.watching import NodeWatches
 
 
 class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
-    """See the module's rules.  Made by `open`."""
+    """`MetadataStore` on ZooKeeper 3.6 or newer. Made by `open`."""
 
     def __init__(
         self,
@@ -99,9 +100,12 @@ class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
             raise
         return store
 
-    async def get(self, key: str, *, partition: str | None = None) -> Record | None:
+    async def get(
+        self, key: str, *, partition: str | None = None, fresh: bool = False
+    ) -> Record | None:
         """See `MetadataStore.get`."""
-        return (await self.get_many((key,), partition=partition))[0]
+        self._check_keys((key,), partition)
+        return await self._reader.get(key, partition, fresh=fresh)
 
     async def get_many(
         self, keys: Sequence[str], *, partition: str | None = None
@@ -181,6 +185,11 @@ class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
                 await self._client.close()
             finally:
                 self._hub.close()
+
+    async def server_time_ms(self) -> int | None:
+        """See `MetadataStore.server_time_ms`."""
+        await self.put(CLOCK_KEY, b"")
+        return await self._reader.written_ms(CLOCK_KEY)
 
     async def _make_tree(self) -> None:
         for path in self._layout.fixed_nodes():

@@ -21,7 +21,7 @@ Outcomes = Sequence[tuple[PendingWrite, Outcome]]
 
 
 class UntilVisible:
-    """See the module's rules."""
+    """Holds back the answers of writes through sessions until reads show them."""
 
     def __init__(self, client: ZooKeeperClient, path: str) -> None:
         """`client` is the one of reads, `path` what they are below."""

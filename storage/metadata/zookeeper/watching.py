@@ -6,7 +6,9 @@ Rules:
   reports every change that such a read misses.  Several watches on one node share one of
   ZooKeeper's; it is removed with the last of them.
 - Events queue as keys, each once; the record is read when the holder takes the event, so it is the
-  newest one, and a watcher that is slow or many changes of one key cost no reads.
+  newest one, and a watcher that is slow or many changes of one key cost no reads.  Neither does
+  what is not wanted: it does not queue.  Who wants it later reads it on the same connection, from a
+  server that has made the change.
 - After every reconnection ZooKeeper's watches are asked for again, and each holder is told RESYNC.
   So it is with a watch that ZooKeeper refused, once it has been taken.
 - A change that cannot be told, by a defect here, is told as RESYNC to all.
@@ -21,11 +23,17 @@ import structlog
 
 from config import bounds
 from storage.metadata.group import Stored, check_partition_of, record_of
-from storage.metadata.store import Event, EventKind, MetadataError, PartitionMismatch
+from storage.metadata.store import (
+    Event,
+    EventKind,
+    MetadataError,
+    PartitionMismatch,
+    Wanted,
+)
 from storage.metadata.watches import WatchQueue
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import ChangeKind, NodeChange
-from storage.metadata.zookeeper.layout import Layout, entry_of, record_name
+from storage.metadata.zookeeper.layout import Layout, record_name
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request
 
 _log = structlog.get_logger(__name__)
@@ -88,9 +96,8 @@ class NodeWatch:
 
 class _Watcher(NamedTuple):
     queue: WatchQueue
-    lo: str
-    hi: str
     sequence: bool
+    wanted: Wanted | None
 
 
 class NodeWatches:
@@ -106,7 +113,6 @@ class NodeWatches:
         self._loop = asyncio.get_running_loop()
         self._keys: dict[str, dict[_Watcher, str]] = {}
         self._levels: dict[str, dict[_Watcher, str]] = {}
-        self._entries: dict[str, dict[_Watcher, str]] = {}
         self._asked: dict[str, int] = {}
         self._refused: dict[str, asyncio.TimerHandle] = {}
         """Nodes whose watch was refused: it is asked for again."""
@@ -116,21 +122,14 @@ class NodeWatches:
         queue = self._add(self._keys, self._layout.record(key), key)
         return NodeWatch(queue, self._read, bind(_resolve_key, partition))
 
-    def watch_level(self, level: str) -> NodeWatch:
-        """Changes of all records of a level."""
-        queue = self._add(self._levels, self._layout.directory(level), level)
+    def watch_level(self, level: str, wanted: Wanted | None = None) -> NodeWatch:
+        """Changes of the records of a level, all of them or those that are wanted."""
+        queue = self._add(self._levels, self._layout.directory(level), level, wanted=wanted)
         return NodeWatch(queue, self._read, _resolve)
 
     def watch_sequence(self, prefix: str, _partition: str) -> WatchQueue:
         """New keys of a sequence, which has one partition."""
         return self._add(self._levels, self._layout.directory(prefix), prefix, sequence=True)
-
-    def watch_index(self, index: str, lo: str, hi: str) -> NodeWatch:
-        """Records in a range of an index."""
-        buckets = self._layout.buckets(index, lo, hi)
-        node = buckets[0] if len(buckets) == 1 else self._layout.index(index)
-        queue = self._add(self._entries, node, index, lo=lo, hi=hi)
-        return NodeWatch(queue, self._read, bind(_resolve_entry, index, lo, hi))
 
     def changed(self, change: NodeChange) -> None:
         """Tell who is concerned by a change of a node."""
@@ -172,7 +171,7 @@ class NodeWatches:
         del self._refused[path]
         if path in self._asked:
             self._ask(path)
-            for registry in (self._keys, self._levels, self._entries):
+            for registry in (self._keys, self._levels):
                 for watcher in registry.get(path, {}):
                     watcher.queue.resync()
 
@@ -183,10 +182,6 @@ class NodeWatches:
         levels = self._levels.get(directory)
         if levels:
             self._tell_level(levels, name, change.kind)
-        index = directory.rpartition("/")[0]
-        for watchers in (self._entries.get(directory), self._entries.get(index)):
-            if watchers:
-                _tell_entry(watchers, name)
 
     def _add(
         self,
@@ -194,11 +189,10 @@ class NodeWatches:
         path: str,
         name: str,
         *,
-        lo: str = "",
-        hi: str = "",
         sequence: bool = False,
+        wanted: Wanted | None = None,
     ) -> WatchQueue:
-        watcher = _Watcher(WatchQueue(), lo, hi, sequence)
+        watcher = _Watcher(WatchQueue(), sequence, wanted)
         registry.setdefault(path, {})[watcher] = name
         watcher.queue.on_close(bind(self._forget, registry, path, watcher))
         self._asked[path] = self._asked.get(path, 0) + 1
@@ -219,10 +213,9 @@ class NodeWatches:
                 self._submit(requests.remove_watch(path), _ignore)
 
     def _queues(self) -> list[WatchQueue]:
-        registries = (self._keys, self._levels, self._entries)
         return [
             watcher.queue
-            for registry in registries
+            for registry in (self._keys, self._levels)
             for watchers in registry.values()
             for watcher in watchers
         ]
@@ -232,7 +225,10 @@ class NodeWatches:
         if name is None:
             return
         for watcher, level in watchers.items():
-            event = Event(EventKind.UPSERT, f"{level}{name}")
+            key = f"{level}{name}"
+            if watcher.wanted is not None and not watcher.wanted(key):
+                continue
+            event = Event(EventKind.UPSERT, key)
             if not watcher.sequence:
                 watcher.queue.offer(event)
             elif kind is ChangeKind.CREATED:
@@ -241,16 +237,6 @@ class NodeWatches:
 
 def _ignore(_answer: Answer) -> None:
     """Of what is not watched any more nobody is told, whether ZooKeeper tells of it or not."""
-
-
-def _tell_entry(watchers: dict[_Watcher, str], node: str) -> None:
-    entry = entry_of(node)
-    if entry is None:
-        return
-    index_key, key = entry
-    for watcher in watchers:
-        if watcher.lo <= index_key < watcher.hi:
-            watcher.queue.offer(Event(EventKind.UPSERT, key))
 
 
 def _resolve(key: str, found: Found | None) -> Event:
@@ -263,9 +249,3 @@ def _resolve_key(partition: str | None, key: str, found: Found | None) -> Event:
     if found is not None:
         check_partition_of(key, found.stored.partition, partition)
     return _resolve(key, found)
-
-
-def _resolve_entry(index: str, lo: str, hi: str, key: str, found: Found | None) -> Event:
-    entries = () if found is None else found.stored.indexes
-    listed = any(entry.index == index and lo <= entry.key < hi for entry in entries)
-    return _resolve(key, found if listed else None)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.parts.bookie_cluster import BookieCluster
-from tests.parts.bookkeeper_peer.peer import BookKeeperPeer, PeerClient
+from tests.servers.bookie_cluster import BookieCluster
+from tests.servers.bookkeeper_peer.peer import BookKeeperPeer, PeerClient
 
 
 @pytest.fixture(scope="module", params=["v2", "v3"])

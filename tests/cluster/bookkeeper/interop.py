@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import LedgerState
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 from tests.cluster.bookkeeper.ledger_access import (
@@ -21,7 +21,7 @@ from tests.cluster.bookkeeper.ledger_access import (
     read_all,
     record_of,
 )
-from tests.parts.bookkeeper_peer.peer import (
+from tests.servers.bookkeeper_peer.peer import (
     BOOKIE_HANDLE_NOT_AVAILABLE,
     NO_SUCH_LEDGER_METADATA,
     PeerClient,
@@ -102,9 +102,12 @@ async def gone_for_java(java: PeerClient, ledger_id: int) -> None:
     await once_it_is(is_gone, f"the end of ledger {ledger_id} for Java", NOTICED_WITHIN_S)
 
 
-async def java_reads(reader: PeerReader, entries: Sequence[bytes]) -> None:
-    """It finds a closed ledger with exactly these entries."""
-    length = ends(entries)[-1] if entries else 0
+async def java_reads(
+    reader: PeerReader, entries: Sequence[bytes], *, length: int | None = None
+) -> None:
+    """It finds a closed ledger with exactly these entries, and their length unless one is given."""
+    if length is None:
+        length = ends(entries)[-1] if entries else 0
     assert (reader.closed, reader.last_add_confirmed) == (True, len(entries) - 1)
     assert reader.length == length
     found = await all_of(reader, len(entries)) if entries else []
@@ -131,13 +134,21 @@ async def all_of(reader: PeerReader, count: int) -> list[PeerEntry]:
 
 
 async def python_reads(
-    store: BookKeeperLedgerStore, ledger_id: int, entries: Sequence[bytes]
+    store: BookKeeperLedgerStore,
+    ledger_id: int,
+    entries: Sequence[bytes],
+    *,
+    length: int | None = None,
 ) -> None:
-    """It finds a closed ledger with exactly these entries, however it opens it."""
+    """It finds a closed ledger with exactly these entries, however it opens it, and their length
+    unless one is given.
+    """
+    if length is None:
+        length = sum(map(len, entries))
     for opening in (store.open_no_recovery, store.open):
         reader = await opening(LedgerId(ledger_id))
         assert reader.last_add_confirmed == len(entries) - 1
-        assert reader.length == sum(map(len, entries))
+        assert reader.length == length
         assert await read_all(reader) == list(entries)
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.auth import NewAuthProvider
 from storage.ledger.bookkeeper.bookie_client import BookieClient, ReplyCode
@@ -18,7 +18,7 @@ from storage.ledger.bookkeeper.open import open_bookkeeper
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
 from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
 from storage.metadata.access import StoreAccess
-from tests.parts.bookie_part import MAX_FRAME_BYTES
+from tests.servers.bookie_part import MAX_FRAME_BYTES
 
 Quorums = tuple[int, int, int]
 STRIPED: Quorums = (3, 2, 2)

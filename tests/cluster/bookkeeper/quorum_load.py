@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
 from storage.ledger.bookkeeper.ledger_metadata import DigestType

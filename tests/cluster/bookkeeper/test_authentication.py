@@ -10,9 +10,9 @@ from storage.ledger.bookkeeper.auth_plugins import open_auth_plugin
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.store import LedgerError
 from tests.cluster.bookkeeper.ledger_access import Quorums, append, read_all, store_at, written
-from tests.parts.bookie_cluster import BookieCluster, OnZooKeeper
-from tests.parts.bookie_part import BookieProcess
-from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.servers.bookie_cluster import BookieCluster, OnZooKeeper
+from tests.servers.bookie_part import BookieProcess
+from tests.servers.zookeeper_part import ZooKeeperServer
 
 pytestmark = pytest.mark.cluster
 

@@ -6,7 +6,7 @@ than the record says, and no id is given a second time.  Only a recovery fences.
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import Digest
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerState
@@ -26,8 +26,8 @@ from tests.cluster.bookkeeper.ledger_access import (
     store_at,
     written,
 )
-from tests.parts.bookie_cluster import BookieCluster
-from tests.parts.bookkeeper_peer.peer import PeerClient
+from tests.servers.bookie_cluster import BookieCluster
+from tests.servers.bookkeeper_peer.peer import PeerClient
 
 pytestmark = pytest.mark.cluster
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.digest import Digest
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, DigestType, LedgerState
 from storage.ledger.store import CorruptEntry, LedgerError
@@ -22,8 +22,8 @@ from tests.cluster.bookkeeper.ledger_access import (
     store_at,
     written,
 )
-from tests.parts.bookie_cluster import BookieCluster
-from tests.parts.bookkeeper_peer.peer import DIGEST_MATCH, PeerClient, PeerError
+from tests.servers.bookie_cluster import BookieCluster
+from tests.servers.bookkeeper_peer.peer import DIGEST_MATCH, PeerClient, PeerError
 
 pytestmark = pytest.mark.cluster
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.ensemble_choice import NotEnoughBookies
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, DigestType, LedgerState
@@ -29,15 +29,15 @@ from tests.cluster.bookkeeper.ledger_access import (
     store_at,
     written,
 )
-from tests.parts.bookie_cluster import BookieCluster, OnZooKeeper
-from tests.parts.bookie_part import BookieServer
-from tests.parts.bookkeeper_peer.peer import (
+from tests.servers.bookie_cluster import BookieCluster, OnZooKeeper
+from tests.servers.bookie_part import BookieServer
+from tests.servers.bookkeeper_peer.peer import (
     BookKeeperPeer,
     PeerClient,
 )
-from tests.parts.fixtures import StartBookies
-from tests.parts.ground import Ground
-from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.servers.fixtures import StartBookies
+from tests.servers.ground import Ground
+from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.child_process import once_it_is
 from tests.support.waiting import until
 
@@ -301,7 +301,7 @@ async def test_a_bookie_that_only_reads_is_replaced_and_read(
             known = store._services.metadata
             await until(lambda: first in known.bookies.read_only)
             await append(ledger, *PARTS[1])
-            refusals = store._services.bookies.counters.refusals  # type: ignore[attr-defined]
+            refusals = store._services.bookies.counters.refusals
             assert refusals[ReplyCode.READ_ONLY] > 0
             ensembles = (await record_of(store, ledger.ledger_id)).ensembles
             assert [each.first_entry_id for each in ensembles] == [0, len(PARTS[0])]

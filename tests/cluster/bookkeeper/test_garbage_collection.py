@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from kazoo.client import KazooClient
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import Digest
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
@@ -34,10 +34,10 @@ from tests.cluster.bookkeeper.ledger_access import (
     store_at,
     written,
 )
-from tests.parts.bookie_cluster import BookieCluster, OnOxia, OnZooKeeper
-from tests.parts.fixtures import StartBookies
-from tests.parts.oxia_part import OxiaServer
-from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.servers.bookie_cluster import BookieCluster, OnOxia, OnZooKeeper
+from tests.servers.fixtures import StartBookies
+from tests.servers.oxia_part import OxiaServer
+from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.child_process import once_it_is
 
 pytestmark = pytest.mark.cluster

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import Digest
 from storage.ledger.bookkeeper.ledger_metadata import DigestType
@@ -36,8 +36,8 @@ from tests.cluster.bookkeeper.ledger_access import (
     store_at,
     written,
 )
-from tests.parts.bookie_cluster import BookieCluster
-from tests.parts.bookkeeper_peer.peer import LEDGER_FENCED, PeerClient, PeerError
+from tests.servers.bookie_cluster import BookieCluster
+from tests.servers.bookkeeper_peer.peer import LEDGER_FENCED, PeerClient, PeerError
 from tests.support.child_process import once_it_is
 
 pytestmark = pytest.mark.cluster
@@ -153,9 +153,9 @@ async def test_a_ledger_larger_than_a_batch(
             await writer.add(*entries[first : first + part])
         await writer.close()
         reader = await store.open(LedgerId(writer.ledger_id))
-        before = store._services.bookies.counters.requests  # type: ignore[attr-defined]
+        before = store._services.bookies.counters.requests
         assert await reader.read(0, count - 1, max_bytes=64 << 20) == entries
-        requests = store._services.bookies.counters.requests - before  # type: ignore[attr-defined]
+        requests = store._services.bookies.counters.requests - before
         assert 3 <= requests < 10, "batches, and several"
 
         ledger = await written(store, *entries)
@@ -394,6 +394,10 @@ async def test_both_recover_at_once_what_is_being_written(
         assert fenced == [LEDGER_FENCED]
         last = ours.last_add_confirmed
         assert theirs.last_add_confirmed == last >= acknowledged[-1]
-        await java_reads(theirs, entries[: last + 1])
-        await python_reads(store, ledger_id, entries[: last + 1])
-        await both_agree(store, java, ledger_id, last, ends(entries[: last + 1])[-1])
+        # Java takes the length from the entry that told it the last add confirmed, the one after.
+        # When it closes, and enough bookies do not have that entry, its length stays in the record.
+        lengths = ends(entries)[last : last + 2]
+        assert ours.length in lengths
+        await java_reads(theirs, entries[: last + 1], length=ours.length)
+        await python_reads(store, ledger_id, entries[: last + 1], length=ours.length)
+        await both_agree(store, java, ledger_id, last, ours.length)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from kazoo.client import KazooClient
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.metadata_format import LedgerPaths
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 from storage.ledger.store import LedgerFenced, NoSuchLedger
@@ -27,16 +27,16 @@ from tests.cluster.bookkeeper.interop import (
     python_reads,
 )
 from tests.cluster.bookkeeper.ledger_access import append, store_at, written
-from tests.parts.bookie_cluster import BookieCluster, OnZooKeeper, OnZooKeeperAsPulsar
-from tests.parts.bookkeeper_peer.peer import (
+from tests.servers.bookie_cluster import BookieCluster, OnZooKeeper, OnZooKeeperAsPulsar
+from tests.servers.bookkeeper_peer.peer import (
     LEDGER_FENCED,
     NO_SUCH_LEDGER_METADATA,
     BookKeeperPeer,
     PeerClient,
     PeerError,
 )
-from tests.parts.fixtures import StartBookies
-from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.servers.fixtures import StartBookies
+from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ensemble_choice import NotEnoughBookies
 from storage.ledger.bookkeeper.ledger_metadata import LedgerState
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 from storage.ledger.store import LedgerError, LedgerFenced
 from tests.cluster.bookkeeper.quorum_load import Load, Quorums, check, store_on
-from tests.parts.bookie_part import BookieServer
-from tests.parts.ground import Ground
+from tests.servers.bookie_part import BookieServer
+from tests.servers.ground import Ground
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster

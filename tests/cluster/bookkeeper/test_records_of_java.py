@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from kazoo.client import KazooClient
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.bookies import BookiePool
 from storage.ledger.bookkeeper.digest import Digest
@@ -20,8 +20,8 @@ from storage.ledger.bookkeeper.metadata_format import (
     encode_metadata,
     parse_address,
 )
-from tests.parts.bookie_cluster import BookieCluster
-from tests.parts.bookkeeper_peer.peer import BookKeeperPeer
+from tests.servers.bookie_cluster import BookieCluster
+from tests.servers.bookkeeper_peer.peer import BookKeeperPeer
 
 pytestmark = pytest.mark.cluster
 

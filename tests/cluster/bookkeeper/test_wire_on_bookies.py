@@ -8,16 +8,16 @@ from struct import Struct
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper import wire
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
 from storage.ledger.bookkeeper.bookies import BookiePool
 from storage.ledger.bookkeeper.digest import Digest, DigestMismatch, master_key
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, DigestType
-from tests.parts.bookie_cluster import BookieCluster, OnZooKeeper
-from tests.parts.bookie_part import MAX_FRAME_BYTES
-from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.servers.bookie_cluster import BookieCluster, OnZooKeeper
+from tests.servers.bookie_part import MAX_FRAME_BYTES
+from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.certificates import Certificate, make_certificate
 from tests.support.child_process import HOST
 from tests.support.waiting import until

@@ -8,7 +8,7 @@ import pytest
 from storage.metadata.oxia.store import OxiaMetadataStore
 from tests.cluster.oxia.half_proxy import HalfProxy
 from tests.cluster.oxia.stores import open_store
-from tests.parts.oxia_part import OxiaServer
+from tests.servers.oxia_part import OxiaServer
 
 
 @pytest.fixture

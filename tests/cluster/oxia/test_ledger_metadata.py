@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,
     DigestType,
@@ -20,9 +20,9 @@ from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict
 from storage.ledger.store import NoSuchLedger
 from storage.metadata.oxia.store import OxiaMetadataStore
 from tests.cluster.oxia.stores import PATIENCE_S
-from tests.parts.bookie_cluster import OnOxia
-from tests.parts.fixtures import StartBookies
-from tests.parts.oxia_part import OxiaServer
+from tests.servers.bookie_cluster import OnOxia
+from tests.servers.fixtures import StartBookies
+from tests.servers.oxia_part import OxiaServer
 
 pytestmark = pytest.mark.cluster
 

@@ -18,7 +18,7 @@ from storage.metadata.store import (
 )
 from tests.cluster.oxia.half_proxy import HalfProxy
 from tests.cluster.oxia.stores import PATIENCE_S, is_there, look
-from tests.parts.oxia_part import OxiaServer
+from tests.servers.oxia_part import OxiaServer
 from tests.support.child_process import once_it_is
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ from storage.metadata.oxia.records import PROOF
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import EventKind, IndexEntry
 from tests.cluster.oxia.stores import PATIENCE_S, look, open_store
-from tests.parts.oxia_part import OxiaServer
+from tests.servers.oxia_part import OxiaServer
 
 pytestmark = pytest.mark.cluster
 
@@ -85,9 +85,9 @@ async def test_a_gap_is_noticed(forgetful: OxiaServer) -> None:
 
 
 async def test_watchers_list_again_after_a_gap(store: OxiaMetadataStore) -> None:
-    children, index = store.watch_children("/d"), store.watch_index("i", "a", "z")
+    children, key = store.watch_children("/d"), store.watch_key("/k")
     store._watching.gap(0)
-    for watch in (children, index):
+    for watch in (children, key):
         event = await asyncio.wait_for(anext(watch), PATIENCE_S)
         assert event.kind is EventKind.RESYNC
     await store.put("/d/a", b"")
@@ -112,19 +112,18 @@ async def test_changes_of_another_process_are_told(
 ) -> None:
     """By notifications alone; only one of them writes, as 0.14.0 bears no second writer."""
     reader = await open_store(fresh_oxia.address)
-    key, index = reader.watch_key("/o/a", partition="p"), reader.watch_index("i", "k", "l")
+    key, children = reader.watch_key("/o/a", partition="p"), reader.watch_children("/o")
     sequence = reader.watch_sequence("/o/s/", partition="p")
-    made = await store.put("/o/a", b"1", partition="p", indexes=[IndexEntry("i", "k")])
-    for watch in (key, index):
+    made = await store.put("/o/a", b"1", partition="p")
+    for watch in (key, children):
         event = await asyncio.wait_for(anext(watch), PATIENCE_S)
         assert event.record is not None
         assert (event.kind, event.record.version) == (EventKind.UPSERT, made.version)
         assert event.record.partition == "p"
-    await store.put("/o/a", b"2", partition="p")
-    event = await asyncio.wait_for(anext(index), PATIENCE_S)
-    assert (event.kind, event.key) == (EventKind.REMOVED, "/o/a")
-    event = await asyncio.wait_for(anext(key), PATIENCE_S)
-    assert (event.kind, event.record and event.record.value) == (EventKind.UPSERT, b"2")
+    await store.delete("/o/a", partition="p")
+    for watch in (key, children):
+        event = await asyncio.wait_for(anext(watch), PATIENCE_S)
+        assert (event.kind, event.key) == (EventKind.REMOVED, "/o/a")
     await store.put("/o/s/", b"", partition="p", sequence=True)
     event = await asyncio.wait_for(anext(sequence), PATIENCE_S)
     assert event.key == sequence_key("/o/s/", 1)

@@ -16,7 +16,7 @@ from storage.metadata.store import (
 )
 from tests.cluster.oxia.stores import PATIENCE_S
 from tests.conftest import Report
-from tests.parts.oxia_part import OxiaServer
+from tests.servers.oxia_part import OxiaServer
 
 pytestmark = pytest.mark.cluster
 

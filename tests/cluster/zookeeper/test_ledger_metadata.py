@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,
     DigestType,
@@ -26,9 +26,9 @@ from storage.ledger.bookkeeper.metadata_zookeeper import (
     parse_metadata_service_uri,
 )
 from storage.ledger.store import LedgerError, NoSuchLedger
-from tests.parts.bookie_cluster import OnZooKeeper, OnZooKeeperAsPulsar
-from tests.parts.fixtures import StartBookies
-from tests.parts.zookeeper_part import ZooKeeperServer
+from tests.servers.bookie_cluster import OnZooKeeper, OnZooKeeperAsPulsar
+from tests.servers.fixtures import StartBookies
+from tests.servers.zookeeper_part import ZooKeeperServer
 
 pytestmark = pytest.mark.cluster
 

@@ -31,8 +31,8 @@ from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.store import LedgerStore
 from storage.metadata.memory import MemoryMetadataStore
-from tests.parts.bookie_cluster import BookieCluster
-from tests.parts.bookie_part import MAX_FRAME_BYTES
+from tests.servers.bookie_cluster import BookieCluster
+from tests.servers.bookie_part import MAX_FRAME_BYTES
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
     SimulatedBookieClient,
@@ -153,7 +153,10 @@ class BookKeeperBackend:
 def simulated_doors() -> Doors:
     """Bookies inside this process, quick and without faults."""
     weather = Weather(random.Random(1), slow_s=0.0005)
-    cluster = SimulatedCluster(asyncio.get_running_loop(), contextvars.Context(), weather)
+    # On the real clock a busy machine takes seconds for what takes none in a simulated one.
+    cluster = SimulatedCluster(
+        asyncio.get_running_loop(), contextvars.Context(), weather, timeout_s=60
+    )
     for number in range(3):
         bookie = SimulatedBookie(f"bookie-{number}")
         cluster.bookies[bookie.id] = bookie

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
+from storage.clock import SystemClock
 from storage.ledger.store import (
+    EntryTooLarge,
     LedgerClosed,
     LedgerError,
     LedgerFenced,
@@ -18,7 +20,7 @@ from storage.ledger.store import (
     WritableLedger,
 )
 from tests.contract.ledger.conftest import Backend
-from tests.unit.ledger.support import Outcomes, append_all, append_each, read_all
+from tests.unit.storage.ledger.local.support import Outcomes, append_all, append_each, read_all
 
 NOWHERE = LedgerId(10**9)
 
@@ -31,6 +33,20 @@ async def filled(store: LedgerStore, data: list[bytes]) -> WritableLedger:
     ledger = await store.create(custom={"component": b"test"})
     await append_all(ledger, data)
     return ledger
+
+
+async def test_a_ledger_says_how_it_was_made_until_it_is_deleted(store: LedgerStore) -> None:
+    before_ms = SystemClock().now_ms()
+    ledger = await store.create(custom={"component": b"test", "other": b"\x00\xff"})
+    told = await store.describe(ledger.ledger_id)
+    assert told.custom == {"component": b"test", "other": b"\x00\xff"}
+    assert told.created_ms is not None
+    assert before_ms <= told.created_ms <= SystemClock().now_ms()
+    await ledger.close()
+    assert await store.describe(ledger.ledger_id) == told
+    await store.delete(ledger.ledger_id)
+    with pytest.raises(NoSuchLedger):
+        await store.describe(ledger.ledger_id)
 
 
 async def test_ids_are_given_at_once_and_callbacks_come_in_order(store: LedgerStore) -> None:
@@ -59,6 +75,22 @@ async def test_what_was_appended_is_read(store: LedgerStore) -> None:
     await ledger.close()
     assert await read_all(ledger) == data
     assert await read_all(await store.open(ledger.ledger_id)) == data
+
+
+async def test_an_entry_above_the_largest_is_refused_and_the_ledger_goes_on(
+    store: LedgerStore,
+) -> None:
+    largest = os.urandom(1000) * (store.max_entry_bytes // 1000 + 1)
+    largest = largest[: store.max_entry_bytes]
+    ledger = await filled(store, [b"first"])
+    with pytest.raises(EntryTooLarge, match=str(store.max_entry_bytes)):
+        ledger.append(largest + b"x", Outcomes())
+    await append_all(ledger, [largest, b"last"])
+    assert ledger.last_add_confirmed == 2
+    await ledger.close()
+    reader = await store.open(ledger.ledger_id)
+    assert await reader.read(1, 1, max_bytes=0) == [largest]
+    assert await reader.read(2, 2, max_bytes=0) == [b"last"]
 
 
 async def test_a_read_is_bounded_in_bytes_but_gives_one(store: LedgerStore) -> None:

@@ -14,12 +14,15 @@ from pathlib import Path
 from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.open import open_metadata_store
+from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.recent import RecentChanges
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataStore, Watch
-from tests.parts.oxia_part import OxiaServer
-from tests.parts.zookeeper_part import ZooKeeperServer
+from storage.metadata.zookeeper.store import ZooKeeperMetadataStore
+from tests.servers.oxia_part import OxiaServer
+from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.empty_oxia import empty_oxia
+from tests.support.fake_oxia import FakeOxia, World
 
 PATIENCE_S = 20
 """How long a test waits for what must come."""
@@ -34,6 +37,10 @@ class Backend:
     shortest_session_ms: int
     part: str | None = None
     """The fixture that starts the real server, for backends that need one."""
+    join: Callable[[MetadataStore], Awaitable[MetadataStore]] | None = None
+    """Opens another client of a store's records, which writes too; None: one process has them."""
+    model_examples: int = 25
+    """How many random histories are compared with the model."""
 
 
 async def open_memory(_directory: Path) -> MetadataStore:
@@ -58,7 +65,11 @@ def on_zookeeper(server: ZooKeeperServer) -> Backend:
         url = f"zk:{server.address}/t{uuid.uuid4().hex[:12]}/below"
         return await open_metadata_store(url, SystemClock(), random.Random())
 
-    return Backend("zookeeper", open_zookeeper, shortest_session_ms=2 * server.tick_ms)
+    async def join_zookeeper(store: MetadataStore) -> MetadataStore:
+        assert isinstance(store, ZooKeeperMetadataStore)
+        return await ZooKeeperMetadataStore.open(store._address, SystemClock(), random.Random())
+
+    return Backend("zookeeper", open_zookeeper, 2 * server.tick_ms, join=join_zookeeper)
 
 
 def on_oxia(server: OxiaServer) -> Backend:
@@ -72,6 +83,40 @@ def on_oxia(server: OxiaServer) -> Backend:
     return Backend("oxia", open_oxia, shortest_session_ms=shortest_ms)
 
 
+class SimulatedOxiaStore(OxiaMetadataStore):
+    """The first client of a cluster that runs as long as it is open."""
+
+    servers: tuple[FakeOxia, ...] = ()
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            for server in self.servers:
+                await server.stop()
+
+
+async def open_simulated_oxia(_directory: Path) -> MetadataStore:
+    """On three servers, which lead four shards."""
+    world = World()
+    servers = tuple(FakeOxia(world) for _ in range(3))
+    for server in servers:
+        await server.start()
+    addresses = [server.address for server in servers]
+    world.lead(*addresses, addresses[0])
+    url = f"oxia://{','.join(addresses)}"
+    store = await SimulatedOxiaStore.open(url, SystemClock(), random.Random())
+    assert isinstance(store, SimulatedOxiaStore)
+    store.servers = servers
+    return store
+
+
+async def join_simulated_oxia(store: MetadataStore) -> MetadataStore:
+    assert isinstance(store, SimulatedOxiaStore)
+    url = f"oxia://{','.join(server.address for server in store.servers)}"
+    return await open_metadata_store(url, SystemClock(), random.Random())
+
+
 async def open_no_server(_directory: Path) -> MetadataStore:
     raise AssertionError("the fixture `backend` gives the server")
 
@@ -80,6 +125,13 @@ BACKENDS = (
     Backend("memory", open_memory, shortest_session_ms=60),
     Backend("sqlite", open_sqlite, shortest_session_ms=60),
     Backend("sqlite-file", open_sqlite_without_memory, shortest_session_ms=60),
+    Backend(
+        "oxia-simulated",
+        open_simulated_oxia,
+        shortest_session_ms=bounds.OXIA_SESSION_TIMEOUT_MIN_MS,
+        join=join_simulated_oxia,
+        model_examples=8,
+    ),
     Backend("zookeeper", open_no_server, shortest_session_ms=1000, part="zookeeper"),
     Backend("oxia", open_no_server, shortest_session_ms=2000, part="oxia"),
 )

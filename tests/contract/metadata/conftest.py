@@ -1,6 +1,7 @@
 """A fresh store of every backend."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,15 @@ async def store(backend: Backend, tmp_path: Path) -> AsyncIterator[MetadataStore
     opened = await backend.open(tmp_path)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def clients(store: MetadataStore, backend: Backend) -> AsyncIterator[Sequence[MetadataStore]]:
+    """Three clients of the same records: `store`, three times where only one may write."""
+    async with AsyncExitStack() as stack:
+        joined = [store]
+        for _ in range(2):
+            joined.append(store if backend.join is None else await backend.join(store))
+            if backend.join is not None:
+                stack.push_async_callback(joined[-1].close)
+        yield joined

@@ -36,7 +36,7 @@ INDEX_KEYS = st.lists(st.sampled_from(["k1", "k2", "k3", "m"]), max_size=3)
 VALUES = st.binary(max_size=3)
 EXPECT = st.sampled_from(["any", "absent", "current", "stale"])
 LEVELS = ("/", "/a", "/a/x")
-WATCHED = ("k", "l")
+WANTED = "/b"
 INDEX = "i"
 
 
@@ -64,9 +64,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.versions = [Version(10**9)]
         self.sessions: dict[int, Session] = {}
         self.level_watch = self.watch(lambda: self.store.watch_children("/a"))
-        self.index_watch = self.watch(lambda: self.store.watch_index(INDEX, *WATCHED))
+        self.wanted_watch = self.watch(
+            lambda: self.store.watch_children("/", wanted=lambda key: key == WANTED)
+        )
         self.level_mirror: dict[str, bytes] = {}
-        self.index_mirror: dict[str, bytes] = {}
+        self.wanted_mirror: dict[str, bytes] = {}
 
     def run(self, awaitable: Awaitable[T]) -> T:
         async def bounded() -> T:
@@ -159,13 +161,9 @@ class StoreMachine(RuleBasedStateMachine):
         level = {
             key: row.value for key, row in self.rows.items() if key[:-1] == "/a/" and len(key) == 4
         }
-        index = {
-            key: row.value
-            for key, row in self.rows.items()
-            if any(WATCHED[0] <= each < WATCHED[1] for each in row.index_keys)
-        }
+        wanted = {key: row.value for key, row in self.rows.items() if key == WANTED}
         self.run(mirror(self.level_watch, self.level_mirror, level))
-        self.run(mirror(self.index_watch, self.index_mirror, index))
+        self.run(mirror(self.wanted_watch, self.wanted_mirror, wanted))
 
     async def compare(self) -> None:
         for level in LEVELS:
@@ -221,7 +219,7 @@ def test_the_store_behaves_as_the_model(backend: Backend) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=25,
+            max_examples=backend.model_examples,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

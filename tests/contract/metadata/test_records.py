@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from config import bounds
-from protocol.server_error import MagnetarError
+from magnetar.protocol.server_error import MagnetarError
+from storage.clock import SystemClock
 from storage.metadata.store import (
     ABSENT,
     IndexEntry,
@@ -29,6 +30,16 @@ async def test_a_record_is_what_was_put(store: MetadataStore) -> None:
     assert not record.ephemeral
     assert record.partition is None
     assert record.created_ms == record.modified_ms > 0
+
+
+async def test_servers_tell_the_time_of_their_clock(store: MetadataStore) -> None:
+    """Which is ours here; again and again, as it goes on.  A store in this process has none."""
+    before_ms = SystemClock().now_ms()
+    told_ms = [await store.server_time_ms() for _ in range(3)]
+    after_ms = SystemClock().now_ms()
+    assert told_ms == [None] * 3 or [before_ms, *told_ms, after_ms] == sorted(
+        [before_ms, *(each for each in told_ms if each is not None), after_ms]
+    )
 
 
 async def test_an_overwrite_counts_and_keeps_the_creation_time(store: MetadataStore) -> None:
@@ -180,9 +191,10 @@ async def test_an_acknowledged_write_is_seen_by_every_later_read(store: Metadata
     for n in range(20):
         value = str(n).encode()
         await store.put("/d/a", value, indexes=[IndexEntry("i", f"k{n:03}")])
-        record = await store.get("/d/a")
-        assert record is not None
-        assert record.value == value
+        for fresh in (False, True):
+            record = await store.get("/d/a", fresh=fresh)
+            assert record is not None
+            assert record.value == value
         assert [each.value for each in await store.scan("/d/", "/d//", fresh=True)] == [value]
         hits = await store.scan_index("i", "k", "l", fresh=True)
         assert [(hit.index_key, hit.record.value) for hit in hits] == [(f"k{n:03}", value)]

@@ -89,10 +89,10 @@ async def test_a_sequence_begins_on_an_empty_level(store: MetadataStore) -> None
         store.put("/u/other", b""), add(store, prefix="/u/"), return_exceptions=True
     )
     assert isinstance(others[1], InvalidMetadataRequest)
-    others = await asyncio.gather(
+    after = await asyncio.gather(
         add(store, prefix="/v/"), store.put("/v/other", b""), return_exceptions=True
     )
-    assert isinstance(others[1], InvalidMetadataRequest)
+    assert isinstance(after[1], InvalidMetadataRequest)
 
 
 async def test_a_sequence_has_one_partition(store: MetadataStore) -> None:

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from config import bounds
-from storage.metadata.keys import exact_range
-from storage.metadata.store import EventKind, IndexEntry, MetadataError, MetadataStore
+from storage.metadata.store import EventKind, MetadataError, MetadataStore
 from tests.contract.metadata.backends import brief, events_until, next_event
 
 UPSERT, REMOVED, RESYNC = EventKind.UPSERT, EventKind.REMOVED, EventKind.RESYNC
@@ -41,30 +40,21 @@ async def test_children(store: MetadataStore) -> None:
     root.close()
 
 
-@pytest.mark.parametrize(("lo", "hi"), [("k", "l"), ("a", "z"), exact_range("k")])
-async def test_an_index_range(store: MetadataStore, lo: str, hi: str) -> None:
-    watch = store.watch_index("i", lo, hi)
-    inside, outside = [IndexEntry("i", "k")], [IndexEntry("i", "~"), IndexEntry("j", "k")]
-    await store.put("/a", b"1", indexes=outside)
-    await store.put("/a", b"2", indexes=inside)
-    assert brief(await next_event(watch)) == (UPSERT, "/a", b"2")
-    await store.put("/a", b"3", indexes=[*inside, *outside])
-    assert brief(await next_event(watch)) == (UPSERT, "/a", b"3")
-    await store.put("/a", b"4", indexes=outside)
-    assert brief(await next_event(watch)) == (REMOVED, "/a", None)
-    await store.put("/a", b"5", indexes=inside)
-    await next_event(watch)
-    await store.delete("/a")
-    assert brief(await next_event(watch)) == (REMOVED, "/a", None)
-    watch.close()
-
-
-async def test_a_move_within_a_range_is_an_upsert(store: MetadataStore) -> None:
-    watch = store.watch_index("i", "a", "n")
-    await store.put("/a", b"1", indexes=[IndexEntry("i", "b")])
-    await next_event(watch)
-    await store.put("/a", b"2", indexes=[IndexEntry("i", "c")])
-    assert brief(await next_event(watch)) == (UPSERT, "/a", b"2")
+async def test_of_children_those_that_are_wanted_are_told(store: MetadataStore) -> None:
+    wanted = {"/d/a"}
+    watch = store.watch_children("/d", wanted=lambda key: key in wanted)
+    for key in ("/d/b", "/d/a", "/d/c"):
+        await store.put(key, b"1")
+    assert brief(await next_event(watch)) == (UPSERT, "/d/a", b"1")
+    wanted.add("/d/b")
+    assert await store.get("/d/b") is not None
+    for key in ("/d/c", "/d/b"):
+        await store.put(key, b"2")
+    assert brief(await next_event(watch)) == (UPSERT, "/d/b", b"2")
+    wanted.remove("/d/a")
+    for key in ("/d/a", "/d/c", "/d/b"):
+        await store.delete(key)
+    assert brief(await next_event(watch)) == (REMOVED, "/d/b", None)
     watch.close()
 
 
@@ -193,8 +183,6 @@ async def test_watches_end_with_the_store(store: MetadataStore) -> None:
     watches = [
         store.watch_key("/a"),
         store.watch_children("/a"),
-        store.watch_index("i", "a", "b"),
-        store.watch_index("i", *exact_range("a")),
         store.watch_sequence("/a/", partition="p"),
     ]
     waiting = [asyncio.ensure_future(anext(watch, None)) for watch in watches]

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from magnetar.protocol.txn_id import CoordinatorId
 from storage.clock import SystemClock
 from storage.metadata.store import MetadataStore
 from tests.contract.metadata.conftest import backend, store
@@ -15,7 +16,6 @@ from txn.decisions import Decisions
 from txn.key_store import TransactionKeyStore
 from txn.parts import TransactionParts
 from txn.store import TransactionStore
-from txn.txn_id import CoordinatorId
 
 __all__ = ["backend", "store"]
 

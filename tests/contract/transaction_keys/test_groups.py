@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from config.bounds import TXN_GROUP_HEADER_BYTES, TXN_GROUP_POSITIONS_BYTES
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import MetadataStore, VersionConflict
 from tests.contract.transaction_keys.conftest import COORDINATOR
 from txn import records
@@ -20,7 +21,6 @@ from txn.records import AckedPosition, AckRecord, Claim, Header, KeyEpoch, TxnSt
 from txn.store import TransactionStore
 from txn.transaction_groups import CommittedGroup
 from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey
-from txn.txn_id import TxnId
 
 NAME = KeyName("", "k")
 GROUP = TxnId(COORDINATOR, 7)

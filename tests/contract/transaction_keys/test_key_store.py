@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from config.bounds import TXN_KEY_BYTES, TXN_PAGE
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
 from tests.contract.transaction_keys.conftest import COORDINATOR
 from txn import key_records
@@ -15,12 +16,11 @@ from txn.transaction_key import (
     KeyName,
     KeyRecord,
     KeyTransaction,
-    begun,
-    opened,
-    touched,
-    unborn,
+    mark_used,
+    name_transaction,
+    new_key_record,
+    raise_epoch,
 )
-from txn.txn_id import CoordinatorId, TxnId
 
 NAME = KeyName("", "k")
 TXN = TxnId(COORDINATOR, 7)
@@ -31,10 +31,12 @@ ODD = (
     *("Ü", "u\u0308", "日本", "\U0001f511", "'\"\\;--", LONGEST),
 )
 
+ODD_OWNERS = ("", "bob", "a&b/../ü", LONGEST)
+
 
 def holding(epoch: int = 0) -> KeyRecord:
     """Of a key that somebody opened."""
-    return opened(unborn(1), epoch - 1, "me", 2)
+    return raise_epoch(new_key_record(1), epoch - 1, "me", 2)
 
 
 async def names_in_pages(keys: TransactionKeyStore, limit: int) -> list[KeyName]:
@@ -51,11 +53,11 @@ async def names_in_pages(keys: TransactionKeyStore, limit: int) -> list[KeyName]
 
 async def test_a_key_is_what_was_put(keys: TransactionKeyStore) -> None:
     assert await keys.read(NAME) is None
-    record = begun(holding(5), TXN, "beginner", 3)
+    record = name_transaction(holding(5), TXN, "beginner", 3)
     made = await keys.create(NAME, record)
     assert (made.name, made.record) == (NAME, record)
     assert await keys.read(NAME) == made
-    again = opened(made.record, NO_EPOCH, "you", 4)
+    again = raise_epoch(made.record, NO_EPOCH, "you", 4)
     assert again.before == KeyTransaction(TXN)
     changed = await keys.change(made, again)
     assert await keys.read(NAME) == changed
@@ -63,9 +65,9 @@ async def test_a_key_is_what_was_put(keys: TransactionKeyStore) -> None:
 
 
 async def test_a_key_is_changed_on_the_version_read_only(keys: TransactionKeyStore) -> None:
-    first = await keys.create(NAME, unborn(1))
+    first = await keys.create(NAME, new_key_record(1))
     with pytest.raises(VersionConflict):
-        await keys.create(NAME, unborn(1))
+        await keys.create(NAME, new_key_record(1))
     second = await keys.change(first, holding())
     for late in (keys.change(first, first.record), keys.delete(first)):
         with pytest.raises(VersionConflict):
@@ -80,12 +82,12 @@ async def test_a_key_is_changed_on_the_version_read_only(keys: TransactionKeySto
 
 async def test_a_write_of_the_same_record_is_another_version(keys: TransactionKeyStore) -> None:
     """Else a key that was deleted and made again in between would look as it was (K7)."""
-    first = await keys.create(NAME, unborn(1))
+    first = await keys.create(NAME, new_key_record(1))
     same = await keys.change(first, first.record)
     with pytest.raises(VersionConflict):
         await keys.change(first, holding())
     await keys.delete(same)
-    made_again = await keys.create(NAME, unborn(1))
+    made_again = await keys.create(NAME, new_key_record(1))
     assert made_again.record == first.record
     for earlier in (first, same):
         with pytest.raises(VersionConflict):
@@ -97,12 +99,12 @@ async def test_a_write_of_the_same_record_is_another_version(keys: TransactionKe
 
 async def test_of_many_that_change_a_key_at_once_one_does(keys: TransactionKeyStore) -> None:
     made = await asyncio.gather(
-        *(keys.create(NAME, unborn(n)) for n in range(8)), return_exceptions=True
+        *(keys.create(NAME, new_key_record(n)) for n in range(8)), return_exceptions=True
     )
     (stored,) = (each for each in made if not isinstance(each, BaseException))
     assert all(isinstance(each, VersionConflict) for each in made if each is not stored)
     changed = await asyncio.gather(
-        *(keys.change(stored, opened(stored.record, NO_EPOCH, f"{n}", n)) for n in range(8)),
+        *(keys.change(stored, raise_epoch(stored.record, NO_EPOCH, f"{n}", n)) for n in range(8)),
         keys.delete(stored),
         return_exceptions=True,
     )
@@ -124,7 +126,7 @@ async def test_what_is_deleted_before_a_put_is_in_the_floor_read_after_it(
         async def make() -> int:
             while True:
                 try:
-                    await keys.create(NAME, unborn(1))
+                    await keys.create(NAME, new_key_record(1))
                 except VersionConflict:
                     await asyncio.sleep(0)
                     continue
@@ -146,19 +148,19 @@ async def test_a_floor_only_rises(keys: TransactionKeyStore, store: MetadataStor
     assert await TransactionKeyStore(store, CoordinatorId(2)).read_floor() == NO_EPOCH
 
 
-@pytest.mark.parametrize("owner", ["", "bob", "a&b/../ü", LONGEST])
-async def test_odd_names_are_kept_apart(keys: TransactionKeyStore, owner: str) -> None:
+async def test_odd_names_are_kept_apart(keys: TransactionKeyStore) -> None:
     """Whatever a client may choose, up to the longest path that there is."""
-    for number, key in enumerate(ODD):
-        await keys.create(KeyName(owner, key), unborn(number))
-    for number, key in enumerate(ODD):
-        stored = await keys.read(KeyName(owner, key))
+    names = [KeyName(owner, key) for owner in ODD_OWNERS for key in ODD]
+    for number, name in enumerate(names):
+        await keys.create(name, new_key_record(number))
+    for number, name in enumerate(names):
+        stored = await keys.read(name)
         assert stored is not None
-        assert stored.record.created_ms == number, repr(key)
-        assert await keys.read(KeyName("another", key)) is None
-    found = await names_in_pages(keys, 4)
-    assert len(found) == len(ODD)
-    assert set(found) == {KeyName(owner, key) for key in ODD}
+        assert stored.record.created_ms == number, repr(name)
+        assert await keys.read(KeyName("another", name.key)) is None
+    found = await names_in_pages(keys, 7)
+    assert len(found) == len(names)
+    assert set(found) == set(names)
 
 
 async def test_keys_are_listed_in_pages_by_coordinator(
@@ -167,9 +169,9 @@ async def test_keys_are_listed_in_pages_by_coordinator(
     others = [TransactionKeyStore(store, CoordinatorId(n)) for n in (0, 2, 30, 4)]
     names = [KeyName(owner, key) for owner in ("", "bob") for key in ("a", "a%", "a b", "ab", "b")]
     for name in names:
-        await keys.create(name, unborn(1))
+        await keys.create(name, new_key_record(1))
     for other in others:
-        await other.create(KeyName("", f"of {other._coordinator}"), unborn(1))
+        await other.create(KeyName("", f"of {other._coordinator}"), new_key_record(1))
     for limit in (1, 2, 3, len(names), len(names) + 1):
         found = await names_in_pages(keys, limit)
         assert found == sorted(found, key=key_records.encoded_name)
@@ -181,14 +183,14 @@ async def test_keys_are_listed_in_pages_by_coordinator(
 
 async def test_what_changes_between_two_pages(keys: TransactionKeyStore) -> None:
     """What was there all the time is listed once, wherever the list had come to."""
-    stored = [await keys.create(KeyName("", f"{n}"), unborn(1)) for n in range(6)]
+    stored = [await keys.create(KeyName("", f"{n}"), new_key_record(1)) for n in range(6)]
     first, after = await keys.page("", 3)
     assert [each.name.key for each in first] == ["0", "1", "2"]
     await keys.delete(stored[2])  # where the next page begins
     await keys.delete(stored[4])
     await keys.change(stored[5], holding())
-    await keys.create(KeyName("", "21"), unborn(1))
-    await keys.create(KeyName("", "00"), unborn(1))
+    await keys.create(KeyName("", "21"), new_key_record(1))
+    await keys.create(KeyName("", "00"), new_key_record(1))
     second, after = await keys.page(after, 3)
     assert [each.name.key for each in second] == ["21", "3", "5"]
     assert await keys.page(after, 3) == ([], "")
@@ -197,7 +199,9 @@ async def test_what_changes_between_two_pages(keys: TransactionKeyStore) -> None
 async def test_more_keys_than_a_page(keys: TransactionKeyStore) -> None:
     names = [KeyName("", f"{n:05}") for n in range(TXN_PAGE + 5)]
     for begin in range(0, len(names), 200):
-        await asyncio.gather(*(keys.create(name, unborn(1)) for name in names[begin : begin + 200]))
+        await asyncio.gather(
+            *(keys.create(name, new_key_record(1)) for name in names[begin : begin + 200])
+        )
     pages = [page async for page in keys.pages()]
     assert [len(page) for page in pages] == [TXN_PAGE, 5]
     assert [each.name for page in pages for each in page] == names
@@ -208,8 +212,10 @@ async def test_a_page_ends_with_so_many_bytes_of_keys(
 ) -> None:
     names = [KeyName("", f"{n:02}") for n in range(12)]
     for name in names:
-        await keys.create(name, unborn(1))
-    monkeypatch.setattr("txn.key_store.TXN_PAGE_BYTES", 5 * len(key_records.encode_key(unborn(1))))
+        await keys.create(name, new_key_record(1))
+    monkeypatch.setattr(
+        "txn.key_store.TXN_PAGE_BYTES", 5 * len(key_records.encode_key(new_key_record(1)))
+    )
     pages = [page async for page in keys.pages()]
     assert [len(page) for page in pages] == [5, 5, 2]
     assert [each.name for page in pages for each in page] == names
@@ -220,7 +226,7 @@ async def test_what_was_read_in_a_list_can_be_changed(keys: TransactionKeyStore)
     await keys.create(NAME, holding())
     await keys.create(KeyName("", "l"), holding())
     (listed, idle), _ = await keys.page("", 2)
-    changed = await keys.change(listed, touched(listed.record, 9))
+    changed = await keys.change(listed, mark_used(listed.record, 9))
     await keys.delete(idle)
     ((again,), _) = await keys.page("", 2)
     assert again == changed
@@ -232,7 +238,7 @@ async def test_one_that_cannot_be_read_is_left_out(
     keys: TransactionKeyStore, store: MetadataStore
 ) -> None:
     for key in ("a", "z"):
-        await keys.create(KeyName("", key), unborn(1))
+        await keys.create(KeyName("", key), new_key_record(1))
     damaged = KeyName("", "damaged")
     await store.put(
         key_records.key_path(damaged),
@@ -250,7 +256,7 @@ async def test_the_end_of_the_last_transaction_is_noted_once(keys: TransactionKe
     header = Header(TxnState.COMMITTED, 1, 1, 2, None, KeyEpoch(NAME.key, 0))
     await keys.note_end(TXN, header)
     assert await keys.read(NAME) is None
-    made = await keys.create(NAME, begun(holding(), TXN, "", 3))
+    made = await keys.create(NAME, name_transaction(holding(), TXN, "", 3))
     await keys.note_end(TxnId(COORDINATOR, 6), header)
     assert await keys.read(NAME) == made
     await keys.note_end(TXN, header)
@@ -259,5 +265,5 @@ async def test_the_end_of_the_last_transaction_is_noted_once(keys: TransactionKe
     assert noted.record.transaction == KeyTransaction(TXN, TxnState.COMMITTED)
     await keys.note_end(TXN, header)
     assert await keys.read(NAME) == noted
-    later = await keys.change(noted, opened(noted.record, NO_EPOCH, "you", 4))
+    later = await keys.change(noted, raise_epoch(noted.record, NO_EPOCH, "you", 4))
     assert later.record.before == KeyTransaction(TXN, TxnState.COMMITTED)

@@ -12,8 +12,9 @@ from dataclasses import replace
 import magnetar
 import magnetar.sync
 from magnetar import SegmentCount, Winner
-from pipeline.row_hash import hash_sum, row_hash
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.txn_id import TxnId
+from magnetar.spark.row_hash import hash_sum, row_hash
 from storage.clock import SystemClock
 from storage.data_directory import metadata_path
 from storage.metadata.sqlite import SqliteMetadataStore
@@ -22,7 +23,6 @@ from txn import records
 from txn.counters import TransactionCounters
 from txn.records import Header, TxnState
 from txn.store import StoredHeader, TransactionStore
-from txn.txn_id import TxnId
 
 ROWS = [(f"k{number % 7}", b"%d" % number) for number in range(60)]
 

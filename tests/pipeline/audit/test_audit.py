@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 
 import magnetar
 import magnetar.sync
-from pipeline.admin import AdminRest
-from pipeline.audit.audited import decode, encode
-from pipeline.audit.job import audit
-from pipeline.audit.report import Report, page
-from pipeline.audit.violations import Rule
-from pipeline.options import Connection
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.audit.audited import decode, encode
+from magnetar.spark.audit.job import audit
+from magnetar.spark.audit.report import Report, page
+from magnetar.spark.audit.violations import Rule
+from magnetar.spark.options import Connection
 from tests.pipeline.audit.audited_topic import AuditedTopic, Records, edited, positions
 from tests.support.broker_process import BrokerProcess
 from txn.group import GroupCommit

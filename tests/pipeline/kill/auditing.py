@@ -11,12 +11,12 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 import magnetar
-from pipeline.admin import AdminRest
-from pipeline.audit.job import audit as run_audit
-from pipeline.audit.report import Report
-from pipeline.audit.snapshot import Commit
-from pipeline.audit.violations import Rule
-from pipeline.options import Connection
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.audit.job import audit as run_audit
+from magnetar.spark.audit.report import Report
+from magnetar.spark.audit.snapshot import Commit
+from magnetar.spark.audit.violations import Rule
+from magnetar.spark.options import Connection
 from tests.pipeline import rows
 from tests.pipeline.rows import Pair
 

@@ -10,14 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 import magnetar
-from pipeline.audit.report import Report
+from magnetar.spark.audit.report import Report
 from tests.client.conftest import Topic
+from tests.java.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeDriver, create_topic
 from tests.pipeline.driver_process import DriverProcess
 from tests.pipeline.kill.auditing import audit, audit_topic
 from tests.pipeline.rows import Pair
-from tests.stock.broker_under_test import BrokerUnderTest, MagnetarProcess
 
 COPY = "tests.pipeline.kill.copy_driver"
 ROWS = 240

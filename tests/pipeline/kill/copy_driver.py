@@ -8,8 +8,8 @@ without checkpoint begins, `"last"` the positions that were committed last.
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-import pipeline
-from pipeline.data_source import Pulsar5
+import magnetar.spark
+from magnetar.spark.data_source import Pulsar5
 from tests.pipeline.driver import Given, drive
 from tests.pipeline.hooked import Hooked
 
@@ -20,7 +20,7 @@ class HookedPulsar5(Hooked, Pulsar5):
 
 def start(spark: SparkSession, given: Given) -> StreamingQuery:
     spark.dataSource.register(HookedPulsar5)
-    key = pipeline.open_key(given["url"], given["key"])
+    key = magnetar.spark.open_key(given["url"], given["key"])
     connection = {
         "serviceUrl": given["url"],
         "operationTimeoutMs": given["operation_timeout_ms"],

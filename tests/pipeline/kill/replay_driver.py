@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-import pipeline
-from pipeline.errors import PipelineError
-from pipeline.options import Connection
-from pipeline.progress import Progress
-from pipeline.replay.job import Speed, replay
-from pipeline.replay.request import Replay
+import magnetar.spark
+from magnetar.spark.errors import PipelineError
+from magnetar.spark.options import Connection
+from magnetar.spark.progress import Progress
+from magnetar.spark.replay.job import Speed, replay
+from magnetar.spark.replay.request import Replay
 from tests.pipeline import spark_session
 from tests.pipeline.driver import FAILED, RUNNING, Given
 from tests.pipeline.kill.copy_driver import HookedPulsar5
@@ -23,13 +23,13 @@ UNFINISHED = 3
 
 
 def registered(spark: SparkSession) -> None:
-    """In place of `pipeline.register`."""
+    """In place of `magnetar.spark.register`."""
     spark.dataSource.register(HookedPulsar5)
 
 
 def main() -> int:
     given: Given = json.loads(sys.argv[1])
-    pipeline.register = registered
+    magnetar.spark.register = registered
     asked = Replay(given["source"], given["sink"], where=given["where"], select=(given["select"],))
     with (
         spark_session.running(Path(given["directory"]), given.get("java")) as spark,

@@ -53,7 +53,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_aborted(copying: Copying) ->
 
 
 @pytest.mark.parametrize(
-    "point", [Point.COMMIT_BEGINS, pytest.param(Point.WRITE_UNDER_WAY, marks=pytest.mark.kill)]
+    "point", [Point.COMMIT_BEGINS, pytest.param(Point.WRITE_UNDER_WAY, marks=pytest.mark.nightly)]
 )
 async def test_a_driver_that_was_believed_dead_changes_nothing(
     copying: Copying, point: Point

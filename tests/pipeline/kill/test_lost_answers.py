@@ -8,12 +8,12 @@ import asyncio
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
+from tests.java.broker_under_test import MagnetarProcess
 from tests.pipeline.driver import FAILED
 from tests.pipeline.driver_process import DriverProcess
 from tests.pipeline.hooks import Point
 from tests.pipeline.kill.conftest import IN_A_BATCH, ROWS, Copying
-from tests.stock.broker_under_test import MagnetarProcess
 from tests.support.child_process import once_it_is
 from tests.support.losing_relay import LosingRelay, Loss, losing
 
@@ -64,7 +64,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again(copying: Copying) -> No
     assert await copying.audit(whole=True) == ROWS
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 async def test_answers_are_lost_until_the_commit_gives_up(copying: Copying) -> None:
     """K6 and K15: it raises, whatever has happened; Spark aborts what is committed, and repeats."""
     async with losing(copying.service.url) as relay:
@@ -87,7 +87,7 @@ async def test_answers_are_lost_until_the_commit_gives_up(copying: Copying) -> N
     assert await copying.audit(whole=True) == ROWS
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 async def test_the_broker_is_killed_when_it_has_decided(
     copying_alone: Copying, own_broker: MagnetarProcess
 ) -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
 from tests.client.conftest import rest
+from tests.java.broker_under_test import MagnetarProcess
 from tests.pipeline import rows
 from tests.pipeline.driver import FAILED
 from tests.pipeline.hooked import HALF
 from tests.pipeline.hooks import Action, Point
 from tests.pipeline.kill.auditing import commits_to, copies_of
 from tests.pipeline.kill.conftest import ROWS, Copying
-from tests.stock.broker_under_test import MagnetarProcess
 from tests.support.child_process import once_it_is
 
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 PATIENCE_S = 60
 
 

@@ -5,7 +5,6 @@ projection make of the range, each row once and those of a key in order.
 """
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -14,13 +13,14 @@ from pyspark.sql import SparkSession
 import magnetar
 from tests.client.conftest import Topic
 from tests.conftest import Report
+from tests.java.broker_under_test import BrokerUnderTest
 from tests.pipeline import rows
 from tests.pipeline.conftest import MakeDriver, MakeTopic
 from tests.pipeline.driver_process import DriverProcess
 from tests.pipeline.hooks import Action, Point
 from tests.pipeline.kill.auditing import audit_topic
 from tests.pipeline.rows import Pair
-from tests.stock.broker_under_test import BrokerUnderTest
+from tests.support.effort import draw_seed
 
 REPLAY = "tests.pipeline.kill.replay_driver"
 ROWS_OF_A_GENERATION = 240
@@ -98,7 +98,7 @@ async def replaying(
     return made
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 async def test_a_replay_killed_before_and_after_a_decision_goes_on(
     replaying: Replaying, client: magnetar.Client, spark: SparkSession
 ) -> None:
@@ -119,7 +119,7 @@ async def test_a_replay_killed_before_and_after_a_decision_goes_on(
     await replaying.check(client, spark)
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 @pytest.mark.timeout(900, func_only=True)
 async def test_a_replay_killed_at_any_moment_is_exact(
     replaying: Replaying, client: magnetar.Client, spark: SparkSession, report: Report
@@ -128,9 +128,7 @@ async def test_a_replay_killed_at_any_moment_is_exact(
 
     Every other one commits something first: on a busy machine none need come as far by itself.
     """
-    seed = int(os.environ.get("MAGNETAR_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
-    chance = random.Random(seed)
-    print(f"MAGNETAR_KILL_SEED={seed}")
+    chance = random.Random(draw_seed())
     killed_at: list[str] = []
     for number in range(KILLS):
         run, latest_s = replaying.driver(f"run-{number}", rows=AT_ONCE), LATEST_KILL_S

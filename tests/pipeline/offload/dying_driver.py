@@ -6,10 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
-from pipeline.admin import AdminRest
-from pipeline.offload import job
-from pipeline.offload.place import Place, place_of
-from pipeline.options import Connection
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.offload import job
+from magnetar.spark.offload.place import Place, place_of
+from magnetar.spark.options import Connection
 from tests.pipeline import spark_session
 
 

@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import magnetar
-import pipeline
-from pipeline.admin import AdminRest
-from pipeline.audit.job import audit
-from pipeline.audit.violations import Rule
-from pipeline.cli import app
-from pipeline.offload.job import Offloaded, manifests_of, offload
-from pipeline.offload.place import Place, place_of
-from pipeline.options import Connection
+import magnetar.spark
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.audit.job import audit
+from magnetar.spark.audit.violations import Rule
+from magnetar.spark.cli import app
+from magnetar.spark.offload.job import Offloaded, manifests_of, offload
+from magnetar.spark.offload.place import Place, place_of
+from magnetar.spark.options import Connection
 from tests.pipeline.audit.audited_topic import ROWS, AuditedTopic
 from tests.pipeline.conftest import MakeDriver
 from tests.pipeline.rows import Row, committed
@@ -117,7 +117,7 @@ def files_in(directory: Path) -> dict[str, int]:
 def test_all_reads_are_the_same_when_hot_data_is_gone(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    pipeline.register(spark)
+    magnetar.spark.register(spark)
     topic = filled(broker, "whole")
     rows, frame = consumed(topic), by_spark(spark, topic)
     assert len(rows) == 2 * READABLE

@@ -8,14 +8,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
-from protocol.ids import EARLIEST, Position
-from protocol.server_error import MagnetarError
-from storage.cursor import Cursor
-from storage.managed_ledger import ManagedLedger
-from storage.managed_ledger_factory import ManagedLedgerFactory
-from storage.managed_ledger_types import Limits
+from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import Limits
 from storage.metadata.store import MetadataStore
-from tests.unit.managed_ledger.fakes import (
+from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     FakeClock,
     FakeLedgerStore,
@@ -32,7 +33,6 @@ from txn.pending_acks import PendingAcks
 from txn.records import AckedPosition, AckRecord, Header, TxnState
 from txn.segment_owner import SegmentOwner
 from txn.store import TransactionStore
-from txn.txn_id import TxnId
 
 SEGMENT, SUBSCRIPTION = "segment://t/n/x/0000-ffff-0", "s/1"
 LIMITS = Limits(cursor_flush_ms=10**6, claim_on_open=True)
@@ -100,7 +100,7 @@ class AckWorld:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.metadata = FaultyMetadata(self.clock)
-        self.ledgers = FakeLedgerStore()
+        self.ledgers = FakeLedgerStore(self.clock)
         self.transactions = TransactionStore(self.metadata, TransactionCounters())
 
     async def begin(self, *txns: TxnId) -> None:

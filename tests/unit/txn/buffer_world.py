@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from protocol.ids import Position
-from protocol.server_error import MagnetarError
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
 from storage.clock import SystemClock
-from storage.managed_ledger_types import ManagedLedgerState
+from storage.managed_ledger.types import ManagedLedgerState
 from storage.metadata.open import open_metadata_store
 from storage.metadata.store import MetadataError
 from txn.buffer import SegmentBuffer
@@ -19,7 +20,6 @@ from txn.parts import TransactionParts
 from txn.records import AckRecord, Claim, Header, OwnerRecord, TxnState
 from txn.segment_owner import SegmentOwner
 from txn.store import StoredHeader, TransactionStore
-from txn.txn_id import TxnId
 
 SEGMENT = "segment://public/default/x/0000-ffff-0"
 PATIENCE_S = 20
@@ -54,9 +54,9 @@ class FailingStore(TransactionStore):
         await super().put_claim(claim)
         self._after("put_claim")
 
-    async def read_header(self, txn: TxnId) -> StoredHeader | None:
+    async def read_header(self, txn: TxnId, *, fresh: bool = False) -> StoredHeader | None:
         await self._before("read_header")
-        return await super().read_header(txn)
+        return await super().read_header(txn, fresh=fresh)
 
     async def delete_operation(self, txn: TxnId, key: str) -> None:
         await self._before("delete_operation")

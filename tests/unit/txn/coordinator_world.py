@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from storage.metadata.memory import MemoryMetadataStore
-from storage.metadata.store import MetadataError
+from storage.metadata.store import MetadataError, Record
 from tests.unit.txn.virtual_time import VirtualClock
+from txn.coordinator_elections import Leader
 from txn.coordinators import Coordinators
 from txn.counters import TransactionCounters
 from txn.decisions import Decisions
-from txn.leadership import Leader
 from txn.parts import TransactionParts
 from txn.store import TransactionStore
 
@@ -29,7 +29,7 @@ class WatchedStore(MemoryMetadataStore):
         if self.before is not None:
             await self.before(what, key)
 
-    async def get(self, key: str, **given: object) -> object:  # type: ignore[override]
+    async def get(self, key: str, **given: object) -> Record | None:
         await self._see("get", key)
         return await super().get(key, **given)  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ class WatchedStore(MemoryMetadataStore):
         await self._see("put", key)
         return await super().put(key, value, **given)  # type: ignore[arg-type]
 
-    async def delete(self, key: str, **given: object) -> bool:  # type: ignore[override]
+    async def delete(self, key: str, **given: object) -> bool:
         await self._see("delete", key)
         return await super().delete(key, **given)  # type: ignore[arg-type]
 
@@ -61,17 +61,29 @@ class World:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.metadata = WatchedStore(self.clock)
+        self.clock_slack_ms = 0
 
-    def parts(self, name: str = "here") -> TransactionParts:
+    def parts(self, name: str = "here", ahead_ms: int = 0) -> TransactionParts:
         counters = TransactionCounters()
         store = TransactionStore(self.metadata, counters)
-        return TransactionParts(store, Decisions(store), counters, self.clock, name, False)
+        clock = VirtualClock()
+        clock.shift_ms = ahead_ms
+        return TransactionParts(
+            store,
+            Decisions(store),
+            counters,
+            clock if ahead_ms else self.clock,
+            name,
+            False,
+            clock_slack_ms=self.clock_slack_ms,
+        )
 
     @asynccontextmanager
     async def coordinators(
-        self, name: str = "here", *, parallelism: int = 4, max_open: int = 0
+        self, name: str = "here", *, parallelism: int = 4, max_open: int = 0, ahead_ms: int = 0
     ) -> AsyncIterator[tuple[Coordinators, TransactionParts]]:
-        parts = self.parts(name)
+        """Of one process, whose clock is ahead of the world's by so much."""
+        parts = self.parts(name, ahead_ms)
         made = Coordinators(
             parts,
             Leader(name, f"pulsar://{name}:6650", None, f"http://{name}:8080"),

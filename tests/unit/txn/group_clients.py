@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
 from tests.unit.txn.key_clients import (
     KEY,
     NAME,
@@ -31,7 +32,6 @@ from txn.records import Claim, Header, TxnState
 from txn.transaction_groups import BegunAttempt, CommittedGroup, TransactionGroups
 from txn.transaction_key import KeyRecord, OpenedKey
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import TxnId
 
 SEGMENT = "segment://t/n/x/0-1"
 
@@ -103,7 +103,7 @@ class Driver(Client):
         if self._plan.extends and winner is not None:
             await self._extend(epoch, winner.group)
         winners = () if winner is None else (winner,)
-        commit = GroupCommit(batch, str(batch.number), {each.attempt: {} for each in winners})
+        commit = GroupCommit(batch, str(batch.number), {each.attempt_index: {} for each in winners})
         group = None if winner is None else winner.group
         answer: CommittedGroup = await self._ask(
             "commit",
@@ -274,8 +274,8 @@ class GroupWorld(KeyWorld):
             assert (
                 txn not in self.named
                 or header.state is not TxnState.OPEN
-                or header.tied is None
-                or header.tied.epoch != epoch
+                or header.key_epoch is None
+                or header.key_epoch.epoch != epoch
             ), f"{txn} is open after an abort"
 
     def require_refusal(self, epoch: int, error: Exception, batch: Batch) -> None:
@@ -287,7 +287,7 @@ class GroupWorld(KeyWorld):
         super().begun(client, txn)
         group = self.written[txn.group].group
         assert group is not None, f"{txn} is of a plain transaction"
-        assert group.is_reserved(txn.attempt), f"{txn} was given, and is not reserved"
+        assert group.is_reserved(txn.attempt_index), f"{txn} was given, and is not reserved"
         first = self.nonces.setdefault(group.nonce, txn.group)
         assert first == txn.group, f"nonce {group.nonce} has groups {first} and {txn.group}"
 
@@ -298,9 +298,11 @@ class GroupWorld(KeyWorld):
             self.wrong.append(f"{txn} went from {state} to {header.state}")
         if before is not None and header.deadline_ms < before.deadline_ms:
             self.wrong.append(f"the deadline of {txn} fell")
-        assert header.tied is not None, "all are of the key"
+        assert header.key_epoch is not None, "all are of the key"
         epochs = {name: epoch for epoch, name in self.answered.items()}
-        if txn in self.named and header.tied.epoch > epochs.get(actor[:1], header.tied.epoch):
+        if txn in self.named and header.key_epoch.epoch > epochs.get(
+            actor[:1], header.key_epoch.epoch
+        ):
             self.wrong.append(f"{actor}, of an older epoch, changed {txn}")
         if header.state is not TxnState.COMMITTED or state is TxnState.COMMITTED:
             return

@@ -6,6 +6,7 @@ Each overrides what keeps its rule (`docs/transactions.md`), and names the plan 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import VersionConflict
 from tests.unit.txn.group_clients import GroupPlan
 from txn.collector import Collector
@@ -20,8 +21,7 @@ from txn.records import Header, TxnState
 from txn.store import StoredHeader
 from txn.transaction_groups import BegunAttempt, CommittedGroup, TransactionGroups
 from txn.transaction_key import KeyName, KeyRecord
-from txn.transaction_keys import KeyedTransactions, KeyNow, TransactionKeys
-from txn.txn_id import TxnId
+from txn.transaction_keys import KeyedTransactions, KeySnapshot, TransactionKeys
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,25 @@ def everybody_wins(header: Header, txn: TxnId) -> Header | None:
 class CountsInMemory(TransactionGroups):
     """G2 broken: an index is given that is not reserved."""
 
-    async def _give(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
+    async def _give_attempt(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
         indexes = self._indexes.get(txn)
         if indexes is None or not indexes.left:
             self.created(txn, Group("", 64))
-        return await super()._give(txn, timeout_ms)
+        return await super()._give_attempt(txn, timeout_ms)
 
 
 class ReservesBlindly(Coordinator):
     """G2, G8 broken: an open group is written over whatever has become of it."""
 
-    async def change(self, stored: StoredHeader, header: Header) -> StoredHeader:
+    async def change_header(self, stored: StoredHeader, header: Header) -> StoredHeader:
         now = await self._store.read_header(stored.txn)
-        return await super().change(stored if now is None else now, header)
+        return await super().change_header(stored if now is None else now, header)
 
 
 class BeginsAgain(TransactionKeys):
     """G3 broken: a nonce whose group has ended gets another one."""
 
-    async def begin_group(self, now: KeyNow, nonce: str, timeout_ms: int) -> TxnId | None:
+    async def begin_group(self, now: KeySnapshot, nonce: str, timeout_ms: int) -> TxnId | None:
         if now.state is not TxnState.OPEN:
             now = replace(now, record=replace(now.record, nonces=(), beginner=""))
         return await super().begin_group(now, nonce, timeout_ms)
@@ -78,9 +78,9 @@ class CommitsBlindly(Coordinator):
 class AsksNoEpoch(TransactionKeys):
     """G4, K4 broken: requests under an old epoch go as far as they come."""
 
-    async def look(self, name: KeyName, epoch: int) -> KeyNow:
+    async def read_snapshot(self, name: KeyName, epoch: int) -> KeySnapshot:
         stored = await self._store.read(name)
-        return await super().look(name, epoch if stored is None else stored.record.epoch)
+        return await super().read_snapshot(name, epoch if stored is None else stored.record.epoch)
 
 
 class RefusesAgain(TransactionGroups):
@@ -95,7 +95,7 @@ class RefusesAgain(TransactionGroups):
         commit: GroupCommit,
         winners: Sequence[TxnId],
     ) -> CommittedGroup:
-        now = await self._keys.look(name, epoch)
+        now = await self._keys.read_snapshot(name, epoch)
         if named_group(now.record, nonce) and now.state is not TxnState.OPEN:
             raise InvalidTxnStatus("it has ended")
         return await super()._commit(name, epoch, nonce, group, commit, winners)
@@ -104,7 +104,7 @@ class RefusesAgain(TransactionGroups):
 class FoldsNothingIn(TransactionKeys):
     """G5 broken: what names the next group does not fold in the one before."""
 
-    async def begin_group(self, now: KeyNow, nonce: str, timeout_ms: int) -> TxnId | None:
+    async def begin_group(self, now: KeySnapshot, nonce: str, timeout_ms: int) -> TxnId | None:
         kept = replace(now.stored.record, nonces=now.record.nonces)
         return await super().begin_group(replace(now, record=kept), nonce, timeout_ms)
 
@@ -127,8 +127,8 @@ class ForgetsAtOpen(TransactionKeys):
 class TellsTheFoldOnly(TransactionKeys):
     """G5 broken: OPEN tells what is folded in, and does not ask the last header."""
 
-    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
-        now = await super()._settle(name, record)
+    async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        now = await super()._abort_earlier(name, record)
         return replace(now, committed=record.committed)
 
 
@@ -145,8 +145,8 @@ class CollectsUnfolded(Collector):
 class KnowsNoBatch(TransactionKeys):
     """G6 broken: nobody asks whether the batch was committed before."""
 
-    async def look(self, name: KeyName, epoch: int) -> KeyNow:
-        now = await super().look(name, epoch)
+    async def read_snapshot(self, name: KeyName, epoch: int) -> KeySnapshot:
+        now = await super().read_snapshot(name, epoch)
         own = now.record.transaction
         if own is not None and now.state is TxnState.COMMITTED:
             return now
@@ -156,8 +156,8 @@ class KnowsNoBatch(TransactionKeys):
 class LeavesOpen(TransactionGroups):
     """G6 broken: what was begun for a batch that is done stays open."""
 
-    async def _done(
-        self, name: KeyName, now: KeyNow, nonce: str, commit: GroupCommit
+    async def _answer_done(
+        self, name: KeyName, now: KeySnapshot, nonce: str, commit: GroupCommit
     ) -> CommittedGroup:
         return CommittedGroup(True, None)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from magnetar.protocol.txn_id import TxnId
 from tests.unit.txn.coordinator_world import World
 from tests.unit.txn.keyed import KEY, NAME
 from txn import key_records
@@ -13,7 +14,6 @@ from txn.parts import TransactionParts
 from txn.transaction_groups import BegunAttempt, CommittedGroup, TransactionGroups
 from txn.transaction_key import KeyRecord
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import TxnId
 
 BATCH = Batch("q", 0)
 HEADERS, KEY_PATH = "/txn/id/", key_records.key_path(NAME)

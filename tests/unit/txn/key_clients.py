@@ -13,22 +13,27 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar, TypeVar
 
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import VersionConflict
 from tests.unit.txn.schedules import ACTOR, LIFE, Choice, Died, GatedStore, Operation, StepLoop
 from txn import key_records, records
 from txn.collector import Collector
 from txn.coordinator import Coordinator
+from txn.coordinator_elections import Leader
 from txn.coordinators import Coordinators
 from txn.counters import TransactionCounters
 from txn.decisions import Decisions
-from txn.errors import InvalidTxnStatus, TransactionKeyFenced, TransactionKeyNotFound
-from txn.leadership import Leader
+from txn.errors import (
+    InvalidTxnStatus,
+    TransactionKeyFenced,
+    TransactionKeyNotFound,
+    TransactionNotFound,
+)
 from txn.parts import TransactionParts
 from txn.records import KeyEpoch, TxnState
 from txn.store import TransactionStore
 from txn.transaction_key import NO_EPOCH, KeyName, KeyRecord, OpenedKey
 from txn.transaction_keys import TransactionKeys
-from txn.txn_id import CoordinatorId, TxnId
 
 T = TypeVar("T")
 ZERO = CoordinatorId(0)
@@ -110,8 +115,14 @@ class Client:
             self.outcome = "fenced"
         except InvalidTxnStatus as error:
             self.outcome = f"refused: {error}"
-            if self.late:
+            if self.late or self._is_overtaken():
                 self._world.wrong.append(f"{self.name} asked under an old epoch, got {error!r}")
+        except TransactionNotFound as error:
+            self._world.wrong.append(f"{self.name} was told {error!r}")
+
+    def _is_overtaken(self) -> bool:
+        """Whether the key had a newer epoch when it was refused, be it that nobody was told yet."""
+        return self.epoch is not None and self._world.newest_made[0] > self.epoch
 
     async def _work(self) -> None:
         world = self._world
@@ -134,7 +145,9 @@ class Client:
             return
         if world.plan.writes:
             await self._ask("add", lambda led: led.require_open(txn, None, key), key.epoch)
-        await self._ask("end", lambda led: led.end(txn, TxnState.COMMITTED, None, key), key.epoch)
+        await self._ask(
+            "end", lambda led: led.end_transaction(txn, TxnState.COMMITTED, None, key), key.epoch
+        )
         self.outcome = "committed"
         world.require_done(self)
 
@@ -374,7 +387,7 @@ class KeyWorld:
             assert (
                 txn not in self.given
                 or header.state is not TxnState.OPEN
-                or (header.tied is not None and header.tied.epoch >= epoch)
+                or (header.key_epoch is not None and header.key_epoch.epoch >= epoch)
             ), f"epoch {epoch} was answered while {txn} of an older one was open"
 
     def arrived(self, actor: str) -> None:
@@ -389,7 +402,7 @@ class KeyWorld:
 
     def ended(self, txn: TxnId, header: records.Header, actor: str) -> None:
         """A header was written, for that actor."""
-        epoch = self.newest_answered if header.tied is None else header.tied.epoch
+        epoch = self.newest_answered if header.key_epoch is None else header.key_epoch.epoch
         if header.state is TxnState.COMMITTED:
             self.done.add(txn)
         if header.state is TxnState.COMMITTED and epoch < self.newest_answered:
@@ -441,6 +454,9 @@ class KeyWorld:
         for one in (each for client in self.clients for each in client.connections):
             assert one.closed or one.epoch in (None, self.newest_answered), (
                 f"a connection of epoch {one.epoch} is not closed"
+            )
+            assert not one.closed or one.epoch != self.newest_answered, (
+                f"a connection of the newest epoch, {one.epoch}, is closed"
             )
         if self.plan.deletions or self.plan.holds:
             return

@@ -4,11 +4,15 @@ Each overrides what keeps its rule (`docs/transactions.md`), and names the plan 
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import ABSENT, VersionConflict
 from tests.unit.txn.key_clients import Plan
 from txn.collector import Collector
+from txn.errors import InvalidTxnStatus, TransactionNotFound
 from txn.key_holders import KeyHolder
 from txn.key_store import StoredKey, TransactionKeyStore
 from txn.parts import TransactionParts
@@ -17,13 +21,14 @@ from txn.transaction_key import (
     KeyName,
     KeyRecord,
     OpenedKey,
-    begun,
-    opened,
-    settled,
-    unborn,
+    name_transaction,
+    new_key_record,
+    note_earlier_end,
+    raise_epoch,
 )
 from txn.transaction_keys import KeyedTransactions, TransactionKeys
-from txn.txn_id import TxnId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,10 @@ class _OverwritingStore(TransactionKeyStore):
 class Overwrites(TransactionKeys):
     """K1 broken: the epoch is not raised on the version read."""
 
-    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+    async def _raise_epoch(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
         right, self._store = self._store, self._blind
         try:
-            return await super()._take(name, presented, opener)
+            return await super()._raise_epoch(name, presented, opener)
         finally:
             self._store = right
 
@@ -59,15 +64,15 @@ class Overwrites(TransactionKeys):
 class LeavesOpen(TransactionKeys):
     """K2 broken: what was open under the epoch before stays so."""
 
-    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+    async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
         return record
 
 
 class AnswersEarly(TransactionKeys):
     """K2 broken: OPEN is answered while the abort is on its way."""
 
-    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
-        self._later = asyncio.ensure_future(super()._settle(name, record))
+    async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        self._later = asyncio.ensure_future(super()._abort_earlier(name, record))
         self._later.add_done_callback(lambda done: done.cancelled() or done.exception())
         return record
 
@@ -75,15 +80,15 @@ class AnswersEarly(TransactionKeys):
 class SaysAborted(TransactionKeys):
     """K2 broken: what was committed meanwhile is told as aborted."""
 
-    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
-        await super()._settle(name, record)
-        return settled(record, None)
+    async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+        await super()._abort_earlier(name, record)
+        return note_earlier_end(record, None)
 
 
 class NamesNothing(TransactionKeys):
     """K3 broken: the key does not name what is begun under it."""
 
-    async def _have_named(
+    async def _name_in_key(
         self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
     ) -> bool:
         return True
@@ -92,13 +97,15 @@ class NamesNothing(TransactionKeys):
 class NamesBlindly(TransactionKeys):
     """K3 broken: the key names it whatever has become of the key since it was read."""
 
-    async def _have_named(
+    async def _name_in_key(
         self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
     ) -> bool:
         while True:
             now = await self._store.read(stored.name)
             assert now is not None
-            record = begun(now.record, txn, beginner, self._clock.now_ms(), is_group=is_group)
+            record = name_transaction(
+                now.record, txn, beginner, self._clock.now_ms(), is_group=is_group
+            )
             try:
                 await self._store.change(now, record)
             except VersionConflict:
@@ -117,7 +124,7 @@ class AsksNoEpoch(TransactionKeys):
     """K4 broken: requests under an old epoch go as far as they come."""
 
     async def require(self, name: KeyName, epoch: int) -> KeyRecord:
-        return unborn(0)
+        return new_key_record(0)
 
 
 class AsksOnce(TransactionKeys):
@@ -125,13 +132,39 @@ class AsksOnce(TransactionKeys):
 
     async def require(self, name: KeyName, epoch: int) -> KeyRecord:
         if epoch in self._asked:
-            return unborn(0)
+            return new_key_record(0)
         self._asked.append(epoch)
         return await super().require(name, epoch)
 
     def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
         super().__init__(transactions, parts)
         self._asked: list[int] = []
+
+
+class _AsksAgainAfter(TransactionKeys):
+    """K4 broken: the epoch is checked again after one kind of error only."""
+
+    error: type[Exception]
+
+    async def under(self, name: KeyName, epoch: int, work: Callable[[], Awaitable[T]]) -> T:
+        await self.require(name, epoch)
+        try:
+            return await work()
+        except self.error:
+            await self.require(name, epoch)
+            raise
+
+
+class AsksOfWhatIsGone(_AsksAgainAfter):
+    """K4 broken: the epoch is checked again only when the header was collected."""
+
+    error = TransactionNotFound
+
+
+class AsksOfWhatEnded(_AsksAgainAfter):
+    """K4 broken: the epoch is checked again only when the header had ended."""
+
+    error = InvalidTxnStatus
 
 
 class _RememberingStore(TransactionKeyStore):
@@ -194,12 +227,12 @@ class FloorAfterwards(TransactionKeys):
 class FloorReadFirst(TransactionKeys):
     """K7 broken: the floor is read before there is a record that a deletion would change."""
 
-    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+    async def _raise_epoch(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
         while True:
             stored = await self._store.read(name)
             if stored is not None:
-                return await super()._take(name, presented, opener)
-            record = opened(unborn(0), await self._store.read_floor(), opener, 0)
+                return await super()._raise_epoch(name, presented, opener)
+            record = raise_epoch(new_key_record(0), await self._store.read_floor(), opener, 0)
             try:
                 await self._store.create(name, record)
             except VersionConflict:
@@ -226,7 +259,7 @@ class DeletesWhatItDidNotRead(TransactionKeys):
 class RemembersAfterwards(TransactionKeys):
     """K5 broken: an ATTACH is remembered when the epoch was looked at."""
 
-    async def _hold(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
+    async def _remember_holder(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
         await self.require(name, epoch)
         await self._store.read_floor()  # the answer is on its way for a while
         self.holders.forget(name, holder)
@@ -236,14 +269,14 @@ class RemembersAfterwards(TransactionKeys):
 class ClosesFirst(TransactionKeys):
     """K5 broken: OPEN closes older connections before its write."""
 
-    async def _take(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
+    async def _raise_epoch(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
         self.holders.close_older(name, None)
-        return await super()._take(name, presented, opener)
+        return await super()._raise_epoch(name, presented, opener)
 
     async def _open(
         self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None
     ) -> KeyRecord:
-        return await self._settle(name, await self._take(name, presented, opener))
+        return await self._abort_earlier(name, await self._raise_epoch(name, presented, opener))
 
 
 class OvertakenHolds(TransactionKeys):
@@ -256,6 +289,17 @@ class OvertakenHolds(TransactionKeys):
         if holder is not None:
             self.holders.remember(name, made.epoch, holder)
         return made
+
+
+class OvertakenCloses(TransactionKeys):
+    """K5 broken: an OPEN that a newer one overtook closes the connection of that one."""
+
+    async def _open(
+        self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None
+    ) -> KeyRecord:
+        record = await self._abort_earlier(name, await self._raise_epoch(name, presented, opener))
+        self.holders.close_older(name, None, holder)
+        return record
 
 
 class NotesNothing(Collector):
@@ -284,11 +328,11 @@ class NotesAfterwards(Collector):
 class AsksTheHeaderOnly(TransactionKeys):
     """K8 broken: who finds the header collected does not read what the key tells by then."""
 
-    async def _settle(self, name: KeyName, record: KeyRecord) -> KeyRecord:
+    async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
         last = record.before
         if last is None or last.ended:
             return record
-        return settled(record, await self._transactions.abort(last.txn))
+        return note_earlier_end(record, await self._transactions.abort(last.txn))
 
 
 _DELETED = Plan(steps=(1, 1), deletions=1)
@@ -306,9 +350,12 @@ MUTANTS = (
     Mutant("K3-one", BeginsBesides, _CRASH),
     Mutant("K4-epoch", AsksNoEpoch, Plan()),
     Mutant("K4-error", AsksOnce, Plan()),
+    Mutant("K4-ended", AsksOfWhatIsGone, Plan()),
+    Mutant("K4-gone", AsksOfWhatEnded, COLLECTED),
     Mutant("K5-attach", RemembersAfterwards, HELD),
     Mutant("K5-order", ClosesFirst, HELD),
     Mutant("K5-overtaken", OvertakenHolds, HELD),
+    Mutant("K5-newer", OvertakenCloses, HELD),
     Mutant("K6-record", TrustsMemory, Plan((0, 1))),
     Mutant("K6-beginner", RemembersBeginners, _CRASH),
     Mutant("K7-floor", NoFloor, _DELETED),

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from magnetar.protocol.txn_id import TxnId
 from txn.coordinators import Coordinators
 from txn.parts import TransactionParts
 from txn.records import KeyEpoch, TxnState
 from txn.transaction_key import NO_EPOCH, KeyName, OpenedKey
-from txn.txn_id import TxnId
 
 KEY = "k"
 NAME = KeyName("", KEY)

@@ -91,16 +91,15 @@ class GatedStore(MemoryMetadataStore):
         self.seen: dict[str, list[Hashable]] = {}
         """What operations told each actor, since its request began."""
 
-    async def get(self, key: str, **given: object) -> Record | None:  # type: ignore[override]
-        one = super().get_many
-        found = await self._gated("get", key, lambda: one([key], **given))  # type: ignore[arg-type]
-        return found[0]
+    async def get(self, key: str, **given: object) -> Record | None:
+        one = super().get
+        return await self._gated("get", key, lambda: one(key, **given))  # type: ignore[arg-type]
 
     async def put(self, key: str, value: bytes, **given: object) -> object:  # type: ignore[override]
         one = super().put
         return await self._gated("put", key, lambda: one(key, value, **given))  # type: ignore[arg-type]
 
-    async def delete(self, key: str, **given: object) -> bool:  # type: ignore[override]
+    async def delete(self, key: str, **given: object) -> bool:
         one = super().delete
         return await self._gated("delete", key, lambda: one(key, **given))  # type: ignore[arg-type]
 

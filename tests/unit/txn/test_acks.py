@@ -1,13 +1,15 @@
 """Pending acknowledgements over real stores: answers, ends, reloads, crashes at every operation."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
 from config.bounds import TXN_SLICE_POSITIONS
-from protocol.ids import Position
-from protocol.server_error import MagnetarError
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import MetadataError
 from tests.unit.txn.ack_world import SEGMENT, SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
 from txn import records
@@ -17,9 +19,10 @@ from txn.errors import (
     TransactionConflict,
     TransactionNotFound,
 )
+from txn.pending_ack import PendingAck
+from txn.pending_acks_core import Effect
 from txn.records import AckedPosition, AckRecord, TxnState
 from txn.store import StoredHeader
-from txn.txn_id import TxnId
 
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
 
@@ -66,12 +69,50 @@ async def test_commands_in_flight_conflict_and_a_refusal_changes_nothing() -> No
     owner = await world.owner(entries=10)
     first = owner.acks.acknowledge(A, [owner.at(0)])
     with pytest.raises(TransactionConflict):
-        owner.acks.acknowledge(B, [owner.at(1), owner.at(0)])
+        await owner.acks.acknowledge(B, [owner.at(1), owner.at(0)])
     await first
     assert owner.pending() == [0]
     await world.end(A, ABORTED)
     await turns()
     await owner.ack(B, 1, 0)
+
+
+async def test_a_failing_listener_loses_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = AckWorld()
+    await world.begin(A)
+    owner = await world.owner(entries=10)
+    ended = owner.acks.core.confirmed
+
+    def end_before(taken: Sequence[PendingAck]) -> list[Effect]:
+        """So that one event holds them and applies them."""
+        owner.acks.core.decided(A, COMMITTED)
+        return ended(taken)
+
+    monkeypatch.setattr(owner.acks.core, "confirmed", end_before)
+    monkeypatch.setattr(owner.heard, "held", lambda acks: acks[99])
+    await owner.acks.acknowledge(A, [owner.at(0)])
+    await owner.idle()
+    assert owner.acknowledged() == [0]
+    assert await world.records() == []
+
+
+async def test_what_the_cursor_did_not_take_keeps_its_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = AckWorld()
+    await world.begin(A, B)
+    owner = await world.owner(entries=10)
+    await owner.ack(A, 0)
+    await owner.ack(B, 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(owner.cursor), "acknowledge", lambda cursor, position: position[99])
+        await world.end(A, COMMITTED)
+        await turns()
+    await world.end(B, COMMITTED)
+    await turns()
+    assert {record.txn for record in await world.records()} == {A, B}
+    await owner.kill()
+    assert (await world.owner()).acknowledged() == [0, 3], "the next owner finds them"
 
 
 async def test_a_cumulative_commit_moves_the_mark_delete_position() -> None:
@@ -157,7 +198,7 @@ async def test_pending_acks_are_rebuilt_after_a_reload() -> None:
     assert again.pending() == [0, 1]
     assert again.acknowledged() == [3], "applied by the load; what has no header is void (A5)"
     with pytest.raises(TransactionConflict):
-        again.acks.acknowledge(TxnId(9, 9), [again.at(1)])
+        await again.acks.acknowledge(TxnId(9, 9), [again.at(1)])
     await world.end(A, COMMITTED)
     await turns()
     await again.idle()
@@ -196,9 +237,9 @@ async def test_a3_a_transaction_is_followed_before_its_header_is_read(
     fresh = AckOwner(world, eager=True)
     read, followed = fresh.store.read_header, list[int]()
 
-    async def noting(txn: TxnId) -> StoredHeader | None:
+    async def noting(txn: TxnId, **how: bool) -> StoredHeader | None:
         followed.append(fresh.decisions.followed)
-        return await read(txn)
+        return await read(txn, **how)
 
     monkeypatch.setattr(fresh.store, "read_header", noting)
     await fresh.load()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol.ack_set import from_words, pending_all, to_words
-from protocol.ids import Position
+from magnetar.protocol.ack_set import from_words, pending_all, to_words
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
 from txn import pending_acks_core
 from txn.errors import (
     InvalidTxnStatus,
@@ -19,7 +20,6 @@ from txn.errors import (
 from txn.pending_ack import AckState, PendingAck
 from txn.pending_acks_core import Apply, Forget, Hold, PendingAcksCore, Refuse, Release
 from txn.records import AckedPosition, AckRecord, TxnState
-from txn.txn_id import TxnId
 
 A, B, C = TxnId(0, 0), TxnId(0, 1), TxnId(1, 0)
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
@@ -102,6 +102,7 @@ def hold(core: PendingAcksCore, txn: TxnId, *acks: AckedPosition, cumulative: bo
     RECORDS.put(core, taken)
     core.stored(taken)
     assert core.confirmed(taken) == [Hold(taken)]
+    assert core.end_late(taken) == []
 
 
 RECORDS = Records()
@@ -228,6 +229,7 @@ class History:
             self.confirming.append(taken)
         else:
             self.settle(taken[0].txn, self.core.confirmed(taken))
+            self.settle(taken[0].txn, self.core.end_late(taken))
 
     def settle(self, txn: TxnId, effects: Sequence[object]) -> None:
         for effect in effects:
@@ -399,12 +401,15 @@ def test_what_was_in_flight_at_the_end_shares_the_outcome() -> None:
     assert core.held.is_pending(at(0))
     RECORDS.put(core, [late])
     core.stored([late])
-    assert core.confirmed([late]) == [Hold([late]), Apply([late])]
+    assert core.confirmed([late]) == [Hold([late])]
+    assert core.held.is_pending(at(0)), "nobody has it before it is known what becomes of it"
+    assert core.end_late([late]) == [Apply([late])]
     (other,) = core.reserve(B, [whole(1)], cumulative=False)
     RECORDS.put(core, [other])
     core.stored([other])
     assert core.decided(B, ABORTED) == []
-    assert core.confirmed([other]) == [Release([other])]
+    assert core.confirmed([other]) == [Hold([other])]
+    assert core.end_late([other]) == [Release([other])]
 
 
 def test_only_what_is_durable_in_the_cursor_is_deletable() -> None:
@@ -435,7 +440,8 @@ def test_a_record_without_header_is_void() -> None:
     RECORDS.put(core, [in_flight])
     core.stored([in_flight])
     assert core.decided(B, None) == []
-    assert core.confirmed([in_flight]) == [Release([in_flight])]
+    assert core.confirmed([in_flight]) == [Hold([in_flight])]
+    assert core.end_late([in_flight]) == [Release([in_flight])]
 
 
 def test_loaded_records_hold_their_messages_and_may_overlap() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import Position
-from protocol.server_error import MagnetarError
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
 from storage.ledger.store import DiskFull
-from storage.managed_ledger_types import (
+from storage.managed_ledger.types import (
     AppendOutcomeUnknown,
     ManagedLedgerFenced,
     ManagedLedgerState,
@@ -19,7 +20,6 @@ from tests.unit.txn.buffer_world import SEGMENT, T1, T2, T3, World, a_world, unt
 from txn.errors import SegmentOwnershipLost, TransactionEnded
 from txn.forget_segment import forget_segment
 from txn.records import Claim, TxnState
-from txn.txn_id import TxnId
 
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
 
@@ -37,10 +37,10 @@ async def finished(world: World) -> None:
 async def test_commit_shows_everything_and_leaves_no_claim(world: World) -> None:
     await world.begin(T1)
     moved: list[Position] = []
-    world.buffer.on_horizon(lambda: moved.append(world.buffer.horizon))
+    world.buffer.on_max_read_position(lambda: moved.append(world.buffer.max_read_position))
     before = world.ledger.confirm()
     last = [await world.append(T1) for _ in range(3)][-1]
-    assert world.buffer.horizon == before
+    assert world.buffer.max_read_position == before
     assert await world.claims() == [(T1, 1)]
     await world.end(T1, COMMITTED)
     await finished(world)
@@ -56,14 +56,14 @@ async def test_abort_hides_its_entries_for_good(world: World) -> None:
     await world.append(T2)
     await world.end(T1, ABORTED)
     await until(lambda: world.buffer.is_aborted(T1))
-    assert world.buffer.horizon == hidden
+    assert world.buffer.max_read_position == hidden
     await world.end(T2, COMMITTED)
     await finished(world)
     await world.collect(T1)
     await world.reload()
     assert world.buffer.is_aborted(T1)
     assert not world.buffer.is_aborted(T2)
-    assert world.buffer.horizon == world.ledger.last_confirmed
+    assert world.buffer.max_read_position == world.ledger.last_confirmed
 
 
 async def test_committed_data_is_readable_from_earliest_after_collection_and_restart(
@@ -75,7 +75,7 @@ async def test_committed_data_is_readable_from_earliest_after_collection_and_res
     await finished(world)
     await world.collect(T1)
     await world.reload()
-    assert world.buffer.horizon == last
+    assert world.buffer.max_read_position == last
     assert not world.buffer.is_aborted(T1)
 
 
@@ -135,9 +135,9 @@ async def test_a_send_between_commit_and_its_watch_is_shown_with_the_others(worl
     late = await world.append(T1)
     world.buffer._decided(T1, COMMITTED)
     await finished(world)
-    assert world.buffer.horizon == late
+    assert world.buffer.max_read_position == late
     await world.reload()
-    assert world.buffer.horizon == late
+    assert world.buffer.max_read_position == late
 
 
 async def test_an_append_in_flight_while_the_abort_is_being_cleaned_up(world: World) -> None:
@@ -162,10 +162,10 @@ async def test_a_claim_whose_append_never_happened_pins_until_the_end(world: Wor
     world.ledger.confirm()
     await world.reload()
     world.ledger.confirm()
-    assert world.buffer.horizon == Position(5, 0)
+    assert world.buffer.max_read_position == Position(5, 0)
     await world.end(T1, ABORTED)
     await finished(world)
-    assert world.buffer.horizon == world.ledger.last_confirmed
+    assert world.buffer.max_read_position == world.ledger.last_confirmed
     assert await world.claims() == []
 
 
@@ -175,11 +175,11 @@ async def test_after_a_restart_the_first_write_puts_a_claim_of_its_own(world: Wo
     await world.reload()
     await world.append(T1)
     assert await world.claims() == [(T1, 1), (T1, 2)]
-    assert world.buffer.horizon == Position(5, -1)
+    assert world.buffer.max_read_position == Position(5, -1)
     await world.end(T1, COMMITTED)
     await finished(world)
     assert await world.claims() == []
-    assert world.buffer.horizon == Position(5, 1)
+    assert world.buffer.max_read_position == Position(5, 1)
 
 
 @pytest.mark.parametrize("end", [COMMITTED, ABORTED])
@@ -191,7 +191,7 @@ async def test_what_ended_while_nobody_owned_the_segment_is_finished_at_load(
     await world.buffer.close()
     await world.end(T1, end)
     await world.load()
-    assert world.buffer.horizon == world.ledger.last_confirmed
+    assert world.buffer.max_read_position == world.ledger.last_confirmed
     assert world.buffer.is_aborted(T1) is (end is ABORTED)
     await finished(world)
     assert await world.claims() == []
@@ -255,7 +255,7 @@ async def test_cleaning_is_tried_until_it_is_done_and_hides_at_once(world: World
     world.store.failures["delete_operation"] = 1
     await world.end(T1, ABORTED)
     await until(lambda: world.buffer.is_aborted(T1))
-    assert world.buffer.horizon == world.ledger.last_confirmed
+    assert world.buffer.max_read_position == world.ledger.last_confirmed
     await finished(world)
     assert await world.claims() == []
     assert world.store.calls[-4:] == ["record_aborted"] * 2 + ["delete_operation"] * 2
@@ -313,9 +313,9 @@ async def test_a_failed_append_holds_nothing_back(world: World) -> None:
     await world.buffer.join(T1)
     world.buffer.issued(T1)
     world.ledger.confirm()
-    assert world.buffer.horizon == Position(5, -1)
+    assert world.buffer.max_read_position == Position(5, -1)
     world.buffer.appended(T1, None, DiskFull("The disk is full."))
-    assert world.buffer.horizon == Position(5, 0)
+    assert world.buffer.max_read_position == Position(5, 0)
     world.buffer.issued(T1)
     world.buffer.not_taken(T1)
     await world.end(T1, ABORTED)

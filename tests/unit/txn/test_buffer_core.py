@@ -2,28 +2,28 @@
 
 import pytest
 
-from protocol.ids import Position
-from protocol.server_error import InternalError
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import InternalError
+from magnetar.protocol.txn_id import TxnId
 from txn.buffer_core import SegmentBufferCore
 from txn.buffer_effects import (
     Admission,
-    Admitted,
+    AdmitWrites,
     DeleteClaims,
     Effect,
     ForgetAborted,
-    Forgotten,
-    HorizonMoved,
+    MaxReadPositionMoved,
     PutClaim,
     ReadAborted,
     ReadHeader,
     RecordAborted,
-    Refused,
+    RefuseWrites,
+    StopFollowing,
     StopOwner,
 )
 from txn.errors import TransactionAssertion
 from txn.membership import Membership
 from txn.records import Claim, TxnState
-from txn.txn_id import TxnId
 
 SEGMENT = "segment://t/n/x/0000-ffff-0"
 T1, T2 = TxnId(1, 0), TxnId(1, 1)
@@ -69,7 +69,7 @@ def joined(core: SegmentBufferCore, txn: TxnId, epoch: int = 1) -> None:
     core.claim(txn, epoch)
     core.claim_durable(txn)
     core.header_checked(txn, OPEN)
-    assert effects(core) == [PutClaim(txn), ReadHeader(txn), Admitted(txn)]
+    assert effects(core) == [PutClaim(txn), ReadHeader(txn), AdmitWrites(txn)]
 
 
 def append(core: SegmentBufferCore, log: FakeLog, txn: TxnId) -> Position:
@@ -95,7 +95,7 @@ def test_w1_w2_a_write_waits_for_its_claim_and_then_for_one_header_read() -> Non
     assert effects(core) == [ReadHeader(T1)]
     assert core.admit(T1) is Admission.WAITS
     core.header_checked(T1, OPEN)
-    assert effects(core) == [Admitted(T1)]
+    assert effects(core) == [AdmitWrites(T1)]
     assert core.admit(T1) is Admission.JOINED
 
 
@@ -116,10 +116,10 @@ def test_w2_ended_before_the_claim_is_refused_and_only_the_own_claim_goes(
     core.claim_durable(T1)
     effects(core)
     core.header_checked(T1, state)
-    assert effects(core) == [Refused(T1, None), DeleteClaims(T1, (7,))]
+    assert effects(core) == [RefuseWrites(T1, None), DeleteClaims(T1, (7,))]
     assert core.admit(T1) is Admission.ENDED
     core.claims_deleted(T1)
-    assert effects(core) == [Forgotten(T1)]
+    assert effects(core) == [StopFollowing(T1)]
     assert core.admit(T1) is Admission.ENDED
     assert not core.is_aborted(T1)
 
@@ -127,17 +127,17 @@ def test_w2_ended_before_the_claim_is_refused_and_only_the_own_claim_goes(
 def test_w3_a_loaded_claim_pins_and_permits_nothing_until_the_own_one_is_put() -> None:
     log = FakeLog(10)
     core = loaded_core(log, Claim(T1, SEGMENT, 4, at(2)), Claim(T1, SEGMENT, 3, at(6)))
-    assert core.horizon == at(2)
+    assert core.max_read_position == at(2)
     assert core.admit(T1) is Admission.WAITS
     core.claim(T1, 5)
     core.claim_durable(T1)
     core.header_checked(T1, OPEN)
     append(core, log, T1)
-    assert core.horizon == at(2)
+    assert core.max_read_position == at(2)
     effects(core)
     core.decided(T1, COMMITTED)
     assert DeleteClaims(T1, (3, 4, 5)) in effects(core)
-    assert core.horizon == at(10)
+    assert core.max_read_position == at(10)
 
 
 def test_w3_a_loaded_transaction_that_ended_before_the_check_is_finished() -> None:
@@ -162,7 +162,7 @@ def test_w4_an_append_in_flight_while_the_abort_is_being_cleaned_up() -> None:
     effects(core)
     core.decided(T1, ABORTED)
     assert core.is_aborted(T1)
-    assert core.horizon == at(5)
+    assert core.max_read_position == at(5)
     assert not any(isinstance(each, RecordAborted | DeleteClaims) for each in effects(core))
     core.appended(T1, log.confirm())
     assert RecordAborted(T1, at(6)) in effects(core)
@@ -187,7 +187,7 @@ def test_w4_an_unknown_outcome_stops_the_owner_for_good() -> None:
     core.admit(T2)
     effects(core)
     core.append_unknown(LOST)
-    assert effects(core) == [Refused(T2, LOST), StopOwner(LOST)]
+    assert effects(core) == [RefuseWrites(T2, LOST), StopOwner(LOST)]
     core.decided(T1, ABORTED)
     core.claim_durable(T2)
     core.prune(100)
@@ -195,7 +195,7 @@ def test_w4_an_unknown_outcome_stops_the_owner_for_good() -> None:
     assert core.admit(T1) is Admission.STOPPED
     assert effects(core) == []
     log.confirm()
-    assert core.horizon == at(4)
+    assert core.max_read_position == at(4)
 
 
 def test_w5_the_aborted_record_is_durable_before_claims_go() -> None:
@@ -206,9 +206,9 @@ def test_w5_the_aborted_record_is_durable_before_claims_go() -> None:
     effects(core)
     core.decided(T1, ABORTED)
     assert effects(core) == [
-        Refused(T1, None),
-        Refused(T1, None),
-        HorizonMoved(),
+        RefuseWrites(T1, None),
+        RefuseWrites(T1, None),
+        MaxReadPositionMoved(),
         RecordAborted(T1, at(5)),
     ]
     core.claims_deleted(T1)
@@ -217,7 +217,7 @@ def test_w5_the_aborted_record_is_durable_before_claims_go() -> None:
     assert effects(core) == [DeleteClaims(T1, (1,))]
     assert core.aborted == {T1: at(8)}
     core.claims_deleted(T1)
-    assert effects(core) == [Forgotten(T1)]
+    assert effects(core) == [StopFollowing(T1)]
     assert core.is_aborted(T1)
 
 
@@ -228,9 +228,9 @@ def test_w9_a_header_that_is_gone_is_judged_by_the_aborted_record() -> None:
         core.decided(T1, None)
         assert ReadAborted(T1) in effects(core)
         assert core.admit(T1) is Admission.ENDED
-        assert core.horizon == at(2)
+        assert core.max_read_position == at(2)
         core.aborted_read(T1, up_to)
-        assert core.horizon == at(4)
+        assert core.max_read_position == at(4)
         assert core.is_aborted(T1) is aborted
 
 
@@ -240,7 +240,7 @@ def test_w9_a_claim_without_header_is_void_at_load() -> None:
     core.header_loaded(T1, None)
     core.header_loaded(T2, None)
     core.loaded({T2: at(3)})
-    assert core.horizon == at(4)
+    assert core.max_read_position == at(4)
     assert not core.is_aborted(T1)
     assert core.is_aborted(T2)
     assert DeleteClaims(T1, (1,)) in effects(core)
@@ -254,7 +254,7 @@ def test_what_is_told_while_loading_outranks_the_header_read_before() -> None:
     core.header_loaded(T2, OPEN)
     core.decided(T2, COMMITTED)
     core.loaded({})
-    assert core.horizon == at(4)
+    assert core.max_read_position == at(4)
     assert core.is_aborted(T1)
 
 
@@ -280,16 +280,16 @@ def test_w13_the_pin_is_there_from_the_first_append_and_becomes_exact() -> None:
     log = FakeLog(5)
     core = loaded_core(log)
     joined(core, T1)
-    assert core.horizon == at(4)
+    assert core.max_read_position == at(4)
     core.issued(T1)
     log.confirm()
     log.confirm()
-    assert core.horizon == at(4)
+    assert core.max_read_position == at(4)
     core.appended(T1, log.confirm())
-    assert effects(core) == [HorizonMoved()]
-    assert core.horizon == at(6)
+    assert effects(core) == [MaxReadPositionMoved()]
+    assert core.max_read_position == at(6)
     log.confirm()
-    assert core.horizon == at(6)
+    assert core.max_read_position == at(6)
 
 
 def test_a_first_append_that_failed_holds_nothing_back() -> None:
@@ -300,10 +300,10 @@ def test_a_first_append_that_failed_holds_nothing_back() -> None:
     core.issued(T1)
     log.confirm()
     core.not_appended(T1)
-    assert core.horizon == at(4)
+    assert core.max_read_position == at(4)
     core.not_appended(T1)
-    assert effects(core) == [HorizonMoved()]
-    assert core.horizon == at(5)
+    assert effects(core) == [MaxReadPositionMoved()]
+    assert core.max_read_position == at(5)
 
 
 def test_a_claim_whose_append_never_happened_goes_without_an_aborted_record() -> None:
@@ -328,7 +328,7 @@ def test_a_send_between_commit_and_its_watch_is_taken_and_after_it_refused() -> 
     core.claims_deleted(T1)
     late = log.confirm()
     core.appended(T1, late)
-    assert core.horizon == late
+    assert core.max_read_position == late
     assert not core.is_aborted(T1)
 
 
@@ -344,7 +344,7 @@ def test_a_first_send_between_commit_and_its_watch_holds_nothing_back() -> None:
             core.claims_deleted(T1)
         late = log.confirm()
         core.appended(T1, late)
-        assert core.horizon == late
+        assert core.max_read_position == late
         assert not core.is_aborted(T1)
 
 
@@ -359,7 +359,7 @@ def test_the_end_told_while_the_claim_is_put_is_not_lost(durable: bool) -> None:
         core.claim_durable(T1)
     else:
         core.claim_failed(T1, LOST)
-    assert effects(core) == [Refused(T1, None), DeleteClaims(T1, (2,))]
+    assert effects(core) == [RefuseWrites(T1, None), DeleteClaims(T1, (2,))]
 
 
 def test_a_claim_of_unknown_outcome_is_put_again_and_deleted_at_the_end() -> None:
@@ -368,14 +368,14 @@ def test_a_claim_of_unknown_outcome_is_put_again_and_deleted_at_the_end() -> Non
     core.claim(T1, 2)
     effects(core)
     core.claim_failed(T1, LOST)
-    assert effects(core) == [Refused(T1, LOST)]
+    assert effects(core) == [RefuseWrites(T1, LOST)]
     assert core.members[T1].state is Membership.UNPROVEN
     assert core.admit(T1) is Admission.WAITS
     core.claim_durable(T1)
     core.header_failed(T1, LOST)
     effects(core)
     core.decided(T1, ABORTED)
-    assert effects(core) == [Refused(T1, None), DeleteClaims(T1, (2,))]
+    assert effects(core) == [RefuseWrites(T1, None), DeleteClaims(T1, (2,))]
 
 
 def test_where_no_epoch_could_be_taken_nothing_is_left() -> None:
@@ -383,7 +383,7 @@ def test_where_no_epoch_could_be_taken_nothing_is_left() -> None:
     core.admit(T1)
     effects(core)
     core.claim_failed(T1, LOST)
-    assert effects(core) == [Refused(T1, LOST), Forgotten(T1)]
+    assert effects(core) == [RefuseWrites(T1, LOST), StopFollowing(T1)]
     assert core.members == {}
 
 

@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
 from txn.buffer_core import SegmentBufferCore
 from txn.buffer_effects import (
     Admission,
     DeleteClaims,
     Effect,
     ForgetAborted,
-    HorizonMoved,
+    MaxReadPositionMoved,
     PutClaim,
     ReadAborted,
     ReadHeader,
     RecordAborted,
 )
 from txn.errors import TransactionAssertion
-from txn.membership import Membership, require_move
+from txn.membership import MOVES, Membership
 from txn.records import Claim, TxnState
-from txn.txn_id import TxnId
 
 SEGMENT = "s"
 
@@ -142,12 +142,12 @@ class World:
                 for epoch in epochs:
                     self.claims.pop((txn, epoch), None)
                 core.claims_deleted(txn)
-            case ForgetAborted() | HorizonMoved() | _:
+            case ForgetAborted() | MaxReadPositionMoved() | _:
                 pass
 
     def check(self) -> None:
-        horizon = self.core.horizon
-        assert horizon >= self.shown, "the horizon moved back"
+        horizon = self.core.max_read_position
+        assert horizon >= self.shown, "the max read position moved back"
         self.shown = horizon
         for entry_id, txn in enumerate(self.log):
             if txn is None:
@@ -191,7 +191,7 @@ def run(seed: int) -> None:
     world.come_to_rest()
     world.check()
     assert world.claims == {}
-    assert world.core.horizon == world.last_confirmed
+    assert world.core.max_read_position == world.last_confirmed
 
 
 class _ClaimsFirst(SegmentBufferCore):
@@ -242,4 +242,4 @@ def _run_all() -> None:
 
 def test_moves_that_are_not_in_the_table_are_defects() -> None:
     with pytest.raises(TransactionAssertion):
-        require_move("it", Membership.LOADED, Membership.JOINED)
+        MOVES.move(Membership.LOADED, Membership.JOINED, "It")

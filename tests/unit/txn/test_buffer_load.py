@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
 from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world, until
 from txn import records
 from txn.buffer import SegmentBuffer
@@ -59,7 +59,7 @@ async def test_w7_a_transaction_that_ends_after_its_header_was_read_is_told(
     await world.load()
     assert followed_at_read == [1]
     await world.end(T1, TxnState.COMMITTED)
-    await until(lambda: world.buffer.horizon == world.ledger.last_confirmed)
+    await until(lambda: world.buffer.max_read_position == world.ledger.last_confirmed)
 
 
 async def test_w6_a_load_takes_up_no_claims_of_later_owners(world: World) -> None:
@@ -96,5 +96,5 @@ async def test_w13_an_open_transaction_pins_its_floor_after_a_load(world: World)
     (claim,) = await world.store.claims_on(SEGMENT)
     assert claim.floor == shown
     await world.reload()
-    assert world.buffer.horizon == shown
+    assert world.buffer.max_read_position == shown
     assert world.ledger.last_confirmed == Position(5, 2)

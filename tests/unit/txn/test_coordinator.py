@@ -1,25 +1,26 @@
 """Coordinators: numbers, ends, deadlines, leadership."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
 from config.bounds import TXN_ID_BLOCK, TXN_PAGE
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records
 from txn.coordinator import Coordinator
+from txn.coordinator_elections import Leader
 from txn.coordinators import CoordinatorCountDiffers, Coordinators
 from txn.deadlines import Deadlines
 from txn.errors import InvalidTxnStatus, TooManyTransactions, TransactionNotFound
-from txn.header import ended
-from txn.leadership import Leader
+from txn.header import end_header
 from txn.numbers import NumberBlocks
 from txn.parts import TransactionParts
 from txn.records import Header, TxnState
-from txn.txn_id import CoordinatorId, TxnId
 
 ZERO = CoordinatorId(0)
 COMMIT, ABORT = TxnState.COMMITTED, TxnState.ABORTED
@@ -40,7 +41,7 @@ async def test_begin_and_end_are_one_write_each() -> None:
         assert world.metadata.of_transactions() == ["put"]
         await coordinators.require_open(txn, "alice")
         assert world.metadata.of_transactions() == []
-        await coordinators.end(txn, COMMIT, "alice")
+        await coordinators.end_transaction(txn, COMMIT, "alice")
         assert world.metadata.of_transactions() == ["put"]
         assert await state_of(parts, txn) is COMMIT
         counters = coordinators.led()[0].counters
@@ -88,12 +89,12 @@ async def test_an_end_that_lost_the_race_reads_again() -> None:
         txn = await coordinators.begin(ZERO, 60_000, None)
         stored = await parts.store.read_header(txn)
         assert stored is not None
-        await parts.store.end_header(txn, ended(stored.header, ABORT, 1), stored.version)
+        await parts.store.end_header(txn, end_header(stored.header, ABORT, 1), stored.version)
         with pytest.raises(InvalidTxnStatus):
-            await coordinators.end(txn, COMMIT, None)
+            await coordinators.end_transaction(txn, COMMIT, None)
         assert parts.counters.header_cas_conflict == 1
         assert parts.counters.header_cas_reject == 1
-        await coordinators.end(txn, ABORT, None)
+        await coordinators.end_transaction(txn, ABORT, None)
         assert coordinators.open_transactions() == []
 
 
@@ -108,14 +109,14 @@ async def test_an_end_of_unknown_outcome_can_be_asked_for_again() -> None:
                 world.metadata.before = None
                 stored = await parts.store.read_header(txn)
                 assert stored is not None
-                final = ended(stored.header, COMMIT, 1)
+                final = end_header(stored.header, COMMIT, 1)
                 await parts.store.end_header(txn, final, stored.version)
                 raise MetadataError("The answer was lost: ask again.")
 
         world.metadata.before = lose_the_answer
         with pytest.raises(MetadataError):
-            await coordinators.end(txn, COMMIT, None)
-        await coordinators.end(txn, COMMIT, None)
+            await coordinators.end_transaction(txn, COMMIT, None)
+        await coordinators.end_transaction(txn, COMMIT, None)
         assert coordinators.open_transactions() == []
 
 
@@ -124,12 +125,12 @@ async def test_a_collected_transaction_is_not_made_again() -> None:
     world = World()
     async with world.coordinators() as (coordinators, parts):
         txn = await coordinators.begin(ZERO, 60_000, None)
-        await coordinators.end(txn, COMMIT, None)
+        await coordinators.end_transaction(txn, COMMIT, None)
         stored = await parts.store.read_header(txn)
         assert stored is not None
         await parts.store.delete_header(stored)
         with pytest.raises(TransactionNotFound):
-            await coordinators.end(txn, COMMIT, None)
+            await coordinators.end_transaction(txn, COMMIT, None)
         assert await state_of(parts, txn) is None
 
 
@@ -143,9 +144,9 @@ async def test_of_another_owner_there_is_none() -> None:
                 await coordinators.require_open(txn, owner)
             for action in (COMMIT, ABORT):
                 with pytest.raises(TransactionNotFound, match="neither the owner of transaction"):
-                    await coordinators.end(txn, action, owner)
+                    await coordinators.end_transaction(txn, action, owner)
         assert len(coordinators.open_transactions()) == 1
-        await coordinators.end(txn, COMMIT, "alice")
+        await coordinators.end_transaction(txn, COMMIT, "alice")
 
 
 @in_virtual_time
@@ -224,6 +225,43 @@ async def test_a_deadline_aborts_when_it_comes_and_not_before() -> None:
         assert await state_of(parts, late) is ABORT
         counters = coordinators.led()[0].counters
         assert (counters.timed_out, counters.aborted) == (2, 2)
+
+
+@in_virtual_time
+async def test_a_broker_whose_clock_is_ahead_does_not_end_anothers_transaction_early() -> None:
+    """Nor one that nobody told it of; what it begins itself ends when its own time has come."""
+    world = World()
+    world.clock_slack_ms = 10_000
+    async with world.coordinators() as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 30_000, None)
+        header = await parts.store.read_header(txn)
+        assert header is not None
+    async with world.coordinators("next", ahead_ms=9_000) as (coordinators, parts):
+        own = await coordinators.begin(ZERO, 30_000, None)
+        await asyncio.sleep(29.9)
+        assert await state_of(parts, txn) is TxnState.OPEN
+        assert await state_of(parts, own) is TxnState.OPEN
+        await asyncio.sleep(0.2)
+        assert await state_of(parts, own) is ABORT
+        await asyncio.sleep(2)
+        assert await state_of(parts, txn) is ABORT
+
+
+@in_virtual_time
+async def test_a_deadline_that_another_broker_raised_is_judged_with_the_slack() -> None:
+    world = World()
+    world.clock_slack_ms = 10_000
+    async with world.coordinators(ahead_ms=9_000) as (coordinators, parts):
+        txn = await coordinators.begin(ZERO, 30_000, None)
+        stored = await parts.store.read_header(txn)
+        assert stored is not None
+        raised_to_ms = world.clock.now_ms() + 60_000
+        header = replace(stored.header, timeout_ms=raised_to_ms - stored.header.created_ms)
+        await parts.store.change_header(txn, header, stored.version)
+        await asyncio.sleep(59.9)
+        assert await state_of(parts, txn) is TxnState.OPEN
+        await asyncio.sleep(2)
+        assert await state_of(parts, txn) is ABORT
 
 
 @in_virtual_time
@@ -360,7 +398,7 @@ async def test_a_lost_session_ends_leadership_and_begins_another() -> None:
         assert coordinators.leads(ZERO)
         assert coordinators.led()[0] is not led
         assert [stored.txn for stored in coordinators.open_transactions()] == [txn]
-        await coordinators.end(txn, COMMIT, None)
+        await coordinators.end_transaction(txn, COMMIT, None)
         assert await state_of(parts, txn) is COMMIT
 
 
@@ -412,8 +450,8 @@ async def test_what_is_won_while_others_are_taken_in_is_taken_in_too() -> None:
     async with world.coordinators("b") as (second, _):
         scan_index = world.metadata.scan_index
 
-        async def slow(*args: str, **given: object) -> object:
-            found = await scan_index(*args, **given)
+        async def slow(index: str, lo: str, hi: str, **given: object) -> object:
+            found = await scan_index(index, lo, hi, **given)
             listed.set()
             await go_on.wait()
             return found
@@ -526,7 +564,7 @@ async def test_a_coordinator_that_closes_late_leaves_the_deadlines_of_the_next_o
             await go_on.wait()
 
     world.metadata.before = wait
-    end = asyncio.ensure_future(old.end(ending, COMMIT, None))
+    end = asyncio.ensure_future(old.end_transaction(ending, COMMIT, None))
     await asyncio.sleep(0.001)
     closing = asyncio.ensure_future(old.close())
     await asyncio.sleep(0.001)

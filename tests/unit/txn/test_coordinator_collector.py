@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from config.bounds import TXN_PAGE
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
@@ -15,7 +16,6 @@ from txn.collector import Collector
 from txn.coordinators import Coordinators
 from txn.parts import TransactionParts
 from txn.records import AckedPosition, AckRecord, Claim, TxnState
-from txn.txn_id import CoordinatorId, TxnId
 
 ZERO = CoordinatorId(0)
 COMMIT, ABORT = TxnState.COMMITTED, TxnState.ABORTED
@@ -40,7 +40,7 @@ def collector_of(coordinators: Coordinators, parts: TransactionParts, owner: Own
 
 async def ended(coordinators: Coordinators, action: TxnState = COMMIT, tc: int = 0) -> TxnId:
     txn = await coordinators.begin(CoordinatorId(tc), 600_000, None)
-    await coordinators.end(txn, action, None)
+    await coordinators.end_transaction(txn, action, None)
     return txn
 
 
@@ -97,11 +97,11 @@ async def test_the_listing_is_made_after_the_decision_and_holds_the_header() -> 
         await parts.store.delete_operation(ack.txn, records.ack_key(ack))
         assert await collector.collect() == 1
         assert parts.counters.op_records == 0
-        assert await world.metadata.get(records.nudge_key(SEGMENT)) is None
+        assert await world.metadata.get(records.cleanup_request_key(SEGMENT)) is None
 
 
 @in_virtual_time
-async def test_an_owner_elsewhere_is_nudged() -> None:
+async def test_collector_requests_cleanup_of_a_segment_owned_elsewhere() -> None:
     world, owner = World(), Owner(here=False)
     async with world.coordinators() as (coordinators, parts):
         collector = collector_of(coordinators, parts, owner)
@@ -109,10 +109,10 @@ async def test_an_owner_elsewhere_is_nudged() -> None:
         await parts.store.put_claim(Claim(txn, SEGMENT, 3, Position(1, 2)))
         world.clock.shift_ms += 901_000
         assert await collector.collect() == 0
-        nudge = await world.metadata.get(records.nudge_key(SEGMENT))
-        assert nudge is not None
-        await parts.store.answer_nudge(SEGMENT, nudge.version)
-        assert await world.metadata.get(records.nudge_key(SEGMENT)) is None
+        request = await world.metadata.get(records.cleanup_request_key(SEGMENT))
+        assert request is not None
+        await parts.store.delete_cleanup_request(SEGMENT, request.version)
+        assert await world.metadata.get(records.cleanup_request_key(SEGMENT)) is None
 
 
 @in_virtual_time

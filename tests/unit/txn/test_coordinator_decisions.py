@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import Event, IndexEntry, Record
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import decisions as decisions_module
 from txn import records
+from txn.cleanup_requests import CleanupRequests
 from txn.decisions import Decisions
-from txn.header import ended
-from txn.nudges import Nudges
+from txn.header import end_header
 from txn.parts import TransactionParts
 from txn.records import Header, TxnState
-from txn.store import StoredHeader
-from txn.txn_id import TxnId
+from txn.store import StoredHeader, stored_header
 
 OPEN = Header(TxnState.OPEN, 60_000, 1)
 TXN = TxnId(0, 1)
@@ -52,7 +52,7 @@ async def deciding(world: World) -> AsyncIterator[tuple[Decisions, TransactionPa
 
 async def end(parts: TransactionParts, txn: TxnId, action: TxnState) -> None:
     version = await parts.store.create_header(txn, OPEN)
-    await parts.store.end_header(txn, ended(OPEN, action, 2), version)
+    await parts.store.end_header(txn, end_header(OPEN, action, 2), version)
 
 
 async def collect(parts: TransactionParts, txn: TxnId) -> None:
@@ -94,11 +94,10 @@ async def test_a_follower_that_fails_does_not_keep_others_from_hearing() -> None
 
 def test_what_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    real = decisions_module.stored_header
 
     def note(record: Record) -> StoredHeader:
         decoded.append(record.key)
-        return real(record)
+        return stored_header(record)
 
     monkeypatch.setattr(decisions_module, "stored_header", note)
 
@@ -113,7 +112,32 @@ def test_what_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> 
             assert len(told) == 1
 
     run()
-    assert decoded == ["/txn/id/0_7"]
+    assert set(decoded) == {"/txn/id/0_7"}
+
+
+@in_virtual_time
+async def test_decisions_take_no_change_of_a_header_that_nobody_follows() -> None:
+    world, told, member, taken = World(), Told(), Told(), set[str]()
+    group = TxnId(0, 8)
+    async with deciding(world) as (decisions, parts):
+        take = decisions._take_header_event
+
+        def note(event: Event) -> None:
+            taken.add(event.key)
+            take(event)
+
+        decisions._take_header_event = note  # type: ignore[method-assign]
+        decisions.follow(TXN, told)
+        decisions.follow(group.attempt_of(1), member)
+        for txn in (TxnId(0, 7), TXN, group):
+            await end(parts, txn, TxnState.COMMITTED)
+        await asyncio.sleep(1)
+        assert len(told) == len(member) == 1
+        assert taken == {records.header_key(TXN), records.header_key(group)}
+        taken.clear()
+        await collect(parts, TXN)
+        await asyncio.sleep(1)
+        assert not taken
 
 
 @in_virtual_time
@@ -164,7 +188,7 @@ async def test_what_cannot_be_read_is_read_again_and_holds_up_nobody() -> None:
         await end(parts, TxnId(0, 2), TxnState.COMMITTED)
         await asyncio.sleep(0.1)
         assert other == [(TxnId(0, 2), TxnState.COMMITTED)]
-        whole = ended(OPEN, TxnState.COMMITTED, 2)
+        whole = end_header(OPEN, TxnState.COMMITTED, 2)
         await world.metadata.put(
             records.header_key(TXN), records.encode_header(whole), partition=str(TXN)
         )
@@ -192,17 +216,17 @@ async def test_a_store_that_fails_is_asked_again_until_it_answers() -> None:
 async def test_a_defect_keeps_nobody_from_hearing() -> None:
     world, told = World(), [Told(), Told()]
     async with deciding(world) as (decisions, parts):
-        take, failures = decisions._take, [RuntimeError("a defect")]
+        take, failures = decisions._take_header_event, [RuntimeError("a defect")]
 
         def fails(event: Event) -> None:
             if failures:
                 raise failures.pop()
             take(event)
 
-        decisions._take = fails  # type: ignore[method-assign]
+        decisions._take_header_event = fails  # type: ignore[method-assign]
         for number, each in enumerate(told):
-            await end(parts, TxnId(0, number), TxnState.COMMITTED)
             decisions.follow(TxnId(0, number), each)
+            await end(parts, TxnId(0, number), TxnState.COMMITTED)
         await asyncio.sleep(1)
         await end(parts, TxnId(0, 7), TxnState.ABORTED)
         await asyncio.sleep(10)
@@ -249,12 +273,12 @@ async def test_a_defect_while_one_request_is_answered_costs_none_of_the_others()
         looked.append(segment)
         return True
 
-    nudges = Nudges(store, look_again)
-    nudges.start()
+    cleanup_requests = CleanupRequests(store, look_again)
+    cleanup_requests.start()
     await asyncio.sleep(1)
     for segment in ("persistent://public/default/a", "persistent://public/default/b"):
-        await store.nudge(segment, 1)
+        await store.request_cleanup(segment, 1)
         await asyncio.sleep(10)
-    await nudges.stop()
+    await cleanup_requests.stop()
     assert looked == ["persistent://public/default/a", "persistent://public/default/b"]
-    assert await world.metadata.children(records.NUDGES) == []
+    assert await world.metadata.children(records.CLEANUP_REQUESTS) == []

@@ -8,14 +8,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from config.bounds import COORDINATOR_LEFT_ALONE_S, COORDINATOR_NO_CANDIDATE_S
-from storage.metadata.store import MetadataError, Session
+from magnetar.protocol.txn_id import CoordinatorId
+from storage.metadata.store import MetadataError, Record, Session
 from storage.supervised import EndsForGood
 from tests.unit.txn.coordinator_world import WatchedStore, World
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records
-from txn.coordinator_spread import successors
-from txn.leadership import Elections, Electorate, Leader, _encoded
-from txn.txn_id import CoordinatorId
+from txn.coordinator_elections import CoordinatorBrokers, CoordinatorElections, Leader, _encoded
+from txn.coordinator_spread import assign_successors
 
 ZERO, ONE = CoordinatorId(0), CoordinatorId(1)
 ME = Leader("a", "pulsar://a:6650")
@@ -60,14 +60,14 @@ async def electing(
     *,
     changed: Callable[[], None] = lambda: None,
     sessions: Sessions | None = None,
-) -> AsyncIterator[Elections]:
-    made = Elections(
+) -> AsyncIterator[CoordinatorElections]:
+    made = CoordinatorElections(
         world.metadata,
         ME,
         count,
         changed,
         session_timeout_ms=30_000,
-        electorate=Electorate(lambda: candidates, sessions or Sessions(world.metadata, 9)),
+        electorate=CoordinatorBrokers(lambda: candidates, sessions or Sessions(world.metadata, 9)),
     )
     try:
         await made.start()
@@ -78,7 +78,7 @@ async def electing(
         await made.stop()
 
 
-def ids(elections: Elections) -> dict[int, str]:
+def ids(elections: CoordinatorElections) -> dict[int, str]:
     return {number: leader.broker_id for number, leader in elections.leaders.items()}
 
 
@@ -110,7 +110,7 @@ async def test_a_leader_that_was_found_and_has_gone_since_is_not_taken_for_one()
     world, key, go_on = World(), records.leader_key(ZERO), asyncio.Event()
     get, overtaken = world.metadata.get, list[object]()
 
-    async def slow(asked: str, **given: object) -> object:
+    async def slow(asked: str, **given: object) -> Record | None:
         found = await get(asked, **given)
         if asked == key and not overtaken:
             overtaken.append(found)
@@ -122,7 +122,7 @@ async def test_a_leader_that_was_found_and_has_gone_since_is_not_taken_for_one()
             world.metadata.before = None
             await world.metadata.put(key, record_of("b"))
 
-    world.metadata.get = slow  # type: ignore[method-assign]
+    world.metadata.get = slow  # type: ignore[method-assign, assignment]
     world.metadata.before = be_first
     async with electing(world, 1, ["a"]) as elections:
         assert overtaken
@@ -188,7 +188,7 @@ async def test_who_was_named_before_its_session_came_is_told_that_it_leads() -> 
     def changed() -> None:
         told.extend(list(one.led_here) for one in started)
 
-    started = list[Elections]()
+    started = list[CoordinatorElections]()
     late = LateSessions(world.metadata, 2)
     async with electing(world, 1, ["a"], changed=changed, sessions=late) as elections:
         started.append(elections)
@@ -213,7 +213,7 @@ async def test_who_has_no_session_any_more_does_not_ask_for_ever() -> None:
         with capture_logs() as logs:
             await elections._session.close()  # type: ignore[union-attr]
             await asyncio.sleep(60)
-        assert elections.led_here == ()
+        assert not elections.led_here
         assert sessions.asked == 2
         assert [one["event"] for one in logs if one.get("task")] == ["task_ended_for_good"]
 
@@ -226,7 +226,7 @@ async def test_a_leader_that_came_has_everybody_look_again() -> None:
     other = next(
         name
         for name in "bcdefgh"
-        if successors([zero], {two: "a", one: name}, ["a", name])[zero] == name
+        if assign_successors([zero], {two: "a", one: name}, ["a", name])[zero] == name
     )
     for number, name in ((zero, "dead"), (one, other), (three, "dead")):
         await world.metadata.put(key(number), record_of(name))

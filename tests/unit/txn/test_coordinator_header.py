@@ -4,22 +4,22 @@ import itertools
 
 import pytest
 
+from magnetar.protocol.txn_id import TxnId
 from txn.errors import InvalidTxnStatus, TransactionAssertion, TransactionNotFound
 from txn.header import (
-    MOVES,
     OPERATOR,
+    STATE_MOVES,
     EndVerdict,
     bounded_timeout_ms,
     decide_end,
-    ended,
-    refusal,
+    end_header,
+    refusal_error,
 )
 from txn.records import Header, TxnState
-from txn.txn_id import TxnId
 
 OPEN = Header(TxnState.OPEN, 1000, 5, None, "alice")
-COMMITTED = ended(OPEN, TxnState.COMMITTED, 9)
-ABORTED = ended(OPEN, TxnState.ABORTED, 9)
+COMMITTED = end_header(OPEN, TxnState.COMMITTED, 9)
+ABORTED = end_header(OPEN, TxnState.ABORTED, 9)
 TXN = TxnId(1, 2)
 
 
@@ -49,22 +49,24 @@ def test_what_end_is_answered(
 
 def test_only_open_moves() -> None:
     for header, action in itertools.product((OPEN, COMMITTED, ABORTED), TxnState):
-        if action in MOVES[header.state]:
-            assert ended(header, action, 9).state is action
+        if action in STATE_MOVES[header.state]:
+            assert end_header(header, action, 9).state is action
         else:
             with pytest.raises(TransactionAssertion):
-                ended(header, action, 9)
-    assert [state for state in TxnState if MOVES[state]] == [TxnState.OPEN]
+                end_header(header, action, 9)
+    assert [state for state in TxnState if STATE_MOVES[state]] == [TxnState.OPEN]
 
 
 def test_an_end_keeps_everything_else() -> None:
-    assert ended(OPEN, TxnState.COMMITTED, 77) == Header(TxnState.COMMITTED, 1000, 5, 77, "alice")
+    assert end_header(OPEN, TxnState.COMMITTED, 77) == Header(
+        TxnState.COMMITTED, 1000, 5, 77, "alice"
+    )
 
 
 def test_refusals() -> None:
-    assert isinstance(refusal(TXN, COMMITTED, EndVerdict.OTHERWISE), InvalidTxnStatus)
-    assert isinstance(refusal(TXN, None, EndVerdict.NOT_FOUND), TransactionNotFound)
-    told = str(refusal(TXN, OPEN, EndVerdict.NOT_FOUND))
+    assert isinstance(refusal_error(TXN, COMMITTED, EndVerdict.OTHERWISE), InvalidTxnStatus)
+    assert isinstance(refusal_error(TXN, None, EndVerdict.NOT_FOUND), TransactionNotFound)
+    told = str(refusal_error(TXN, OPEN, EndVerdict.NOT_FOUND))
     assert "alice" not in told
 
 

@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.bounds import COORDINATOR_KEPT_MAX_S, COORDINATOR_KEPT_S
-from txn.coordinator_spread import Kept, stands_for, successors, surplus
-from txn.txn_id import CoordinatorId
+from magnetar.protocol.txn_id import CoordinatorId
+from txn.coordinator_spread import (
+    RetainedCoordinators,
+    assign_successors,
+    choose_candidacies,
+    choose_surplus,
+)
 
 IDS = st.lists(st.sampled_from([f"b{n}:8080" for n in range(6)]), min_size=1, unique=True)
 
@@ -32,13 +37,13 @@ def test_everything_is_led_evenly_after_two_steps_and_little_moves(
     share = math.ceil(parallelism / len(ids))
     before = dict(leaders)
     for one in ids:
-        for number in surplus(one, before, ids, parallelism):
+        for number in choose_surplus(one, before, ids, parallelism):
             del leaders[number]
     unled = [CoordinatorId(n) for n in range(parallelism) if CoordinatorId(n) not in leaders]
     shuffled = ids[:]
     random.Random(seed).shuffle(shuffled)
-    chosen = successors(unled, leaders, ids)
-    assert chosen == successors(unled, leaders, shuffled), "all who see the same agree"
+    chosen = assign_successors(unled, leaders, ids)
+    assert chosen == assign_successors(unled, leaders, shuffled), "all who see the same agree"
     leaders |= chosen
     assert len(leaders) == parallelism
     counts = [sum(one == who for one in leaders.values()) for who in ids]
@@ -50,12 +55,12 @@ def test_everything_is_led_evenly_after_two_steps_and_little_moves(
 
 def test_who_may_not_lead_gives_nothing_up_by_itself() -> None:
     led = {CoordinatorId(number): "a" for number in range(4)}
-    assert surplus("a", led, ["b"], 4) == []
-    assert surplus("a", led, ["a", "b"], 4) != []
+    assert choose_surplus("a", led, ["b"], 4) == []
+    assert choose_surplus("a", led, ["a", "b"], 4) != []
 
 
 def test_without_a_candidate_nobody_is_chosen() -> None:
-    assert successors([CoordinatorId(0)], {}, []) == {}
+    assert assign_successors([CoordinatorId(0)], {}, []) == {}
 
 
 @given(views(), st.integers(0, 5))
@@ -66,10 +71,10 @@ def test_nobody_stands_for_more_than_its_share_whatever_it_believes_of_others(
     me, share = ids[which % len(ids)], math.ceil(parallelism / len(ids))
     unled = [CoordinatorId(n) for n in range(parallelism) if CoordinatorId(n) not in leaders]
     led = sum(one == me for one in leaders.values())
-    chosen, taken = stands_for(me, unled, [], leaders, ids)
+    chosen, taken = choose_candidacies(me, unled, [], leaders, ids)
     assert not taken
     assert not chosen or led + len(chosen) <= share
-    assert stands_for(me, unled, [], leaders, ids, chosen) == ([], []), "each is tried once"
+    assert choose_candidacies(me, unled, [], leaders, ids, chosen) == ([], []), "each is tried once"
 
 
 def test_what_was_left_alone_is_taken_one_at_a_time_by_each_in_its_own_order() -> None:
@@ -78,12 +83,12 @@ def test_what_was_left_alone_is_taken_one_at_a_time_by_each_in_its_own_order() -
     ids = ["a", "b", "dead", "dead too"]
     first = set[CoordinatorId]()
     for me in "ab":
-        chosen, taken = stands_for(me, unled, unled, leaders, ids)
+        chosen, taken = choose_candidacies(me, unled, unled, leaders, ids)
         assert chosen, "what it is chosen for goes first"
         assert not taken
         tried = list(chosen)
         order = list[CoordinatorId]()
-        while taken := stands_for(me, unled, unled, leaders, ids, tried)[1]:
+        while taken := choose_candidacies(me, unled, unled, leaders, ids, tried)[1]:
             order += taken
             tried += taken
         assert sorted([*chosen, *order]) == unled
@@ -93,24 +98,24 @@ def test_what_was_left_alone_is_taken_one_at_a_time_by_each_in_its_own_order() -
 
 def test_who_may_not_lead_takes_what_was_left_alone_only_where_nobody_may() -> None:
     unled = [CoordinatorId(0)]
-    assert stands_for("a", unled, unled, {}, ["b"]) == ([], [])
-    assert stands_for("a", unled, unled, {}, []) == ([], unled)
-    assert stands_for("a", unled, [], {}, []) == ([], [])
+    assert choose_candidacies("a", unled, unled, {}, ["b"]) == ([], [])
+    assert choose_candidacies("a", unled, unled, {}, []) == ([], unled)
+    assert choose_candidacies("a", unled, [], {}, []) == ([], [])
 
 
 def test_what_is_kept_is_no_surplus_and_nothing_else_goes_for_it() -> None:
     led = {CoordinatorId(number): "a" for number in range(4)}
-    given_up = surplus("a", led, ["a", "b"], 4)
+    given_up = choose_surplus("a", led, ["a", "b"], 4)
     assert len(given_up) == 2
-    assert surplus("a", led, ["a", "b"], 4, given_up) == []
-    assert len(surplus("a", led, ["a", "b"], 4, given_up[:1])) == 1
+    assert choose_surplus("a", led, ["a", "b"], 4, given_up) == []
+    assert len(choose_surplus("a", led, ["a", "b"], 4, given_up[:1])) == 1
 
 
 ZERO, ONE = CoordinatorId(0), CoordinatorId(1)
 
 
 def test_what_another_one_won_is_not_kept() -> None:
-    kept = Kept("a")
+    kept = RetainedCoordinators("a")
     kept.note([ZERO, ONE], "abc", 0.0)
     assert set(kept.numbers({ZERO: "a", ONE: "b"}, "abc", 1.0)) == {ZERO}
     assert set(kept.numbers({ZERO: "a", ONE: "a"}, "abc", 2.0)) == {ZERO}
@@ -118,14 +123,14 @@ def test_what_another_one_won_is_not_kept() -> None:
 
 
 def test_what_is_won_and_not_heard_of_yet_is_kept() -> None:
-    kept = Kept("a")
+    kept = RetainedCoordinators("a")
     kept.note([ZERO], "abc", 0.0)
     assert set(kept.numbers({}, "abc", 1.0)) == {ZERO}
 
 
 def test_nothing_is_kept_once_the_candidates_are_others_in_whatever_order() -> None:
     for others in ("ab", "abcd", "abd", ""):
-        kept = Kept("a")
+        kept = RetainedCoordinators("a")
         kept.note([ZERO], "abc", 0.0)
         assert set(kept.numbers({ZERO: "a"}, "cab", 1.0)) == {ZERO}
         assert not kept.numbers({ZERO: "a"}, others, 2.0)
@@ -133,7 +138,7 @@ def test_nothing_is_kept_once_the_candidates_are_others_in_whatever_order() -> N
 
 
 def test_where_there_is_no_candidate_nothing_is_kept() -> None:
-    kept = Kept("a")
+    kept = RetainedCoordinators("a")
     kept.note([ZERO], "", 0.0)
     assert not kept.numbers({ZERO: "a"}, "", 0.0)
 
@@ -141,7 +146,7 @@ def test_where_there_is_no_candidate_nothing_is_kept() -> None:
 def test_what_is_left_alone_again_is_kept_for_longer_up_to_a_bound_until_candidates_change() -> (
     None
 ):
-    kept, now_s, times_s = Kept("a"), 5.0, list[float]()
+    kept, now_s, times_s = RetainedCoordinators("a"), 5.0, list[float]()
     for _ in range(12):
         kept.note([ZERO], "abc", now_s)
         times_s.append(kept.due_s[0] - now_s)

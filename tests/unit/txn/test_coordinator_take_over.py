@@ -22,13 +22,13 @@ from config.bounds import (
     COORDINATOR_KEPT_S,
     COORDINATOR_LEFT_ALONE_S,
 )
+from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.sessions import KeptSession
 from storage.metadata.store import Event, MetadataStore, Session, Watch
 from tests.unit.txn.virtual_time import VirtualClock, in_virtual_time
 from txn import records
-from txn.leadership import Elections, Electorate, Leader
-from txn.txn_id import CoordinatorId
+from txn.coordinator_elections import CoordinatorBrokers, CoordinatorElections, Leader
 
 TURNS = 30
 """Of the loop, within which whatever can go on does."""
@@ -108,13 +108,13 @@ class Process:
         self.candidates: Sequence[str] = world.brokers
         self.session: Session | None = None
         self._world = world
-        self.elections = Elections(
+        self.elections = CoordinatorElections(
             cast("MetadataStore", self),
             Leader(name, f"pulsar://{name}:6650"),
             world.parallelism,
             lambda: None,
             session_timeout_ms=SESSION_TIMEOUT_MS,
-            electorate=Electorate(lambda: self.candidates, self._only_session),
+            electorate=CoordinatorBrokers(lambda: self.candidates, self._only_session),
         )
 
     async def _only_session(self) -> Session:

@@ -18,7 +18,8 @@ from config.bounds import (
     TXN_GROUP_WINNERS,
     TXN_TIMEOUT_MAX_MS,
 )
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import LAST_ATTEMPT, NUMBER_BITS, TxnId
 from txn import records
 from txn.errors import CorruptTransactionRecord, InvalidGroup, InvalidTxnStatus
 from txn.group import (
@@ -28,15 +29,22 @@ from txn.group import (
     GroupCommit,
     SegmentCount,
     bounded_commit,
-    in_totals,
     new_group,
     require_nonce,
     require_winners,
     with_next_block,
+    with_totals,
 )
-from txn.header import OPERATOR, EndVerdict, decide_end, ended, header_of, raised, refusal
+from txn.header import (
+    OPERATOR,
+    EndVerdict,
+    decide_end,
+    end_header,
+    header_of,
+    raise_deadline,
+    refusal_error,
+)
 from txn.records import AckedPosition, AckRecord, Claim, Header, KeyEpoch, TxnState
-from txn.txn_id import LAST_ATTEMPT, NUMBER_BITS, TxnId, parse_txn_id
 
 OPEN, COMMITTED, ABORTED = TxnState.OPEN, TxnState.COMMITTED, TxnState.ABORTED
 GROUP = TxnId(3, 42)
@@ -55,10 +63,10 @@ DONE = replace(HEADER, state=COMMITTED, finalized_ms=2000, group=Group("n", 64, 
 def test_g1_an_attempts_id_names_its_group(most: int, number: int, index: int) -> None:
     group = TxnId(most, number)
     attempt = group.attempt_of(index)
-    assert (attempt.most, attempt.group, attempt.attempt) == (most, group, index)
+    assert (attempt.most, attempt.group, attempt.attempt_index) == (most, group, index)
     assert attempt.least < 1 << 63, "a positive signed number"
-    assert parse_txn_id(str(attempt)) == attempt
-    assert (group.group, group.attempt) == (group, 0)
+    assert TxnId.parse(str(attempt)) == attempt
+    assert (group.group, group.attempt_index) == (group, 0)
 
 
 @pytest.mark.parametrize("index", [0, -1, LAST_ATTEMPT + 1])
@@ -113,7 +121,7 @@ def test_g2_indexes_are_reserved_in_blocks_up_to_the_last_one() -> None:
 def test_g4_an_attempt_is_not_ended_by_itself(header: Header, action: TxnState, owner: str) -> None:
     verdict = decide_end(header, action, owner, is_attempt=True)
     assert verdict is EndVerdict.OF_GROUP
-    assert isinstance(refusal(GROUP.attempt_of(1), header, verdict), InvalidTxnStatus)
+    assert isinstance(refusal_error(GROUP.attempt_of(1), header, verdict), InvalidTxnStatus)
     assert decide_end(header, action, "you", is_attempt=True) is EndVerdict.NOT_OWNER
     assert decide_end(None, action, owner, is_attempt=True) is EndVerdict.NOT_FOUND
 
@@ -123,7 +131,7 @@ def test_g4_a_group_is_aborted_like_a_transaction_and_not_so_committed() -> None
     assert decide_end(DONE, COMMITTED, OPERATOR) is EndVerdict.OF_GROUP
     assert decide_end(HEADER, ABORTED, "me") is EndVerdict.WRITE
     assert decide_end(DONE, ABORTED, "me") is EndVerdict.OTHERWISE
-    assert ended(HEADER, ABORTED, 5).group == HEADER.group
+    assert end_header(HEADER, ABORTED, 5).group == HEADER.group
 
 
 @pytest.mark.parametrize(
@@ -137,11 +145,11 @@ def test_g4_a_group_is_aborted_like_a_transaction_and_not_so_committed() -> None
     ],
 )
 def test_g8_a_deadline_only_rises(asked_ms: int, deadline_ms: int) -> None:
-    header = raised(HEADER, asked_ms, 500)
+    header = raise_deadline(HEADER, asked_ms, 500)
     assert header.deadline_ms == deadline_ms
     assert replace(header, timeout_ms=HEADER.timeout_ms) == HEADER
     with pytest.raises(AssertionError):
-        raised(DONE, asked_ms, 500)
+        raise_deadline(DONE, asked_ms, 500)
 
 
 def test_g4_winners_are_attempts_of_the_group() -> None:
@@ -193,7 +201,7 @@ def test_of_many_counts_the_totals_are_kept() -> None:
     }
     assert list(summed.winners) == list(range(1, many + 1))
     assert not any(summed.winners.values())
-    assert in_totals(summed) == summed
+    assert with_totals(summed) == summed
     told = bounded_commit(BATCH, None, [(GROUP.attempt_of(1), {})], counts)
     assert (told.winners, told.totals) == ({1: {}}, counts)
     with pytest.raises(InvalidGroup):
@@ -205,10 +213,10 @@ def test_of_many_counts_the_totals_are_kept() -> None:
     [
         HEADER,
         DONE,
-        replace(DONE, group=Group("n", 64, in_totals(COMMIT))),
+        replace(DONE, group=Group("n", 64, with_totals(COMMIT))),
         replace(DONE, group=Group("n", 64, GroupCommit(BATCH, None, {}))),
         replace(DONE, group=Group("n", 64, GroupCommit(BATCH, "", {1: {}}))),
-        replace(HEADER, state=ABORTED, owner=None, tied=None),
+        replace(HEADER, state=ABORTED, owner=None, key_epoch=None),
     ],
 )
 def test_a_groups_header_is_what_was_encoded(header: Header) -> None:

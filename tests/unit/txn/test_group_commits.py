@@ -10,6 +10,7 @@ from config.bounds import (
     TXN_GROUP_POSITIONS_BYTES,
     TXN_KEY_QUERIES,
 )
+from magnetar.protocol.txn_id import LAST_ATTEMPT, TxnId
 from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.grouped import (
@@ -38,7 +39,6 @@ from txn.header import OPERATOR
 from txn.records import KeyEpoch, TxnState
 from txn.transaction_groups import CommittedGroup
 from txn.transaction_key import OpenedKey
-from txn.txn_id import LAST_ATTEMPT, TxnId
 
 
 @in_virtual_time
@@ -94,11 +94,11 @@ async def test_g4_only_the_group_ends_its_attempts() -> None:
         for txn, action in ((one, COMMIT), (one, ABORT), (one.group, COMMIT)):
             for owner, under in ((None, key), (OPERATOR, None)):
                 with pytest.raises(InvalidTxnStatus, match="of a group"):
-                    await led.end(txn, action, owner, under)
+                    await led.end_transaction(txn, action, owner, under)
         with pytest.raises(TransactionNotFound):
-            await led.end(one.group.attempt_of(LAST_ATTEMPT), ABORT, None, key)
+            await led.end_transaction(one.group.attempt_of(LAST_ATTEMPT), ABORT, None, key)
         assert await state_of(parts, one) is TxnState.OPEN
-        await led.end(one.group, ABORT, None, key)
+        await led.end_transaction(one.group, ABORT, None, key)
         assert await state_of(parts, one) is ABORT
 
 
@@ -219,7 +219,7 @@ async def test_g5_what_was_committed_is_folded_in_when_the_next_group_is_named()
         await groups_of(led).abort(NAME, 0)
         assert (await open_key(led)).committed == GroupRecord(BATCH, "p", first.group)
         plain = await begin(led, 1)
-        await led.end(plain, COMMIT, None, KeyEpoch(KEY, 1))
+        await led.end_transaction(plain, COMMIT, None, KeyEpoch(KEY, 1))
         assert (await open_key(led)).committed == GroupRecord(BATCH, "p", first.group)
 
 

@@ -9,6 +9,7 @@ import pytest
 from storage.metadata.store import MetadataError
 from tests.unit.txn.buffer_world import SEGMENT, World, a_world, until
 from txn.errors import SegmentOwnershipLost, TransactionAssertion
+from txn.forget_segment import forget_segment
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -28,6 +29,19 @@ async def test_every_owner_gets_a_higher_epoch(world: World) -> None:
     first, second = world.owner(), world.owner()
     assert sorted(await asyncio.gather(first.take(), second.take())) == [1, 2]
     assert await world.owner().take() == 3
+
+
+async def test_a_segment_made_again_has_higher_epochs_than_any_that_was_deleted(
+    world: World,
+) -> None:
+    """Else a late claim of its former life has the key of one of the new owner (W3, W6)."""
+    for _ in range(3):
+        last = await world.owner().take()
+    await forget_segment(world.store, SEGMENT)
+    assert await world.owner().take() == last + 1
+    await forget_segment(world.store, SEGMENT)
+    await forget_segment(world.store, "segment://t/n/other/0000-ffff-0")
+    assert await world.owner().take() == last + 2
 
 
 async def test_a_put_of_unknown_outcome_costs_an_epoch(world: World) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from protocol.ids import EARLIEST, Position
+from magnetar.protocol.ids import EARLIEST, Position
 from tests.unit.txn.test_buffer_core import LOST, SEGMENT, T1, FakeLog, append, at
 from txn.buffer_core import SegmentBufferCore
 from txn.errors import TransactionAssertion
-from txn.membership import Member, Membership, require_move
+from txn.membership import MOVES, Member, Membership
 from txn.pending_ack import AckState, PendingAck
 from txn.pending_acks_core import PendingAcksCore
 from txn.records import AckedPosition, AckRecord, Claim, TxnState
@@ -103,7 +103,7 @@ def membership_events(core: SegmentBufferCore, log: FakeLog) -> Mapping[str, Cal
 def test_a_transaction_on_a_segment(move: tuple[Membership, Membership]) -> None:
     if move not in MEMBERSHIP_MOVES:
         with pytest.raises(TransactionAssertion):
-            require_move("It", *move)
+            MOVES.move(*move, "It")
         return
     log = FakeLog(5)
     core = Noting(log)
@@ -166,7 +166,7 @@ class OneAck:
             "load": self.load,
             "put": lambda: core.putting(self.ack, self.record),
             "stored": lambda: core.stored([self.ack]),
-            "proven": lambda: core.confirmed([self.ack]),
+            "proven": lambda: (core.confirmed([self.ack]), core.end_late([self.ack])),
             "fail": lambda: core.failed([self.ack]),
             "open": lambda: core.opened(T1),
             "commit": lambda: core.decided(T1, COMMITTED),

@@ -1,15 +1,11 @@
 """Every interleaving of two drivers that commit groups, with a crash, late attempts, collection."""
 
-import os
-
 import pytest
 
 from tests.unit.txn import group_mutants
 from tests.unit.txn.group_clients import GroupPlan, GroupWorld
 from tests.unit.txn.group_mutants import GROUP_MUTANTS, GroupMutant
 from tests.unit.txn.schedules import Extent, Found, explore
-
-LONG = "MAGNETAR_ALL_SCHEDULES"
 
 
 def explored(plan: GroupPlan) -> Extent:
@@ -30,7 +26,7 @@ def test_every_batch_is_committed_once_in_every_schedule(plan: GroupPlan, states
     assert explored(plan).states > states, "less happened than is meant"
 
 
-@pytest.mark.skipif(LONG not in os.environ, reason=f"takes minutes: set {LONG}")
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("plan", "states"),

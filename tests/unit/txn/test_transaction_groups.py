@@ -11,7 +11,8 @@ from config.bounds import (
     TXN_KEY_NONCES,
     TXN_TIMEOUT_MAX_MS,
 )
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import LAST_ATTEMPT, TxnId
 from storage.metadata.store import MetadataError
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.grouped import (
@@ -44,7 +45,6 @@ from txn.group import Batch, GroupRecord, bounded_commit
 from txn.records import Claim, KeyEpoch, TxnState
 from txn.transaction_groups import CommittedGroup
 from txn.transaction_key import OpenedKey
-from txn.txn_id import LAST_ATTEMPT, TxnId
 
 
 @in_virtual_time
@@ -54,7 +54,7 @@ async def test_the_whole_life_of_a_group() -> None:
         await open_key(led)
         one, two, three = [await begin_attempt(led) for _ in range(3)]
         group = one.group
-        assert [each.attempt for each in (one, two, three)] == [1, 2, 3]
+        assert [each.attempt_index for each in (one, two, three)] == [1, 2, 3]
         assert {each.group for each in (one, two, three)} == {group}
         for each in (one, two, three):
             await led.require_open(each, None, KeyEpoch(KEY, 0))
@@ -106,7 +106,7 @@ async def test_g2_indexes_come_from_blocks_that_are_reserved_first() -> None:
         assert writes(world) == [], "the first block was reserved with the group"
         at_once = await asyncio.gather(*(begin_attempt(led) for _ in range(TXN_ATTEMPT_BLOCK)))
         assert writes(world) == [("put", header)], "one block for all who wait"
-        given = [each.attempt for each in (first, *begun, *at_once)]
+        given = [each.attempt_index for each in (first, *begun, *at_once)]
         assert given == list(range(1, 2 * TXN_ATTEMPT_BLOCK + 1))
         assert await commit(led, at_once) == CommittedGroup(False, first.group)
         assert await state_of(parts, at_once[-1]) is COMMIT
@@ -135,7 +135,7 @@ async def test_g2_two_leaders_give_no_index_twice() -> None:
 
         given = [await begin_at(leader) for leader in (one, two, one, two, two)]
         assert len({each.group for each in given}) == 1
-        assert [each.attempt for each in given] == [1, 65, 2, 66, 67]
+        assert [each.attempt_index for each in given] == [1, 65, 2, 66, 67]
         many = await asyncio.gather(*(begin_at(each) for _ in range(100) for each in (one, two)))
         assert len({*many, *given}) == 205
         whole = bounded_commit(BATCH, None, [(each, {}) for each in given[1:3]])
@@ -227,7 +227,7 @@ async def test_g3_groups_and_plain_transactions_of_a_key_exclude_each_other() ->
             await begin_attempt(led)
         with pytest.raises(InvalidTxnStatus, match="is open"):
             await commit(led)
-        await led.end(plain, ABORT, None, KeyEpoch(KEY, 0))
+        await led.end_transaction(plain, ABORT, None, KeyEpoch(KEY, 0))
         one = await begin_attempt(led)
         for beginner in ("", "n"):
             with pytest.raises(InvalidTxnStatus, match="is open"):

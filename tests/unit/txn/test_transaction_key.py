@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from txn import key_records, records
+from txn.epoch_floor import decode_floor
 from txn.errors import (
     EXPIRED,
     CorruptTransactionRecord,
@@ -12,7 +14,7 @@ from txn.errors import (
     InvalidTxnStatus,
     TransactionKeyFenced,
 )
-from txn.header import OPERATOR, ended
+from txn.header import OPERATOR, end_header
 from txn.records import Header, KeyEpoch, TxnState
 from txn.transaction_key import (
     NO_EPOCH,
@@ -22,19 +24,18 @@ from txn.transaction_key import (
     KeyRecord,
     KeyTransaction,
     OpenVerdict,
-    begun,
     decide_begin,
     decide_idle,
     decide_open,
     key_name,
-    noted,
-    opened,
+    name_transaction,
+    new_key_record,
+    note_end,
+    raise_epoch,
     require_epoch,
+    require_key_epoch,
     require_name_of_request,
-    require_tie,
-    unborn,
 )
-from txn.txn_id import CoordinatorId, TxnId
 
 T1, T2 = TxnId(3, 1), TxnId(3, 2)
 NAME = KeyName("", "k")
@@ -47,8 +48,8 @@ OPEN, COMMITTED, ABORTED = TxnState.OPEN, TxnState.COMMITTED, TxnState.ABORTED
     [
         (None, -1, "x", OpenVerdict.TAKE),
         (None, 0, "x", OpenVerdict.STALE),
-        (unborn(1), -1, "x", OpenVerdict.TAKE),
-        (unborn(1), 0, "x", OpenVerdict.STALE),
+        (new_key_record(1), -1, "x", OpenVerdict.TAKE),
+        (new_key_record(1), 0, "x", OpenVerdict.STALE),
         (AT_5, -1, "x", OpenVerdict.TAKE),
         (AT_5, 5, "x", OpenVerdict.TAKE),
         (AT_5, 4, "x", OpenVerdict.STALE),
@@ -69,10 +70,12 @@ def test_k1_what_an_open_is_to_do(
 
 
 def test_k1_k7_an_epoch_rises_by_one_and_begins_above_the_floor() -> None:
-    assert opened(AT_5, 77, "you", 300) == KeyRecord(6, "you", 100, 300, before=KeyTransaction(T1))
-    assert opened(unborn(1), NO_EPOCH, "you", 2) == KeyRecord(0, "you", 1, 2)
-    assert opened(unborn(1), 9, "you", 2).epoch == 10
-    twice = opened(opened(AT_5, -1, "you", 300), -1, "they", 400)
+    assert raise_epoch(AT_5, 77, "you", 300) == KeyRecord(
+        6, "you", 100, 300, before=KeyTransaction(T1)
+    )
+    assert raise_epoch(new_key_record(1), NO_EPOCH, "you", 2) == KeyRecord(0, "you", 1, 2)
+    assert raise_epoch(new_key_record(1), 9, "you", 2).epoch == 10
+    twice = raise_epoch(raise_epoch(AT_5, -1, "you", 300), -1, "they", 400)
     assert twice.last == KeyTransaction(T1), "an OPEN that was cut short may have left it open"
 
 
@@ -86,8 +89,8 @@ def test_k1_k7_an_epoch_rises_by_one_and_begins_above_the_floor() -> None:
         (AT_5, "b", OPEN, BeginVerdict.BUSY),
         (AT_5, "", OPEN, BeginVerdict.BUSY),
         (AT_5, "first", OPEN, BeginVerdict.AGAIN),
-        (begun(KeyRecord(5, "", 1, 1), T1, "", 2), "", OPEN, BeginVerdict.BUSY),
-        (opened(AT_5, -1, "", 2), "first", OPEN, BeginVerdict.BUSY),
+        (name_transaction(KeyRecord(5, "", 1, 1), T1, "", 2), "", OPEN, BeginVerdict.BUSY),
+        (raise_epoch(AT_5, -1, "", 2), "first", OPEN, BeginVerdict.BUSY),
     ],
 )
 def test_k3_what_a_begin_is_to_do(
@@ -98,7 +101,7 @@ def test_k3_what_a_begin_is_to_do(
 
 def test_k4_k5_only_the_present_epoch_is_served() -> None:
     assert require_epoch(NAME, AT_5, 5) is AT_5
-    for record, epoch in ((AT_5, 4), (AT_5, 6), (None, 5), (unborn(1), -1), (None, -1)):
+    for record, epoch in ((AT_5, 4), (AT_5, 6), (None, 5), (new_key_record(1), -1), (None, -1)):
         with pytest.raises(TransactionKeyFenced):
             require_epoch(NAME, record, epoch)
 
@@ -108,14 +111,14 @@ PLAIN = Header(OPEN, 1, 1)
 
 
 def test_k4_a_keyed_transaction_is_for_its_key_and_a_plain_one_for_none() -> None:
-    require_tie(T1, PLAIN, None, None)
-    require_tie(T1, TIED, None, KeyEpoch("k", 5))
-    require_tie(T1, TIED, OPERATOR, None)
+    require_key_epoch(T1, PLAIN, None, None)
+    require_key_epoch(T1, TIED, None, KeyEpoch("k", 5))
+    require_key_epoch(T1, TIED, OPERATOR, None)
     refused: list[Callable[[], None]] = [
-        lambda: require_tie(T1, TIED, None, None),
-        lambda: require_tie(T1, PLAIN, None, KeyEpoch("k", 5)),
-        lambda: require_tie(T1, TIED, None, KeyEpoch("j", 5)),
-        lambda: require_tie(T1, TIED, "bob", KeyEpoch("k", 5)),
+        lambda: require_key_epoch(T1, TIED, None, None),
+        lambda: require_key_epoch(T1, PLAIN, None, KeyEpoch("k", 5)),
+        lambda: require_key_epoch(T1, TIED, None, KeyEpoch("j", 5)),
+        lambda: require_key_epoch(T1, TIED, "bob", KeyEpoch("k", 5)),
     ]
     for each in refused:
         with pytest.raises(InvalidTransactionKey):
@@ -124,7 +127,7 @@ def test_k4_a_keyed_transaction_is_for_its_key_and_a_plain_one_for_none() -> Non
 
 def test_k4_a_transaction_of_an_older_epoch_says_so_by_a_word() -> None:
     with pytest.raises(InvalidTxnStatus, match=EXPIRED) as refused:
-        require_tie(T1, TIED, None, KeyEpoch("k", 6))
+        require_key_epoch(T1, TIED, None, KeyEpoch("k", 6))
     assert EXPIRED == "ExpiredTransaction"
     assert refused.value.code.name == "INVALID_TXN_STATUS"
 
@@ -147,12 +150,12 @@ def test_k7_what_is_idle(
 
 
 def test_k8_an_end_is_noted_once_where_it_is_named() -> None:
-    told = noted(AT_5, T1, COMMITTED)
+    told = note_end(AT_5, T1, COMMITTED)
     assert told is not None
     assert told.transaction == KeyTransaction(T1, COMMITTED)
-    assert noted(told, T1, COMMITTED) is None
-    assert noted(AT_5, T2, COMMITTED) is None
-    before = noted(opened(AT_5, -1, "", 1), T1, ABORTED)
+    assert note_end(told, T1, COMMITTED) is None
+    assert note_end(AT_5, T2, COMMITTED) is None
+    before = note_end(raise_epoch(AT_5, -1, "", 1), T1, ABORTED)
     assert before is not None
     assert before.before == KeyTransaction(T1, ABORTED)
 
@@ -174,7 +177,7 @@ def test_names_are_bounded() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        unborn(7),
+        new_key_record(7),
         AT_5,
         KeyRecord(2**40, '\u20ac"', 1, 2, KeyTransaction(T2, ABORTED), "b", KeyTransaction(T1)),
         KeyRecord(1, "o", 1, 2, before=KeyTransaction(T1, COMMITTED)),
@@ -200,7 +203,7 @@ def test_the_records_of_keys() -> None:
         with pytest.raises(CorruptTransactionRecord):
             key_records.decode_key(path, damaged)
         with pytest.raises(CorruptTransactionRecord):
-            key_records.decode_floor("/txn/key-floor/3", damaged)
+            decode_floor("/txn/key-floor/3", damaged)
 
 
 def test_a_header_tells_its_key_and_a_plain_one_is_as_before() -> None:
@@ -214,6 +217,6 @@ def test_a_header_tells_its_key_and_a_plain_one_is_as_before() -> None:
         b'"transactionKey":"k","transactionKeyEpoch":5}'
     )
     assert records.decode_header(key, written) == TIED
-    over = ended(TIED, COMMITTED, 9)
-    assert over.tied == TIED.tied
+    over = end_header(TIED, COMMITTED, 9)
+    assert over.key_epoch == TIED.key_epoch
     assert records.decode_header(key, records.encode_header(over)) == over

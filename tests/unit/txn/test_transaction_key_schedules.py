@@ -1,6 +1,5 @@
 """Every interleaving of two clients with one transaction key, with a crash, a move, a deletion."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -8,8 +7,6 @@ import pytest
 from tests.unit.txn.key_clients import KeyWorld, Plan
 from tests.unit.txn.key_mutants import COLLECTED, HELD, MUTANTS, Mutant
 from tests.unit.txn.schedules import Extent, Found, explore
-
-LONG = "MAGNETAR_ALL_SCHEDULES"
 
 
 def explored(plan: Plan) -> Extent:
@@ -32,7 +29,7 @@ def test_a_newer_epoch_ends_the_older_ones_in_every_schedule(plan: Plan, states:
     assert explored(plan).states > states, "less happened than is meant"
 
 
-@pytest.mark.skipif(LONG not in os.environ, reason=f"takes minutes: set {LONG}")
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "plan",

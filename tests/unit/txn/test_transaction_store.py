@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from config.bounds import TXN_PAGE
-from protocol.ids import Position
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import ABSENT, VersionConflict
 from txn import records
 from txn.counters import TransactionCounters
 from txn.group import Group
-from txn.header import ended
+from txn.header import end_header
 from txn.records import AckedPosition, AckRecord, Claim, Header, OwnerRecord, TxnState
 from txn.store import TransactionStore
-from txn.txn_id import CoordinatorId, TxnId
 
 SEGMENT = "segment://public/default/x/0000-ffff-0"
 T1, T2 = TxnId(0, 1), TxnId(0, 2)
@@ -58,7 +58,7 @@ async def test_w5_an_aborted_record_only_rises(store: TransactionStore) -> None:
     words = asyncio.gather(
         store.record_aborted(SEGMENT, T2, later), store.record_aborted(SEGMENT, T2, earlier)
     )
-    assert await words == [later, later], "both read that there was none"
+    assert list(await words) == [later, later], "both read that there was none"
     assert await store.read_aborted(SEGMENT, T2) == later
 
 
@@ -110,9 +110,9 @@ async def test_t1_a_number_is_reserved_by_one_and_its_header_made_once(
 
 async def test_t2_an_end_is_written_on_the_version_read(store: TransactionStore) -> None:
     version = await store.create_header(T1, OPEN)
-    await store.end_header(T1, ended(OPEN, TxnState.COMMITTED, 1), version)
+    await store.end_header(T1, end_header(OPEN, TxnState.COMMITTED, 1), version)
     with pytest.raises(VersionConflict):
-        await store.end_header(T1, ended(OPEN, TxnState.ABORTED, 2), version)
+        await store.end_header(T1, end_header(OPEN, TxnState.ABORTED, 2), version)
     stored = await store.read_header(T1)
     assert stored is not None
     assert stored.header.state is TxnState.COMMITTED

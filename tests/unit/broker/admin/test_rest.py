@@ -1,7 +1,6 @@
 """The REST interface on a whole broker: what tools rely on, and errors that name the fix."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from importlib.metadata import version
 
 import aiohttp
 import pytest
@@ -9,61 +8,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from structlog.testing import capture_logs
 
-from broker.admin.app import AdminServer
 from broker.admin.rest import errors_as_json
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawClient
-from tests.unit.broker.ingress.conftest import running
+from tests.unit.broker.admin.conftest import Rest
 
 SCALABLE = "/admin/v2/scalable/public/default"
 PERSISTENT = "/admin/v2/persistent/public/default"
 NAMESPACES = "/admin/v2/namespaces"
-
-
-class Rest:
-    """Calls one broker; answers are (status, decoded body)."""
-
-    def __init__(self, session: aiohttp.ClientSession, port: int, binary_port: int) -> None:
-        self._session = session
-        self._base = f"http://127.0.0.1:{port}"
-        self.binary_port = binary_port
-
-    async def call(self, method: str, path: str, body: object = None) -> tuple[int, object]:
-        json = {} if body is None else {"json": body}
-        async with self._session.request(method, self._base + path, **json) as answer:  # type: ignore[arg-type]
-            text = await answer.text()
-            if "json" in answer.headers.get("Content-Type", ""):
-                return answer.status, await answer.json()
-            return answer.status, text
-
-    async def get(self, path: str) -> object:
-        status, body = await self.call("GET", path)
-        assert status == 200, (path, body)
-        return body
-
-    async def done(self, method: str, path: str, body: object = None) -> None:
-        status, answer = await self.call(method, path, body)
-        assert status == 204, (method, path, answer)
-
-    async def refused(self, status: int, method: str, path: str, body: object = None) -> str:
-        """The reason of a refusal with the expected status."""
-        got, answer = await self.call(method, path, body)
-        assert got == status, (method, path, answer)
-        assert isinstance(answer, dict)
-        assert list(answer) == ["reason"]
-        return str(answer["reason"])
-
-
-@pytest.fixture
-async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
-    async with running(tmp_path, auto_topic_creation=False) as broker:
-        admin = AdminServer(broker)
-        await admin.start()
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield Rest(session, admin.port, broker.port)
-        finally:
-            await admin.stop()
 
 
 async def test_a_scalable_topic_from_creation_to_deletion(rest: Rest) -> None:
@@ -193,6 +145,12 @@ async def test_partitioned_topics(rest: Rest) -> None:
     assert await rest.get(PERSISTENT) == []
 
 
+async def test_there_are_no_topics_that_are_not_persistent(rest: Rest) -> None:
+    for tail in ("", "/partitioned"):
+        assert await rest.get(f"/admin/v2/non-persistent/public/default{tail}") == []
+        await rest.refused(404, "GET", f"/admin/v2/non-persistent/public/none{tail}")
+
+
 async def test_tenants_namespaces_and_policies(rest: Rest) -> None:
     await rest.done("PUT", "/admin/v2/tenants/acme", {"adminRoles": [], "allowedClusters": []})
     await rest.refused(409, "PUT", "/admin/v2/tenants/acme")
@@ -230,10 +188,20 @@ async def test_schemas(rest: Rest) -> None:
         "isCompatibility": False,
         "schemaCompatibilityStrategy": "FULL",
     }
+    assert await rest.call("DELETE", f"{path}/schema?force=false") == (200, {"version": 1})
+    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 2})
+    assert await rest.call("DELETE", f"{path}/schema?force=true") == (200, {"version": -1})
+    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 0})
 
 
 async def test_brokers_clusters_lookup_and_metrics(rest: Rest) -> None:
     assert await rest.get("/admin/v2/brokers/health") == "ok"
+    live = await rest.get("/admin/v2/brokers")
+    assert await rest.get("/admin/v2/brokers/standalone") == live
+    assert "'standalone'" in await rest.refused(404, "GET", "/admin/v2/brokers/any-word")
+    internal = await rest.get("/admin/v2/brokers/internal-configuration")
+    assert isinstance(internal, dict)
+    assert internal["bookkeeperMetadataServiceUri"] == "", "all is in the data directory"
     assert await rest.get("/admin/v2/clusters") == ["standalone"]
     await rest.refused(404, "GET", "/admin/v2/clusters/other")
     found = await rest.get("/lookup/v2/topic/topic/public/default/x")
@@ -250,6 +218,58 @@ async def test_brokers_clusters_lookup_and_metrics(rest: Rest) -> None:
     assert f"pulsar_producers_count{{{labels}}} 1.0" in text
     assert 'pulsar_active_connections{cluster="standalone"} 1.0' in text
     await client.close()
+
+
+async def test_broker_tells_the_installed_version_everywhere(rest: Rest) -> None:
+    installed = version("magnetar")
+    assert await rest.get("/admin/v2/brokers/version") == installed
+    assert f'pulsar_version_info{{version="{installed}"}} 1.0' in str(await rest.get("/metrics"))
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    assert client.connected.server_version == f"Magnetar {installed}"
+    await client.close()
+
+
+async def test_statistics_show_what_clients_tell_of_themselves(rest: Rest) -> None:
+    name = "persistent://public/default/x"
+    await rest.done("PUT", f"{PERSISTENT}/x")
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    told = [pb.KeyValue(key="app", value="billing")]
+    producer = await client.create_producer(name, pb.CommandProducer(metadata=told))
+    await producer.send(b"x")
+    await client.subscribe(name, "s", pb.CommandSubscribe(metadata=told))
+    stats = await rest.get(f"{PERSISTENT}/x/stats")
+    assert isinstance(stats, dict)
+    assert stats["publishers"][0]["metadata"] == {"app": "billing"}
+    assert stats["subscriptions"]["s"]["consumers"][0]["metadata"] == {"app": "billing"}
+    internal = await rest.get(f"{PERSISTENT}/x/internalStats")
+    assert isinstance(internal, dict)
+    assert internal["entriesAddedCounter"] == 1
+    await client.close()
+
+
+@pytest.mark.parametrize("path", ["x/stats", "p/partitioned-stats"])
+async def test_statistics_leave_out_who_is_not_asked_for(rest: Rest, path: str) -> None:
+    await rest.done("PUT", f"{PERSISTENT}/x")
+    await rest.done("PUT", f"{PERSISTENT}/p/partitions", 1)
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    for topic in ("x", "p-partition-0"):
+        await client.create_producer(f"persistent://public/default/{topic}")
+        await client.subscribe(f"persistent://public/default/{topic}", "s")
+    for without in ([], ["excludePublishers"], ["excludeConsumers"]):
+        stats = await rest.get(f"{PERSISTENT}/{path}?{'&'.join(f'{one}=true' for one in without)}")
+        assert isinstance(stats, dict)
+        for each in (stats, *stats.get("partitions", {}).values()):
+            assert bool(each["publishers"]) is ("excludePublishers" not in without)
+            assert bool(each["subscriptions"]["s"]["consumers"]) is (
+                "excludeConsumers" not in without
+            )
+    await client.close()
+
+
+async def test_a_missing_topic_has_no_auto_scale_policy(rest: Rest) -> None:
+    path = f"{SCALABLE}/missing/autoScalePolicy"
+    for method, body in (("GET", None), ("POST", {"enabled": False}), ("DELETE", None)):
+        assert "topic://public/default/missing" in await rest.refused(404, method, path, body)
 
 
 async def test_what_is_too_large_to_be_stored_is_the_callers_fault(rest: Rest) -> None:

@@ -14,19 +14,19 @@ from typing import cast
 import aiohttp
 
 from broker.admin.app import AdminServer
+from broker.app.service import Broker
+from broker.app.stores import Stores
 from broker.placement.load import Totals
 from broker.placement.several import SeveralBrokers
-from broker.service import Broker
-from broker.stores import Stores
 from config.settings import Settings
-from protocol.names import parse_topic_name
+from magnetar.protocol.names import parse_topic_name
 from storage.clock import SystemClock
 from storage.ledger.store import LedgerStore
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.sessions import KeptSession
 from storage.metadata.store import Event, MetadataStore, Session, Watch
 from tests.support.raw_client import RawClient
-from tests.unit.managed_ledger.fakes import FakeLedgerStore
+from tests.unit.storage.managed_ledger.fakes import FakeLedgerStore
 
 PATIENCE_S = 10.0
 
@@ -39,11 +39,14 @@ async def until(true: Callable[[], object]) -> None:
 
 
 class ViewedWatch:
-    """A watch of a process: silent while its view is shut.  A spoiled one ends with its error."""
+    """A watch of a process: silent while its view is shut, and while the view's watches are held.
 
-    def __init__(self, watch: Watch, is_open: asyncio.Event) -> None:
+    A spoiled one ends with its error.
+    """
+
+    def __init__(self, watch: Watch, *gates: asyncio.Event) -> None:
         self._watch = watch
-        self._open = is_open
+        self._gates = gates
         self.spoiled_by: Exception | None = None
 
     def __aiter__(self) -> "ViewedWatch":
@@ -51,7 +54,8 @@ class ViewedWatch:
 
     async def __anext__(self) -> Event:
         event = await self._watch.__anext__()
-        await self._open.wait()
+        for gate in self._gates:
+            await gate.wait()
         if self.spoiled_by is not None:
             raise self.spoiled_by
         return event
@@ -69,6 +73,9 @@ class View:
         self._watches: list[ViewedWatch] = []
         self.open = asyncio.Event()
         self.open.set()
+        self.watching = asyncio.Event()
+        """Clear while watches are held back: what others write can be read, and is not told."""
+        self.watching.set()
 
     def __getattr__(self, name: str) -> object:
         method = getattr(self._store, name)
@@ -84,7 +91,7 @@ class View:
         return call
 
     def _viewed(self, watch: Watch) -> ViewedWatch:
-        viewed = ViewedWatch(watch, self.open)
+        viewed = ViewedWatch(watch, self.open, self.watching)
         self._watches.append(viewed)
         return viewed
 
@@ -153,7 +160,7 @@ class Node:
 
     async def start(self) -> "Node":
         await self.broker.start()
-        self.placement._totals = Totals  # type: ignore[assignment]
+        self.placement._totals = Totals
         await self.admin.start()
         return self
 
@@ -163,6 +170,7 @@ class Node:
             return
         self.stopped = True
         self.view.open.set()
+        self.view.watching.set()
         for client in self.clients:
             await client.close()
         await self.admin.stop()
@@ -194,7 +202,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.metadata = MemoryMetadataStore(SystemClock())
-        self.ledgers = FakeLedgerStore()
+        self.ledgers = FakeLedgerStore(SystemClock())
         self.rng = random.Random(1)
         self.nodes: list[Node] = []
         self.http = aiohttp.ClientSession()

@@ -1,6 +1,6 @@
 """The leader: who it is, and what it moves."""
 
-from broker.placement.leader import LEADER
+from broker.placement.balance_election import LEADER
 from tests.unit.broker.placement.cluster import Cluster, Node, until
 
 TOPICS = [f"persistent://public/default/t{number}" for number in range(18)]
@@ -52,8 +52,8 @@ async def test_when_the_leader_goes_another_one_leads(cluster: Cluster) -> None:
     await first.kill()
     await until(lambda: second.placement.is_leader or third.placement.is_leader)
     leader = second if second.placement.is_leader else third
-    for node in (second, third):
-        await until(lambda node=node: node.placement.leader == leader.placement.me)
+    both = (second, third)
+    await until(lambda: all(each.placement.leader == leader.placement.me for each in both))
     await leader.view.expire()
     await until(lambda: second.placement.is_leader or third.placement.is_leader)
     record = await cluster.metadata.get(LEADER)

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.txn_id import CoordinatorId
 from tests.support.raw_client import BrokerError, RawClient, Session
 from tests.unit.broker.placement.cluster import Cluster, Node, until
 from tests.unit.broker.transactions.conftest import TransactionClient
@@ -13,7 +14,7 @@ from txn.records import TxnState
 COORDINATORS = 4
 
 
-def led(node: Node) -> set[int]:
+def led(node: Node) -> set[CoordinatorId]:
     return {
         coordinator.coordinator_id for coordinator in node.broker.transactions.coordinators.led()
     }

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from broker import forwarding
-from protocol import pulsar_pb2 as pb
+from broker.wire import forwarding
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.child_process import HOST, free_port
 from tests.support.raw_client import BrokerError, RawClient
 from tests.unit.broker.placement.cluster import Cluster, Node, until

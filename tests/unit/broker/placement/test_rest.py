@@ -3,8 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from protocol import pulsar_pb2 as pb
-from tests.support.raw_client import RawProducer
+import pytest
+
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import NamespaceName
+from tests.support.raw_client import BrokerError, RawProducer
 from tests.unit.broker.placement.cluster import Cluster, Node, until
 
 NAMESPACE = "/admin/v2/persistent/public/default"
@@ -81,6 +84,63 @@ async def test_partitions_spread_and_are_looked_at_and_deleted_together(cluster:
     assert await cluster.rest(nodes[1], "DELETE", f"{path}?force=true") is None
     assert await cluster.rest(nodes[0], "GET", NAMESPACE) == []
     await until(lambda: not any(node.placement.owned for node in nodes))
+
+
+async def test_a_namespace_goes_with_the_topics_of_every_broker(cluster: Cluster) -> None:
+    nodes = [await cluster.add() for _ in range(2)]
+    space = "/admin/v2/namespaces/public/n"
+    assert await cluster.rest(nodes[0], "PUT", space) is None
+    made = ("persistent/public/n/p/partitions", "persistent/public/n/unused/partitions")
+    for path in made:
+        assert await cluster.rest(nodes[0], "PUT", f"/admin/v2/{path}", 2) is None
+    for index, node in enumerate(nodes):
+        for name in (f"t{index}", f"p-partition-{index}"):
+            await (await node.client()).create_producer(f"persistent://public/n/{name}")
+        scalable = f"/admin/v2/scalable/public/n/s{index}"
+        assert await cluster.rest(node, "PUT", scalable) is None
+        assert await cluster.rest(node, "POST", f"{scalable}/split/0?authoritative=true") is None
+    assert await cluster.rest(nodes[1], "DELETE", space) == 409
+    assert await cluster.rest(nodes[1], "DELETE", f"{space}?force=true") is None
+    for node in nodes:
+        assert await cluster.rest(node, "GET", space) == 404
+    assert await cluster.rest(nodes[0], "PUT", space) is None
+    for left in ("persistent/public/n", "persistent/public/n/partitioned", "scalable/public/n"):
+        assert await cluster.rest(nodes[0], "GET", f"/admin/v2/{left}") == []
+    await until(lambda: not any(node.placement.owned for node in nodes))
+
+
+async def test_a_namespace_that_is_being_deleted_makes_no_topics(cluster: Cluster) -> None:
+    """Clients come back at once, and would make again what was deleted a moment ago."""
+    node = await cluster.add()
+    name = NamespaceName("public", "n")
+    await node.broker.namespaces.create(name)
+    await node.broker.namespaces.change(name, lambda record: record.update(deleted=True))
+    client = await node.client()
+    with pytest.raises(BrokerError, match="create it first"):
+        await client.create_producer("persistent://public/n/t")
+    _, told = await client.watch_dag("topic://public/n/s")
+    assert told.error == pb.TopicNotFound
+    space = "/admin/v2/namespaces/public/n"
+    assert await cluster.rest(node, "DELETE", f"{space}?force=true") is None, "tried again"
+
+
+async def test_subscriptions_of_partitions_that_nobody_used_yet(cluster: Cluster) -> None:
+    nodes = [await cluster.add() for _ in range(3)]
+    topic = f"{NAMESPACE}/p"
+    assert await cluster.rest(nodes[0], "PUT", f"{topic}/partitions", 6) is None
+    assert await cluster.rest(nodes[1], "PUT", f"{topic}/subscription/s") is None
+    assert {len(node.placement.owned) for node in nodes} == {2}
+    for node in nodes:
+        assert await cluster.rest(node, "GET", f"{topic}/subscriptions") == ["s"]
+        assert await cluster.rest(node, "POST", f"{topic}/subscription/s/skip_all") is None
+        assert await cluster.rest(node, "PUT", f"{topic}/subscription/s") == 409
+    assert await cluster.rest(nodes[2], "POST", f"{topic}/partitions", 12) is None
+    for index in range(12):
+        found = await cluster.rest(nodes[0], "GET", f"{topic}-partition-{index}/subscriptions")
+        assert found == ["s"], index
+    assert await cluster.rest(nodes[2], "DELETE", f"{topic}/subscription/s") is None
+    assert await cluster.rest(nodes[0], "DELETE", f"{topic}/subscription/s") == 404
+    assert await cluster.rest(nodes[0], "GET", f"{topic}/subscriptions") == []
 
 
 async def test_a_topic_is_unloaded_to_where_it_is_sent(cluster: Cluster) -> None:

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from broker.placement.members import BROKERS, member_key
 from broker.placement.ownership import owner_key
 from broker.placement.placement import SupersededProcess
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
 from storage.supervised import EndsForGood
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.unit.broker.placement.cluster import Cluster, Node, until

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from broker.placement.members import member_key
 from broker.placement.placement import PlacementNotReady
-from protocol.names import NamespaceName, TopicName, parse_topic_name
-from storage.managed_ledger_records import ledger_key
+from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
+from storage.managed_ledger.records import ledger_key
 from tests.unit.broker.placement.cluster import Cluster, Node, until
 from tests.unit.broker.placement.test_coordinators import shared_by
 
@@ -73,11 +73,15 @@ async def test_policies_are_still_followed(cluster: Cluster, error: Exception) -
     first, second = await cluster.add(), await cluster.add()
     await first.broker.namespaces.require(NAMESPACE)
     first.view.spoil_watches(error)
-    for wanted in (True, False):
+
+    async def switched(on: bool) -> None:
         await second.broker.namespaces.change(
-            NAMESPACE, lambda policies, on=wanted: policies.update(deduplicationEnabled=on)
+            NAMESPACE, lambda policies: policies.update(deduplicationEnabled=on)
         )
-        await until(lambda on=wanted: first.broker.namespaces.known(NAMESPACE).deduplication is on)
+        await until(lambda: first.broker.namespaces.known(NAMESPACE).deduplication is on)
+
+    await switched(True)
+    await switched(False)
 
 
 async def test_each_failure_is_told_once_with_its_traceback(cluster: Cluster) -> None:

@@ -1,12 +1,12 @@
 """Brokers that have lost their sessions together, as when the metadata store was away for long."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from broker.placement import PlacementNotReady
-from protocol.names import parse_topic_name
+from magnetar.protocol.names import parse_topic_name
 from storage.metadata.store import Session
 from tests.unit.broker.placement.cluster import Cluster, Node, until
 
@@ -24,10 +24,10 @@ async def two_without_session(
         opened = node.view.open_session
 
         async def held_back(
-            *, timeout_ms: int, identity: str, opened: Callable[..., object] = opened
+            *, timeout_ms: int, identity: str, opened: Callable[..., Awaitable[Session]] = opened
         ) -> Session:
             await again.wait()
-            return await opened(timeout_ms=timeout_ms, identity=identity)  # type: ignore[misc]
+            return await opened(timeout_ms=timeout_ms, identity=identity)
 
         monkeypatch.setattr(node.view, "open_session", held_back)
         await node.view.expire()

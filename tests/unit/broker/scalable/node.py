@@ -11,27 +11,28 @@ import random
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from broker.connection import Connection
-from broker.consumer import Consumer, SubscribeRequest, SubscriptionType
-from broker.namespaces import Namespaces
-from broker.offloading import Offloads
+from broker.app.service import Broker
 from broker.placement import OneBroker
-from broker.producer import Producer, ProducerNames, ProducerRequest
-from broker.publish_limits import PublishLimits
+from broker.policies.namespaces import Namespaces
 from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.service import ScalableTopics
-from broker.schemas import SchemaRegistry
-from broker.service import Broker
-from broker.topic import Topic
-from broker.topics import TopicRegistry
-from broker.transactions import Transactions
+from broker.topics.consumer import Consumer, SubscribeRequest, SubscriptionType
+from broker.topics.offloading import Offloads
+from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.producer_names import ProducerNames
+from broker.topics.publish_limits import PublishLimits
+from broker.topics.registry import TopicRegistry
+from broker.topics.schemas import SchemaRegistry
+from broker.topics.topic import Topic
+from broker.transactions.service import Transactions
+from broker.wire.connection import Connection
 from config.settings import Settings
-from protocol import pulsar_pb2 as pb
-from protocol.ids import EARLIEST, LATEST, Position
-from protocol.message import build_entry
-from protocol.names import TopicName, parse_topic_name, segment_name
-from storage.managed_ledger_factory import ManagedLedgerFactory
-from storage.managed_ledger_types import Limits
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
+from magnetar.protocol.message import build_entry
+from magnetar.protocol.names import TopicName, parse_topic_name, segment_name
+from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.managed_ledger.types import Limits
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
     IndexEntry,
@@ -41,7 +42,7 @@ from storage.metadata.store import (
     Session,
     Version,
 )
-from tests.unit.managed_ledger.fakes import (
+from tests.unit.storage.managed_ledger.fakes import (
     FakeClock,
     FakeLedgerStore,
     Process,
@@ -116,7 +117,7 @@ class World:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.metadata = MemoryMetadataStore(self.clock)
-        self.ledgers = FakeLedgerStore()
+        self.ledgers = FakeLedgerStore(self.clock)
 
     async def stored_segments(self, topic: TopicName = TOPIC) -> list[str]:
         """Descriptors of the segments of a topic that have a ledger."""
@@ -143,7 +144,6 @@ class Peer:
         self.sent: list[pb.BaseCommand] = []
         self.consumers: dict[int, object] = {}
         self.producers: dict[int, object] = {}
-        self.closed_producers: dict[int, None] = {}
         self.inflight_bytes = 0
         self.next_id = 0
         self._on_close: dict[object, Callable[[], None]] = {}
@@ -157,6 +157,14 @@ class Peer:
 
     def send_encoded(self, *buffers: bytes) -> None:
         """Messages and receipts are no concern of these tests."""
+
+    def forget_producer(self, producer_id: int, producer: object) -> None:
+        if self.producers.get(producer_id) is producer:
+            del self.producers[producer_id]
+
+    def forget_consumer(self, consumer_id: int, consumer: object) -> None:
+        if self.consumers.get(consumer_id) is consumer:
+            del self.consumers[consumer_id]
 
     def on_writable(self, callback: Callable[[], None]) -> None:
         callback()
@@ -295,9 +303,9 @@ class Node:
         )
         self.namespaces = Namespaces(self.metadata, self.settings)
         self.schemas = SchemaRegistry(self.metadata, self.clock)
-        self.topics = TopicRegistry(cast("Broker", self))
         self.offloads = Offloads(cast("Broker", self), asyncio.get_running_loop().time)
         self.transactions: Transactions
+        self.topics: TopicRegistry
         self.scalable: ScalableTopics
         self.session: Session
         self.producer_names: ProducerNames
@@ -312,6 +320,7 @@ class Node:
         self.producer_names = await ProducerNames.open(self.metadata, "standalone")
         self.transactions = Transactions(cast("Broker", self))
         await self.transactions.start()
+        self.topics = TopicRegistry(cast("Broker", self))
         self.scalable = ScalableTopics(cast("Broker", self))
         await self.scalable.start()
         return self

@@ -1,6 +1,6 @@
 """What a leader says to a broker that relays."""
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 
 CONNECTED = pb.BaseCommand(
     type=pb.BaseCommand.CONNECTED,

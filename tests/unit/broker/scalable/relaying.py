@@ -9,10 +9,10 @@ import pytest
 from broker.placement import BrokerAddress
 from broker.scalable import controllers, relay
 from broker.scalable.group_controller import GroupController
-from broker.scalable.leads import NotController
-from protocol import pulsar_pb2 as pb
-from protocol.frames import encode_command
-from protocol.names import TopicName
+from broker.scalable.topic_leadership import NotController
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import encode_command
+from magnetar.protocol.names import TopicName
 from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, RawClient, Session
 from tests.support.waiting import until

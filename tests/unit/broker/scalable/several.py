@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import segment_hash
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import segment_hash
+from magnetar.protocol.names import parse_topic_name
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, RawProducer
 from tests.unit.broker.placement.cluster import Cluster, Node
 

@@ -6,10 +6,10 @@ import pytest
 
 from broker.scalable import group_controller
 from broker.scalable.records import SubscriptionKind
-from broker.topic import TopicState
-from protocol import pulsar_pb2 as pb
-from protocol.ids import EARLIEST, LATEST
-from protocol.names import parse_topic_name
+from broker.topics.topic import TopicState
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import EARLIEST, LATEST
+from magnetar.protocol.names import parse_topic_name
 from storage.ledger.store import LedgerFenced
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World

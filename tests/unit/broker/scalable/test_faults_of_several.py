@@ -1,7 +1,9 @@
 """Brokers die in the middle of changing a topic: at each write of the leader, owners in between."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,14 +11,15 @@ from structlog.testing import capture_logs
 from broker.scalable.feed import Follower
 from broker.scalable.layout import Layout
 from broker.scalable.layout import split as split_layout
+from broker.scalable.local_segments import LocalSegments, SealInterrupted
 from broker.scalable.records import segment_of
 from broker.scalable.reshape import _step as step_of
 from broker.scalable.topic_store import ScalableTopicNotFound
-from protocol import pulsar_pb2 as pb
-from protocol.names import SegmentName, parse_topic_name, segment_name
-from protocol.server_error import MagnetarError
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
+from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.memory import MemoryMetadataStore
-from tests.support.raw_client import RawClient
+from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node, View
 from tests.unit.broker.scalable.several import (
@@ -32,6 +35,7 @@ from tests.unit.broker.scalable.several import (
 
 WHOLE = segment(0, 0xFFFF, 0)
 STEPS = "/scalable-topic-steps"
+Opened = TypeVar("Opened")
 OURS = ("/topics/", STEPS, "/managed-ledgers/")
 EARLIEST = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
 
@@ -86,16 +90,28 @@ async def at_owner(node: Node, name: str) -> RawClient:
     return await next(alive, node).client()
 
 
+async def opened(node: Node, name: str, work: Callable[[RawClient], Awaitable[Opened]]) -> Opened:
+    """What is opened at the owner, who may be changing just now."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await work(await at_owner(node, name))
+            except BrokerError as error:
+                if error.code != pb.ServiceNotReady:
+                    raise
+            await asyncio.sleep(0.01)
+
+
 async def published(node: Node, name: str, payload: bytes) -> None:
-    client = await at_owner(node, name)
-    producer = await client.create_producer(name)
+    producer = await opened(node, name, lambda client: client.create_producer(name))
     await producer.send(payload)
     await producer.close()
 
 
 async def delivered(node: Node, name: str, count: int) -> list[bytes]:
-    client = await at_owner(node, name)
-    consumer = await client.subscribe(name, "s", EARLIEST, permits=count)
+    consumer = await opened(
+        node, name, lambda client: client.subscribe(name, "s", EARLIEST, permits=count)
+    )
     return [(await consumer.receive()).payload for _ in range(count)]
 
 
@@ -230,6 +246,35 @@ async def test_an_owner_that_dies_while_its_segment_is_sealed(cluster: Cluster) 
     await until_true(lambda: nothing_is_noted(cluster))
     assert b.broker.topics.loaded()[WHOLE].sealed
     assert await delivered(b, WHOLE, 1) == [b"before"]
+
+
+async def test_a_seal_that_fails_when_a_lead_is_taken_is_tried_again_soon(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await two(cluster)
+    await a.broker.scalable.create(TOPIC, segments=1, properties={})
+    await hold(a, WHOLE)
+    seal, calls = LocalSegments.seal, 0
+
+    async def seal_at_last(segments: LocalSegments, segment: SegmentName) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await asyncio.Event().wait()
+        elif calls == 2:
+            raise SealInterrupted("The test unloads the segment: seal it again.")
+        await seal(segments, segment)
+
+    monkeypatch.setattr(LocalSegments, "seal", seal_at_last)
+    await take_lead(b)
+    await b.broker.scalable.split(TOPIC, 0)
+    await until(lambda: calls == 1)
+    await b.broker.scalable._leads.give_up(TOPIC)
+    with capture_logs() as logs:
+        await take_lead(a)
+        await until_true(lambda: nothing_is_noted(cluster))
+    events = [one["event"] for one in logs if one["event"].startswith("step_")]
+    assert events == ["step_not_recovered", "step_recovered"]
 
 
 async def test_order_and_everything_through_all_that_can_happen(cluster: Cluster) -> None:

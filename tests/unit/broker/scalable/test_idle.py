@@ -5,10 +5,10 @@ import gc
 import weakref
 from typing import cast
 
-from broker.idle_topics import IdleTopics
+from broker.app.service import Broker
 from broker.scalable.layout import SegmentState
-from broker.service import Broker
-from protocol.ids import EARLIEST
+from broker.topics.idle_topics import IdleTopics
+from magnetar.protocol.ids import EARLIEST
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node
 

@@ -9,14 +9,14 @@ from broker.scalable.layout import CorruptLayout, IllegalSegmentCount
 from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
-from broker.topic import TopicNotFound
+from broker.topics.topic import TopicNotFound
 from config.bounds import (
     MAX_TOPIC_PROPERTIES,
     MAX_TOPIC_PROPERTIES_BYTES,
     METADATA_INDEX_ENTRIES,
 )
-from protocol.ids import EARLIEST
-from protocol.names import InvalidTopicName, parse_namespace_name, parse_topic_name
+from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.names import InvalidTopicName, parse_namespace_name, parse_topic_name
 from storage.ledger.store import LedgerError
 from storage.metadata.store import RecordTooLarge
 from tests.support.waiting import until
@@ -144,6 +144,7 @@ async def test_deletion_removes_everything(node: Node) -> None:
     peer = node.peer()
     await peer.register("a")
     consumer = await peer.attach(0, "a")
+    segment = (await node.segment(0)).name
     await node.fill(1, 3)
     await node.scalable.split(TOPIC, 0)
     await node.scalable.delete(TOPIC, force=True)
@@ -152,7 +153,7 @@ async def test_deletion_removes_everything(node: Node) -> None:
     assert await node.scalable.list(NAMESPACE, {}) == []
     assert await node.scalable.list(NAMESPACE, {"team": "a"}) == []
     with pytest.raises(TopicNotFound):
-        await node.topics.get(consumer.subscription.topic.name, create=True)
+        await node.topics.get(segment, create=True)
 
 
 async def test_a_topic_in_use_is_not_deleted_without_force(node: Node) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from structlog.testing import capture_logs
 
 from broker.scalable.live_topics import LiveTopic
-from protocol.names import TopicName
+from magnetar.protocol.names import TopicName
 from storage.metadata.store import Version
 from tests.unit.broker.scalable.node import TOPIC, Node
 

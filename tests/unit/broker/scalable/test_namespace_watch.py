@@ -4,8 +4,8 @@ import pytest
 
 from broker.scalable import namespace_watch
 from broker.scalable.namespace_watch import topics_hash
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import Node, Peer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.service import Broker
+from broker.app.service import Broker
 from config.settings import Settings
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
 from storage.clock import SystemClock
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer, Session
 from tests.support.waiting import until

@@ -18,8 +18,8 @@ from config.bounds import (
     METADATA_KEY_BYTES,
     METADATA_VALUE_BYTES,
 )
-from protocol.names import parse_namespace_name, parse_topic_name
-from storage.managed_ledger_records import NAMES_INDEX
+from magnetar.protocol.names import parse_namespace_name, parse_topic_name
+from storage.managed_ledger.records import NAMES_INDEX
 from storage.metadata.operations import check_key
 from tests.unit.broker.scalable.test_layout import histories
 

@@ -11,8 +11,8 @@ from broker.placement import BrokerAddress
 from broker.scalable import relay
 from broker.scalable.group import SessionState
 from broker.scalable.relay_exchange import RELAY_CLIENT, ExchangeState
-from protocol import pulsar_pb2 as pb
-from protocol.frames import encode_command
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import encode_command
 from storage.metadata.store import Session as MetadataSession
 from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, Session

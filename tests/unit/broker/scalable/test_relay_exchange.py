@@ -13,7 +13,7 @@ from broker.scalable.relay_exchange import (
     RelayExchange,
     Say,
 )
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.unit.broker.scalable.relay_answers import CONNECTED, response
 
 Kind = pb.BaseCommand

@@ -7,11 +7,11 @@ import pytest
 from broker.placement import BrokerAddress
 from broker.scalable import controllers, relay
 from broker.scalable.controller import TopicController
-from broker.scalable.leads import NotController
 from broker.scalable.relay_exchange import Effect, PassOn, RelayExchange
+from broker.scalable.topic_leadership import NotController
 from config.bounds import REGISTRATION_TRIES_S, RELAY_ANSWER_S, RELAY_CONNECT_S
-from protocol import pulsar_pb2 as pb
-from protocol.names import TopicName
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import TopicName
 from storage.metadata.store import MetadataError
 from storage.supervised import OwnerStopped
 from tests.support.raw_client import Session

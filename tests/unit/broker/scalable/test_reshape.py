@@ -10,19 +10,20 @@ from broker.scalable.layout import IllegalReshape, UnknownSegment
 from broker.scalable.reshape import _step
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound
-from broker.topic import TopicNotFound, TopicState, TopicTerminated
-from protocol.ids import EARLIEST, LATEST
-from protocol.names import parse_topic_name, segment_name
+from broker.topics.topic import TopicNotFound, TopicState, TopicTerminated
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import EARLIEST, LATEST
+from magnetar.protocol.names import parse_topic_name, segment_name
 from storage.metadata.store import MetadataError
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, World
+from tests.unit.broker.scalable.several import until_true
 
 
 async def sealed(node: Node, *segments: int) -> None:
     """Return when these segments are terminated and nothing is left to do."""
-    for segment_id in segments:
-        segment = await node.segment(segment_id)
-        await until(lambda segment=segment: segment.sealed)
+    found = [await node.segment(segment_id) for segment_id in segments]
+    await until(lambda: all(segment.sealed for segment in found))
     live = await node.scalable._topics.get(TOPIC)
     await until(lambda: not live.work)
     assert await node.world.steps() == []
@@ -69,7 +70,12 @@ async def test_the_layout_is_told_before_the_parent_refuses_producers(node: Node
     states: list[TopicState] = []
     parent = await node.segment(0)
     send = peer.send
-    peer.send = lambda command: (states.append(parent.state), send(command))[1]  # type: ignore[method-assign, assignment, return-value]
+
+    def noting(command: pb.BaseCommand) -> None:
+        states.append(parent.state)
+        send(command)
+
+    peer.send = noting  # type: ignore[method-assign]
     await node.scalable.split(TOPIC, 0)
     assert states[0] is TopicState.OPEN
     assert parent.state is TopicState.SEALING
@@ -175,6 +181,21 @@ async def test_a_failed_write_leaves_nothing_behind(node: Node) -> None:
     assert await node.world.stored_segments() == ["0000-ffff-0"]
     await node.scalable.split(TOPIC, 0)
     assert await node.states() == {0: "SEALED", 1: "ACTIVE", 2: "ACTIVE"}
+
+
+async def test_what_a_failed_write_left_is_cleared_away_without_waiting_for_a_round(
+    node: Node,
+) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    node.mortal.faults = {"-1/": False, "0000-7fff-1": False}
+    with pytest.raises(MetadataError):
+        await node.scalable.split(TOPIC, 0)
+    await until_true(lambda: is_cleared_away(node))
+
+
+async def is_cleared_away(node: Node) -> bool:
+    stored = await node.world.stored_segments()
+    return not await node.world.steps() and stored in ([], ["0000-ffff-0"])
 
 
 @pytest.mark.parametrize("applied", [False, True])

@@ -9,9 +9,10 @@ import pytest
 
 from broker.cli.rest_client import call
 from broker.scalable.topic_store import ScalableTopicNotFound
-from protocol import pulsar_pb2 as pb
-from protocol.ids import EARLIEST
-from protocol.names import parse_topic_name, segment_name
+from broker.topics.topic import Topic
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.names import parse_topic_name, segment_name
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.scalable.several import (
@@ -42,6 +43,15 @@ async def three(cluster: Cluster, **settings: object) -> tuple[Node, Node, Node]
     return nodes[0], nodes[1], nodes[2]
 
 
+async def three_apart(cluster: Cluster) -> tuple[Node, Node, Node]:
+    """The first has the topic's only segment, the second leads the topic."""
+    a, b, c = await three(cluster)
+    await a.broker.scalable.create(TOPIC, segments=1, properties={})
+    await hold(a, WHOLE)
+    await take_lead(b)
+    return a, b, c
+
+
 def writer(cluster: Cluster, users: AsyncExitStack, keys: int = 8) -> Writer:
     made = Writer(cluster, keys)
     users.push_async_callback(made.close)
@@ -67,10 +77,7 @@ def everything(wrote: Writer, *readers: OrderedReader) -> Callable[[], bool]:
 
 
 async def test_a_split_goes_on_elsewhere_in_order(cluster: Cluster, users: AsyncExitStack) -> None:
-    a, b, c = await three(cluster)
-    await a.broker.scalable.create(TOPIC, segments=1, properties={})
-    await hold(a, WHOLE)
-    await take_lead(b)
+    _, b, c = await three_apart(cluster)
     wrote, read = writer(cluster, users), reader(cluster, users, "r")
     await until(lambda: sum(wrote.sent.values()) > 50 and WHOLE in read.attached)
     await b.broker.scalable.split(TOPIC, 0)
@@ -113,10 +120,7 @@ async def test_a_merge_of_segments_on_two_brokers(cluster: Cluster, users: Async
 async def test_a_killed_leader_is_followed_by_another(
     cluster: Cluster, users: AsyncExitStack
 ) -> None:
-    a, b, c = await three(cluster)
-    await a.broker.scalable.create(TOPIC, segments=1, properties={})
-    await hold(a, WHOLE)
-    await take_lead(b)
+    a, b, c = await three_apart(cluster)
     wrote, read = writer(cluster, users, keys=2), reader(cluster, users, "r")
     await until(lambda: WHOLE in read.attached and sum(wrote.sent.values()) > 10)
     await b.kill()
@@ -150,10 +154,7 @@ async def test_a_drained_broker_hands_its_lead_over(
 async def test_a_leader_that_loses_its_session_sends_its_consumers_away(
     cluster: Cluster, users: AsyncExitStack
 ) -> None:
-    a, b, _ = await three(cluster)
-    await a.broker.scalable.create(TOPIC, segments=1, properties={})
-    await hold(a, WHOLE)
-    await take_lead(b)
+    _, b, _ = await three_apart(cluster)
     read = reader(cluster, users, "r")
     await until(lambda: WHOLE in read.attached)
     before = b.broker.scalable.controllers.of(TOPIC)
@@ -221,10 +222,7 @@ async def test_a_feed_that_was_cut_starts_over(cluster: Cluster) -> None:
 
 
 async def test_a_consumer_moves_with_its_segment(cluster: Cluster, users: AsyncExitStack) -> None:
-    a, b, c = await three(cluster)
-    await a.broker.scalable.create(TOPIC, segments=1, properties={})
-    await hold(a, WHOLE)
-    await take_lead(b)
+    a, b, c = await three_apart(cluster)
     read = reader(cluster, users, "r")
     await until(lambda: WHOLE in read.attached)
     group = b.broker.scalable.controllers.group(TOPIC, "s")
@@ -235,11 +233,86 @@ async def test_a_consumer_moves_with_its_segment(cluster: Cluster, users: AsyncE
     await a.broker.topics.unload(name.topic_name)
     await until(lambda: WHOLE in read.attached and list(group._attached) != [before])
     owner = next(node for node in (a, b, c) if node.owns(WHOLE))
+    known = b.broker.scalable._mirrors._followed[TOPIC]
     told_by = [] if owner is b else [owner.id]
-    await until(lambda: b.broker.scalable._mirrors.told_by(name) == told_by)
+    await until(lambda: [each for each in known if 0 in known[each]] == told_by)
     await until(lambda: len(group._attached) == 1)
     assert group.group.sessions["r"].taken_up == {0}
     assert read.registrations == 1
+
+
+async def test_a_former_owner_that_is_slow_to_close_holds_up_a_merge_no_longer_than_that(
+    cluster: Cluster, users: AsyncExitStack
+) -> None:
+    a, b, c = await three(cluster)
+    await a.broker.scalable.create(TOPIC, segments=2, properties={})
+    lower, upper = segment(0, 0x7FFF, 0), segment(0x8000, 0xFFFF, 1)
+    await hold(a, lower)
+    await hold(c, upper)
+    await take_lead(b)
+    wrote, read = writer(cluster, users), reader(cluster, users, "r")
+    await until(lambda: sum(wrote.sent.values()) > 50 and {lower, upper} <= read.attached)
+    may_close = hold_up(a.broker.topics.loaded()[lower], users)
+    await a.view.expire()
+    mirrors = b.broker.scalable._mirrors
+    await until(lambda: a.id in b.placement.brokers and mirrors.has_heard(a.id, TOPIC))
+    await hold(c, lower)
+    await until(lambda: {lower, upper} <= read.attached)
+    await b.broker.scalable.merge(TOPIC, 0, 1)
+    drained = c.broker.topics.loaded()[lower].subscriptions["s"]
+    await until(lambda: drained.drained)
+    may_close.set()
+    await until(lambda: read.assigned == [2])
+    await wrote.stop()
+    await until(everything(wrote, read))
+
+
+async def test_a_former_owner_of_a_parent_that_was_read_takes_no_child_from_its_reader(
+    cluster: Cluster, users: AsyncExitStack
+) -> None:
+    a, b, _ = await three_apart(cluster)
+    read = reader(cluster, users, "r")
+    await until(lambda: WHOLE in read.attached)
+    await b.broker.scalable.split(TOPIC, 0)
+    await until(lambda: read.assigned == [1, 2])
+    hold_up(a.broker.topics.loaded()[WHOLE], users)
+    group = b.broker.scalable.controllers.group(TOPIC, "s")
+    assert group is not None
+    await a.view.expire()
+    await until(lambda: not b.broker.scalable._mirrors.has_heard(a.id, TOPIC))
+    await until(lambda: b.broker.scalable._mirrors.has_heard(a.id, TOPIC))
+    assert group.group.drained == {0}
+    assert group.group.sessions["r"].assigned == {1, 2}
+
+
+async def test_what_is_being_closed_here_says_nothing_of_a_segment_that_moves(
+    cluster: Cluster, users: AsyncExitStack
+) -> None:
+    a, _, _ = await three(cluster)
+    await a.broker.scalable.create(TOPIC, segments=1, properties={})
+    await hold(a, WHOLE)
+    topic, name = a.broker.topics.loaded()[WHOLE], segment_name(parse_topic_name(WHOLE))
+    segments = a.broker.scalable._segments
+    assert segments.state(name) is not None
+    may_close = hold_up(topic, users)
+    unloading = asyncio.create_task(a.broker.topics.unload(name.topic_name))
+    await until(lambda: topic.closing)
+    assert segments.state(name) is None
+    may_close.set()
+    await unloading
+
+
+def hold_up(topic: Topic, users: AsyncExitStack) -> asyncio.Event:
+    """Have closing a topic wait for this event, or for the end; consumers are sent away before."""
+    may_close, close = asyncio.Event(), topic.buffer.close
+
+    async def close_late() -> None:
+        await may_close.wait()
+        await close()
+
+    topic.buffer.close = close_late  # type: ignore[method-assign]
+    users.callback(may_close.set)
+    return may_close
 
 
 async def test_topics_that_nobody_uses_are_led_by_nobody(cluster: Cluster) -> None:
@@ -281,10 +354,7 @@ async def test_a_topic_is_deleted_everywhere_and_made_again(cluster: Cluster) ->
 
 
 async def test_rest_goes_to_the_leader(cluster: Cluster) -> None:
-    a, b, c = await three(cluster)
-    await a.broker.scalable.create(TOPIC, segments=1, properties={})
-    await hold(a, WHOLE)
-    await take_lead(b)
+    a, b, c = await three_apart(cluster)
     base = f"{c.placement.web_url}/admin/v2/scalable/public/default/t"
     async with aiohttp.ClientSession() as http:
         async with http.put(f"{base}/subscriptions/s%2F1?type=STREAM") as answer:

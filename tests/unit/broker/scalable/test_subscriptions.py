@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from broker.dispatch.errors import ConsumerBusy
 from broker.scalable.records import SubscriptionKind
 from broker.scalable.topic_store import ScalableTopicNotFound
-from broker.topic import SubscriptionNotFound
-from protocol import pulsar_pb2 as pb
-from protocol.ids import EARLIEST
-from protocol.names import parse_topic_name
+from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.topic import SubscriptionNotFound
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.names import parse_topic_name
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from broker.scalable import watch
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
 REGULAR = parse_topic_name("persistent://public/default/r")

@@ -4,11 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawClient, Session
-from tests.unit.broker.ingress.conftest import broker, connect, running
-
-__all__ = ["Client", "Connect", "TransactionClient", "broker", "connect", "running", "txn_client"]
 
 Connect = Callable[[], Awaitable[RawClient]]
 Kind = pb.BaseCommand

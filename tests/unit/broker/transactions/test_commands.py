@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.service import Broker
-from protocol import pulsar_pb2 as pb
+from broker.app.service import Broker
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.txn_id import TxnId
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
-from tests.unit.broker.transactions.conftest import Connect, Kind, TransactionClient, running
+from tests.unit.broker.transactions.conftest import Connect, Kind, TransactionClient
 from txn.records import TxnState
-from txn.txn_id import TxnId
 
 TOPIC = "persistent://public/default/t"
 
@@ -100,7 +101,9 @@ async def test_an_end_whose_client_goes_away_is_finished(broker: Broker, connect
     txn = await client.begin()
     client.raw.send(
         Kind.END_TXN,
-        pb.CommandEndTxn(request_id=99, txnid_least_bits=txn[1], txn_action=0, scalable=True),
+        pb.CommandEndTxn(
+            request_id=99, txnid_least_bits=txn[1], txn_action=pb.COMMIT, scalable=True
+        ),
     )
     await client.raw.close()
     coordinators = broker.transactions.coordinators
@@ -139,7 +142,7 @@ async def test_an_unknown_transaction_is_not_found_and_not_made(
         ),
         (
             Kind.END_TXN,
-            pb.CommandEndTxn(request_id=1, txnid_most_bits=77, txn_action=0, scalable=True),
+            pb.CommandEndTxn(request_id=1, txnid_most_bits=77, txn_action=pb.COMMIT, scalable=True),
         ),
         (Kind.END_TXN, pb.CommandEndTxn(request_id=1, txnid_most_bits=77, scalable=True)),
     ],
@@ -163,20 +166,21 @@ async def test_every_refusal_names_its_coordinator(
 async def test_every_answer_names_its_transaction(txn_client: TransactionClient) -> None:
     """Errors too, which is not only that of a wrong coordinator."""
     least = (await txn_client.begin(7))[1]
-    ids = {"txnid_most_bits": 7, "txnid_least_bits": least, "scalable": True}
-    unknown = {**ids, "txnid_least_bits": 4711}
     for kind, field, command in (
         (Kind.ADD_PARTITION_TO_TXN, "add_partition_to_txn", pb.CommandAddPartitionToTxn),
         (Kind.ADD_SUBSCRIPTION_TO_TXN, "add_subscription_to_txn", pb.CommandAddSubscriptionToTxn),
         (Kind.END_TXN, "end_txn", partial(pb.CommandEndTxn, txn_action=pb.COMMIT)),
     ):
         for request_id, (given, error) in enumerate(
-            ((ids, None), (unknown, pb.TransactionNotFound)), 5
+            ((least, None), (4711, pb.TransactionNotFound)), 5
         ):
-            answer = await txn_client.raw_answer(kind, command(request_id=request_id, **given))
+            request = command(
+                request_id=request_id, txnid_most_bits=7, txnid_least_bits=given, scalable=True
+            )
+            answer = await txn_client.raw_answer(kind, request)
             response = getattr(answer, f"{field}_response")
             assert (response.request_id, response.txnid_most_bits) == (request_id, 7)
-            assert response.txnid_least_bits == given["txnid_least_bits"]
+            assert response.txnid_least_bits == given
             assert (response.error if response.HasField("error") else None) == error
 
 

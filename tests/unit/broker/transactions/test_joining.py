@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.app.service import Broker
 from broker.placement import BrokerAddress
-from broker.service import Broker
-from protocol.ids import EARLIEST, Position
+from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from tests.support.waiting import until
 from tests.unit.broker.transactions.conftest import TransactionClient
 from txn import records
+from txn.cleanup_requests import CleanupRequests
 from txn.collector import Collector
-from txn.nudges import Nudges
 from txn.records import AckedPosition, AckRecord, Claim, TxnState
-from txn.txn_id import CoordinatorId, TxnId
 
 TOPIC = "persistent://public/default/t"
 PATIENCE_S = 20
@@ -62,7 +62,7 @@ async def test_what_was_left_behind_is_collected(
     for action in (TxnState.COMMITTED, TxnState.ABORTED):
         for segment in (TOPIC, "persistent://public/default/gone", "no topic at all"):
             txn = await transactions.coordinators.begin(CoordinatorId(0), 60_000, None)
-            await transactions.coordinators.end(txn, action, None)
+            await transactions.coordinators.end_transaction(txn, action, None)
             await transactions.store.put_claim(Claim(txn, segment, 0, Position(1, 2)))
             for subscription in ("s", "other"):
                 acked = (AckedPosition(Position(1, 1)),)
@@ -113,18 +113,22 @@ async def test_a_request_of_another_broker_is_answered_by_the_owner(
             await store.put_ack(AckRecord(txn, segment, "gone", 0, 1, False, acked))
     ended, still_open = txns
     await txn_client.end(ended)
-    nudges = [records.nudge_key(segment) for segment in (TOPIC, gone)]
+    cleanup_requests = [records.cleanup_request_key(segment) for segment in (TOPIC, gone)]
     elsewhere = BrokerAddress("pulsar://elsewhere:6650", broker_id="elsewhere:8080")
     monkeypatch.setattr(broker.placement, "owner_of", lambda _: elsewhere)
-    await store.nudge(TOPIC, 1)
-    await store.nudge(gone, 1)
-    await broker.transactions.nudges._answer_all()
-    assert None not in await broker.metadata.get_many(nudges), "they are for somebody else"
+    await store.request_cleanup(TOPIC, 1)
+    await store.request_cleanup(gone, 1)
+    await broker.transactions.cleanup_requests._answer_all()
+    assert None not in await broker.metadata.get_many(cleanup_requests), (
+        "they are for somebody else"
+    )
     monkeypatch.undo()
-    await store.nudge(TOPIC, 2)
-    await store.nudge(gone, 2)
+    await store.request_cleanup(TOPIC, 2)
+    await store.request_cleanup(gone, 2)
     async with asyncio.timeout(PATIENCE_S):
-        while any(await broker.metadata.get_many(nudges)) or await operations(broker, ended):
+        while any(await broker.metadata.get_many(cleanup_requests)) or await operations(
+            broker, ended
+        ):
             await asyncio.sleep(0.001)
     assert len(await operations(broker, still_open)) == 4
 
@@ -132,19 +136,19 @@ async def test_a_request_of_another_broker_is_answered_by_the_owner(
 async def test_requests_from_before_the_start_are_answered(broker: Broker) -> None:
     """One that comes while its segment is looked at stays, and is answered too."""
     store, looked = broker.transactions.store, list[str]()
-    await broker.transactions.nudges.stop()
+    await broker.transactions.cleanup_requests.stop()
 
     async def look(segment: str, found: Sequence[Claim | AckRecord]) -> bool:
         if not looked:
-            await store.nudge(segment, 2)
+            await store.request_cleanup(segment, 2)
         looked.append(segment)
         return True
 
-    await store.nudge(TOPIC, 1)
-    nudges = Nudges(store, look)
-    nudges.start()
+    await store.request_cleanup(TOPIC, 1)
+    cleanup_requests = CleanupRequests(store, look)
+    cleanup_requests.start()
     await until(lambda: looked == [TOPIC, TOPIC])
     async with asyncio.timeout(PATIENCE_S):
-        while await broker.metadata.get(records.nudge_key(TOPIC)):
+        while await broker.metadata.get(records.cleanup_request_key(TOPIC)):
             await asyncio.sleep(0.001)
-    await nudges.stop()
+    await cleanup_requests.stop()

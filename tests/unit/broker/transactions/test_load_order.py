@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.service import Broker
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from broker.app.service import Broker
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
 from tests.unit.broker.transactions.conftest import TransactionClient
 from txn.decisions import Decisions
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.metrics import make_registry, metrics_text
-from broker.service import Broker
-from protocol import pulsar_pb2 as pb
-from protocol.ids import Position
+from broker.app.service import Broker
+from broker.metrics.exposition import make_registry, metrics_text
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import Position
+from magnetar.protocol.txn_id import TxnId
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
-from tests.unit.broker.transactions.conftest import TransactionClient, running
+from tests.unit.broker.transactions.conftest import TransactionClient
 from txn.records import Claim
-from txn.txn_id import TxnId
 
 TOPIC = "persistent://public/default/t"
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "transactions.md"

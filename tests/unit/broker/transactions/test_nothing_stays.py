@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from broker.service import Broker
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from broker.app.service import Broker
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.txn_id import TxnId
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer
 from tests.support.waiting import until
 from tests.unit.broker.transactions.conftest import Connect, TransactionClient
 from tests.unit.broker.transactions.test_writes import OTHER, TOPIC, reader, send
-from txn.txn_id import TxnId
 
 Kind = pb.BaseCommand
 ROUNDS = 8

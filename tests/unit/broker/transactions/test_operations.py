@@ -10,20 +10,29 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.admin.app import AdminServer
-from broker.cli.main import build_app
-from broker.service import Broker
+from broker.app.service import Broker
 from config.bounds import TXN_LISTED
-from protocol import pulsar_pb2 as pb
-from protocol.ids import Position
-from protocol.names import parse_topic_name
+from magnetar.cli.main import build_app
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import Version
+from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
-from tests.unit.broker.admin.test_rest import Rest
-from tests.unit.broker.transactions.conftest import TransactionClient, running
-from txn.records import AckedPosition, AckRecord, Claim, Header, TxnState
+from tests.unit.broker.admin.conftest import Rest
+from tests.unit.broker.transactions.conftest import TransactionClient
+from txn.records import (
+    ACKS_INDEX,
+    WRITES_INDEX,
+    AckedPosition,
+    AckRecord,
+    Claim,
+    Header,
+    TxnState,
+)
 from txn.store import StoredHeader
-from txn.txn_id import CoordinatorId, TxnId
 
 BASE = "/admin/v3/transactions"
 TOPIC = "persistent://public/default/t"
@@ -217,7 +226,11 @@ READS = ("get", "get_many", "scan", "scan_index", "children")
 
 
 class Counted:
-    """Calls of the metadata store that read, with the limits of scans of indexes."""
+    """Calls of the metadata store that read, with the limits of scans of indexes.
+
+    Scans that have nothing to do with what a segment takes part in may come from rounds of work in
+    the background, and are not counted.
+    """
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -229,6 +242,8 @@ class Counted:
         real = getattr(broker.metadata, name)
 
         def call(*given: object, **more: object) -> object:
+            if name == "scan_index" and given[0] not in (WRITES_INDEX, ACKS_INDEX):
+                return real(*given, **more)
             self.calls.append(name)
             if name == "scan_index":
                 self.limits.append(more.get("limit"))  # type: ignore[arg-type]
@@ -280,7 +295,7 @@ async def test_what_pins_a_loaded_topic_is_told_from_memory(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pins most comes first, and no more than is shown is put together."""
-    monkeypatch.setattr("broker.transaction_inspection.TXN_PINS_SHOWN", 3)
+    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_PINS_SHOWN", 3)
     txns = [await site.client.begin(n) for n in range(5)]
     for txn in txns:
         await site.send(txn)
@@ -311,8 +326,8 @@ async def test_of_segments_that_are_not_loaded_few_claims_are_read(
     oldest = adopt(site, 150)
     for n, txn in enumerate(oldest):
         await store.put_claim(Claim(txn, names[0], 1, Position(1, n)))
-    monkeypatch.setattr("broker.transaction_inspection.TXN_PINS_SHOWN", 50)
-    monkeypatch.setattr("broker.transaction_inspection.TXN_CLAIMS_READ", 240)
+    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_PINS_SHOWN", 50)
+    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_CLAIMS_READ", 240)
     read = Counted(site.broker, monkeypatch)
     answer = await site.rest.get(f"{BASE}/why/topic/public/default/s")
     assert isinstance(answer, dict)

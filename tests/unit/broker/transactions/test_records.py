@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import aiohttp
 import pytest
 
-from protocol import pulsar_pb2 as pb
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.txn_id import TxnId
 from tests.unit.broker.transactions.test_operations import BASE, TOPIC, Site, site
 from txn.group import Batch, Group, GroupCommit, SegmentCount
 from txn.records import Header, KeyEpoch, TxnState
-from txn.txn_id import TxnId
 
 __all__ = ["site"]
 

@@ -2,18 +2,19 @@
 
 import pytest
 
-from broker.service import Broker
-from protocol import pulsar_pb2 as pb
-from protocol.key_hash import coordinator_of_key
-from protocol.server_error import ServerError
+from broker.app.service import Broker
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.key_hash import coordinator_of_key
+from magnetar.protocol.server_error import ServerError
+from magnetar.protocol.txn_id import NUMBER_BITS, TxnId
+from tests.support.embedded_broker import running
 from tests.support.group_client import GroupClient
 from tests.support.raw_client import BrokerError
 from tests.support.waiting import until
-from tests.unit.broker.transactions.conftest import Connect, Kind, TransactionClient, running
+from tests.unit.broker.transactions.conftest import Connect, Kind, TransactionClient
 from tests.unit.broker.transactions.test_operations import Site, site
 from tests.unit.broker.transactions.test_transaction_keys import BASE, refused
 from tests.unit.broker.transactions.test_writes import read_to, reader
-from txn.txn_id import NUMBER_BITS, TxnId
 
 __all__ = ["site"]
 
@@ -253,7 +254,7 @@ async def test_operators_see_groups_and_the_last_committed_batch(site: Site) -> 
         "batch": 3,
         "positions": "at 7",
     }
-    (row,) = (await site.rest.get(BASE))["keys"]  # type: ignore[index, call-overload]
+    (row,) = (await site.rest.get(BASE))["keys"]  # type: ignore[index]
     assert "positions" not in row["lastGroup"], "of a thousand keys they would be long"
     status, printed = await site.txn("keys", "get", KEY)
     assert f"last committed: batch 3 of query q, by group {group}" in printed

@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from broker.service import Broker
-from broker.topic import Topic, TopicNotFound, TopicState
+from broker.app.service import Broker
+from broker.topics.topic import Topic, TopicNotFound, TopicState
 from config.bounds import READ_BATCH_ENTRIES
-from protocol import pulsar_pb2 as pb
-from protocol.names import parse_topic_name
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import MetadataError
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.raw_handles import RawConsumer, RawProducer
 from tests.support.waiting import until
-from tests.unit.broker.transactions.conftest import Connect, TransactionClient, running
+from tests.unit.broker.transactions.conftest import Connect, TransactionClient
 from txn.errors import SegmentOwnershipLost
 from txn.records import TxnState
 from txn.segment_owner import SegmentOwner
-from txn.txn_id import TxnId
 
 TOPIC = "persistent://public/default/t"
 OTHER = "persistent://public/default/u"
@@ -377,7 +378,7 @@ async def test_a_message_that_says_otherwise_than_its_send_is_refused(
     metadata = pb.MessageMetadata()
     if named is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = named
-    with pytest.raises(BrokerError, match="its message names another"):
+    with pytest.raises(BrokerError, match="its message names"):
         await producer.send(
             b"of two minds",
             metadata=metadata,
@@ -387,6 +388,40 @@ async def test_a_message_that_says_otherwise_than_its_send_is_refused(
     await txn_client.end(txn, pb.ABORT)
     await send(producer, None, b"last")
     assert await read_to(consumer, b"last") == [b"last"]
+
+
+@pytest.mark.parametrize("deduplication", [False, True], ids=["as it comes", "deduplicated"])
+@pytest.mark.parametrize("ended", [False, True], ids=["open", "aborted"])
+async def test_a_message_that_names_a_transaction_under_a_plain_send_is_refused_alone(
+    tmp_path: Path, deduplication: bool, ended: bool
+) -> None:
+    """Readers go by the message: it would be receipted, and hidden with that transaction."""
+    async with (
+        running(tmp_path, deduplication=deduplication) as broker,
+        clients(broker) as client,
+    ):
+        consumer = await reader(client.raw)
+        producer = await client.raw.create_producer(TOPIC)
+        txn = await client.begin()
+        await send(producer, txn, b"aborted")
+        if ended:
+            await client.end(txn, pb.ABORT)
+        metadata = pb.MessageMetadata(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+        metadata.num_messages_in_batch = 1
+        sends = [
+            producer.send(b"before"),
+            producer.send(b"of two minds", metadata=metadata),
+            producer.send(b"after"),
+        ]
+        before, refused, after = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(refused, BrokerError)
+        assert pb.ServerError.Name(refused.code) == "NotAllowedError"
+        assert "no transaction" in str(refused)
+        assert not isinstance(before, BaseException)
+        assert not isinstance(after, BaseException)
+        if not ended:
+            await client.end(txn, pb.ABORT)
+        assert await read_to(consumer, b"after") == [b"before", b"after"]
 
 
 async def test_the_last_message_is_one_that_readers_get(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from config.bounds import OFFLOAD_BLOCK_BYTES
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.store import LedgerError, NoSuchEntry, ReadableLedger
 from storage.offload.block_cache import BlockCache, CachedBlock
 from storage.offload.cold_ledgers import ColdLedgers
@@ -148,7 +148,7 @@ async def test_the_cache_is_bounded_and_fetches_once() -> None:
     async def get(number: int) -> int:
         return (await cache.get(number, partial(fetch, number))).first_entry
 
-    assert await asyncio.gather(get(1), get(1), get(2)) == [1, 1, 2]
+    assert list(await asyncio.gather(get(1), get(1), get(2))) == [1, 1, 2]
     assert await get(1) == 1
     assert await get(3) == 3
     assert cache.size_bytes == 80
@@ -200,7 +200,7 @@ async def test_a_copy_that_reads_otherwise_does_not_count(
 ) -> None:
     location = parse_location(str(tmp_path))
     cold._objects[location] = Forgetful(location)
-    cold._open_objects = lambda location, _=0: Forgetful(location)  # type: ignore[method-assign]
+    cold._open_objects = lambda location, size_hint_bytes=0: Forgetful(location)  # type: ignore[method-assign]
     with pytest.raises(OffloadFailed, match="not to be trusted"):
         await cold.write(Given([b"a" * 100]), cold.new_context(location), NAME, 5)
     assert cold.counters.failures == 1

@@ -17,7 +17,7 @@ from storage.ledger.bookkeeper.digest import Digest, OpenedEntry
 from storage.ledger.bookkeeper.ensemble_change import WriteRecord
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata, LedgerState
 from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict, VersionedMetadata
-from storage.ledger.bookkeeper.reads import Coverage, LastConfirmedRead, ReadOne
+from storage.ledger.bookkeeper.reads import NEGATIVE, Coverage, LastConfirmedRead, ReadOne
 from storage.ledger.bookkeeper.recovery import AskBookie, Recovered, Recovery, RecoveryEffect
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 
@@ -213,7 +213,7 @@ def _silence_is_an_answer() -> Sequence[Patch]:
 
 
 def _limbo_is_an_answer() -> Sequence[Patch]:
-    said = recovery.NEGATIVE | {ReplyCode.STATE_UNKNOWN}
+    said = NEGATIVE | {ReplyCode.STATE_UNKNOWN}
     return [(recovery, "NEGATIVE", said)]
 
 

@@ -85,7 +85,7 @@ class FakeBookie:
             self.entries[place] = asked.body
             return add_reply(0, *place)
         if asked.operation == 7:
-            found = []
+            found: list[bytes] = []
             while (body := self.entries.get((asked.ledger, asked.entry + len(found)))) is not None:
                 found.append(body)
                 if len(found) == asked.max_entries:

@@ -9,10 +9,11 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import structlog
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata, LedgerState
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
 from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
@@ -365,5 +366,5 @@ def _quiet_logs() -> Iterator[None]:
         structlog.configure(**saved)
 
 
-def _drop(logger: object, level: str, event: object) -> object:
+def _drop(logger: object, level: str, event: object) -> NoReturn:
     raise structlog.DropEvent

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import (
     AddDone,
     BatchDone,
@@ -130,6 +130,7 @@ class SimulatedCluster:
     world: contextvars.Context
     """In which what has left a client goes on."""
     weather: Weather
+    timeout_s: float = TIMEOUT_S
     bookies: dict[BookieId, SimulatedBookie] = field(default_factory=dict)
     records: dict[LedgerId, VersionedMetadata] = field(default_factory=dict)
     history: dict[LedgerId, list[LedgerMetadata]] = field(default_factory=dict)
@@ -249,7 +250,7 @@ class SimulatedBookieClient(BookieClient):
                 code, bodies = ReplyCode.DISCONNECTED, ()
             loop.call_later(weather.delay(), answer, code, bodies, context=mine)
 
-        loop.call_later(TIMEOUT_S, answer, ReplyCode.TIMED_OUT, context=mine)
+        loop.call_later(cluster.timeout_s, answer, ReplyCode.TIMED_OUT, context=mine)
         if self._closed:
             loop.call_soon(answer, ReplyCode.DISCONNECTED)
         elif rng.random() < weather.lose_request:

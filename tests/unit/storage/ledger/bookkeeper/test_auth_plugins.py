@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from broker.shared_stores import bookie_options
+from broker.app.shared_stores import bookie_options
 from config.settings import Settings
 from storage.ledger.bookkeeper.auth import (
     AuthProvider,

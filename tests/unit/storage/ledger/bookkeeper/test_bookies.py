@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper import bookies as bookies_module
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
@@ -159,10 +159,10 @@ async def test_nobody_connects_for_a_while_after_a_failure(
     assert bookie.connections == 0
     assert client.pool.counters.failed_connects == 1
     assert client.pool.counters.refusals[GONE] == 4
-    over = client.pool._plain.backoffs[name]._replace(until_s=asyncio.get_running_loop().time())
-    client.pool._plain.backoffs[name] = over
+    over = client.pool._plain.outages[name]._replace(until_s=asyncio.get_running_loop().time())
+    client.pool._plain.outages[name] = over
     assert await client.add(name) is OK
-    assert not client.pool._plain.backoffs
+    assert not client.pool._plain.outages
 
 
 async def test_the_pause_doubles_up_to_its_bound(
@@ -172,14 +172,13 @@ async def test_the_pause_doubles_up_to_its_bound(
     monkeypatch.setattr(bookies_module, "BOOKIE_BACKOFF_MAX_S", 0.03)
     name = BookieId("unknown")
     loop = asyncio.get_running_loop()
-    pauses = []
-    for _ in range(4):
-        assert await client.add(name) is GONE
-        backoff = client.pool._plain.backoffs[name]
-        pauses.append(backoff.pause_s)
-        while loop.time() < backoff.until_s:
-            await asyncio.sleep(0)
-    assert pauses == [0.01, 0.02, 0.03, 0.03]
+    with capture_logs() as logs:
+        for _ in range(4):
+            assert await client.add(name) is GONE
+            while loop.time() < client.pool._plain.outages[name].until_s:
+                await asyncio.sleep(0)
+    failures = [each for each in logs if each["event"] == "bookie_not_connected"]
+    assert [each["pause_s"] for each in failures] == [0.01, 0.02, 0.03, 0.03]
 
 
 async def test_a_bookie_that_takes_too_long_to_connect(bookie: FakeBookie) -> None:

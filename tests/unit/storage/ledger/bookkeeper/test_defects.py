@@ -20,7 +20,6 @@ from storage.ledger.bookkeeper.window import Window
 from storage.ledger.bookkeeper.wire import ReplyDecoder
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 from storage.ledger.store import LedgerAssertion, LedgerError
-from tests.unit.ledger.support import Outcomes, append_all, read_all
 from tests.unit.storage.ledger.bookkeeper.fake_bookie import FakeBookie
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookieClient,
@@ -28,6 +27,7 @@ from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
 )
 from tests.unit.storage.ledger.bookkeeper.test_connection import Peer
 from tests.unit.storage.ledger.bookkeeper.test_store import DATA, Ground, created, freeze, kill
+from tests.unit.storage.ledger.local.support import Outcomes, append_all, read_all
 
 ANY = pytest.mark.parametrize("kind", [RuntimeError, LedgerAssertion])
 Reported = list[object]

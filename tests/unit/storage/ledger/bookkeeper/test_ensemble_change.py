@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ensemble_change import (
     Changed,
     ChangeState,

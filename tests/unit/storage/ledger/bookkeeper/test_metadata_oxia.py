@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage import supervised
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.ledger_metadata import (

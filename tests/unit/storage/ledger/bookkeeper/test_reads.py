@@ -89,8 +89,10 @@ def test_the_next_replica_after_an_error(code: ReplyCode) -> None:
         ((ReplyCode.NO_SUCH_LEDGER, NONE), ReadFailure.MISSING),
         ((NONE, GONE), ReadFailure.UNAVAILABLE),
         ((ReplyCode.STATE_UNKNOWN, NONE), ReadFailure.UNAVAILABLE),
-        ((OK, GONE), ReadFailure.DAMAGED),
+        ((OK, GONE), ReadFailure.UNAVAILABLE),
+        ((GONE, OK), ReadFailure.UNAVAILABLE),
         ((NONE, OK), ReadFailure.DAMAGED),
+        ((OK, OK), ReadFailure.DAMAGED),
     ],
 )
 def test_no_replica_gives_it(codes: tuple[ReplyCode, ...], failure: ReadFailure) -> None:
@@ -128,7 +130,7 @@ def answered(machine: RangeRead, effects: list[ReadEffect], size: int = 10) -> i
         if isinstance(effect, ReadOne):
             effects += machine.entry_replied(effect, OK, entry(effect.entry_id, size))
         else:
-            room, found = effect.max_bytes, []
+            room, found = effect.max_bytes, list[OpenedEntry]()
             for entry_id in range(effect.first, effect.first + effect.max_entries):
                 room -= size + 40
                 if found and room < 0:
@@ -243,15 +245,15 @@ def test_five_bookies_in_pairs() -> None:
         machine.replied(requests[place], NONE, None)
         assert machine.state is ReadState.READING
     machine.replied(requests[1], GONE, None)
-    assert machine.state is ReadState.READING
+    before = machine.state
     machine.replied(requests[3], NONE, None)
-    assert machine.state is ReadState.DONE
+    assert (before, machine.state) == (ReadState.READING, ReadState.DONE)
 
 
 def test_out_of_reach() -> None:
     machine, requests = last_confirmed(ledger(5, 2, 2))
     machine.replied(requests[0], NONE, None)
     machine.replied(requests[2], ReplyCode.STATE_UNKNOWN, None)
-    assert machine.state is ReadState.READING
+    before = machine.state
     machine.replied(requests[3], OK, None)
-    assert machine.state is ReadState.FAILED
+    assert (before, machine.state) == (ReadState.READING, ReadState.FAILED)

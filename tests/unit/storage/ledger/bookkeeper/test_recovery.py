@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.digest import OpenedEntry
 from storage.ledger.bookkeeper.ensemble_change import ReadRecord, WriteRecord
@@ -189,9 +189,9 @@ def test_what_covers_write_sets(answer: ReplyCode) -> None:
     case = Case(3, 2, 2).fencing()
     found = entry(0) if answer is OK else None
     case.reply("b0", -1, answer, found)
-    assert case.machine.state is RecoveryState.FENCING
+    before = case.machine.state
     case.reply("b2", -1, answer, found)
-    assert case.machine.state is RecoveryState.READING
+    assert (before, case.machine.state) == (RecoveryState.FENCING, RecoveryState.READING)
 
 
 @pytest.mark.parametrize("answer", [GONE, UNKNOWN, ReplyCode.IO_ERROR, ReplyCode.TIMED_OUT, OK])
@@ -306,9 +306,9 @@ def test_one_copy_is_enough_to_be_written_back() -> None:
     case.reply("b0", 0, NONE)
     case.reply("b1", 0, OK, entry(0))
     case.reply("b0", 1, NONE)
-    assert case.machine.state is RecoveryState.READING
+    before = case.machine.state
     case.reply("b2", 1, NONE)
-    assert case.machine.state is RecoveryState.WRITING_BACK
+    assert (before, case.machine.state) == (RecoveryState.READING, RecoveryState.WRITING_BACK)
     assert [each.slot.bookie for each in case.writes] == ["b0", "b1", "b2"]
 
 
@@ -446,14 +446,15 @@ def test_another_record_begins_again_and_old_answers_do_not_count() -> None:
     case.take(case.machine.conflict())
     case.metadata = replace(case.metadata, state=LedgerState.IN_RECOVERY)
     case.start(version=30)
-    assert case.machine.state is RecoveryState.FENCING
+    states = [case.machine.state]
     for bookie in ("b0", "b1"):
         case.reply(bookie, -1, NONE)
     case.reply("b0", 0, NONE)
     case.take(case.machine.replied(late, NONE, None))
-    assert case.machine.state is RecoveryState.READING
+    states.append(case.machine.state)
     case.reply("b1", 0, NONE)
-    assert case.machine.state is RecoveryState.CLOSING
+    states.append(case.machine.state)
+    assert states == [RecoveryState.FENCING, RecoveryState.READING, RecoveryState.CLOSING]
 
 
 def test_rounds_are_bounded() -> None:

@@ -1,21 +1,21 @@
-"""Whole stories from seeds: see `quorum_simulation`.  MAGNETAR_QUORUM_SEEDS=n runs more of them."""
-
-import os
+"""Whole stories from seeds: see `quorum_simulation`."""
 
 import pytest
 
 from storage.ledger.store import LedgerAssertion
+from tests.support.effort import by_effort, chosen_seed
 from tests.unit.storage.ledger.bookkeeper.broken_rules import BROKEN_RULES, BrokenRule
 from tests.unit.storage.ledger.bookkeeper.quorum_simulation import Broken, QuorumRun
 
-SEEDS = int(os.environ.get("MAGNETAR_QUORUM_SEEDS", "250"))
+SEEDS = by_effort(quick=100, whole=250, nightly=20_000)
+FIRST_SEED = chosen_seed(0)
 GROUP = 25
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + SEEDS, GROUP))
 @pytest.mark.timeout(600)
 def test_whatever_happens_the_ledger_is_what_was_promised(first: int) -> None:
-    for seed in range(first, min(first + GROUP, SEEDS)):
+    for seed in range(first, min(first + GROUP, FIRST_SEED + SEEDS)):
         try:
             QuorumRun(seed).run()
         except Exception as error:

@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from config import bounds
-from protocol.ids import LedgerId
+from magnetar.protocol.ids import LedgerId
+from storage.ledger.bookkeeper import wire
 from storage.ledger.bookkeeper.adds import WriterState
 from storage.ledger.bookkeeper.digest import Digest
 from storage.ledger.bookkeeper.ensemble_choice import NotEnoughBookies
@@ -27,13 +28,14 @@ from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOpt
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 from storage.ledger.store import (
     CorruptEntry,
+    EntryTooLarge,
+    LedgerBusy,
     LedgerClosed,
     LedgerError,
     LedgerFenced,
     NoSuchLedger,
 )
 from tests.support.waiting import until
-from tests.unit.ledger.support import Outcomes, append_all, read_all
 from tests.unit.storage.ledger.bookkeeper import simulated_bookies
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
@@ -42,6 +44,7 @@ from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedMetadata,
     Weather,
 )
+from tests.unit.storage.ledger.local.support import Outcomes, append_all, read_all
 
 DATA = [b"entry %d" % number for number in range(20)]
 
@@ -164,7 +167,8 @@ async def test_an_entry_above_the_frame_size_is_refused_alone(ground: Ground) ->
     store = await ground.store(frame_bytes=1000)
     ledger = await created(store)
     overhead = 28 + Digest(DigestType.CRC32C, b"").overhead_bytes
-    with pytest.raises(LedgerError, match="send less"):
+    assert store.max_entry_bytes == 1000 - overhead
+    with pytest.raises(EntryTooLarge, match="send less"):
         ledger.append(b"x" * (1001 - overhead), Outcomes())
     await append_all(ledger, [b"x" * (1000 - overhead), b"next"])
     assert ledger.last_add_confirmed == 1
@@ -182,19 +186,60 @@ async def test_a_header_has_what_was_confirmed_when_it_was_sent(ground: Ground) 
         assert [entry.length for entry in opened] == [7, 14, 21, 28, 35]
 
 
-async def test_what_waits_is_bounded(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = await created(await ground.store())
+@pytest.mark.parametrize("digest", DigestType)
+async def test_the_largest_entry_fits_into_a_frame(ground: Ground, digest: DigestType) -> None:
+    store = await ground.store(frame_bytes=1000, digest_type=digest, password=b"p")
+    body = Digest(digest, b"p").seal(1, 0, -1, 0, bytes(store.max_entry_bytes))
+    assert wire.ADD_HEAD_BYTES + sum(len(piece) for piece in body) == 1000
+
+
+async def test_what_waits_is_bounded_over_all_ledgers(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or connections, on which all of them meet, would refuse what has an id already."""
+    store = await ground.store()
+    ledger, other = await created(store), await created(store)
     outcomes = Outcomes()
     monkeypatch.setattr(bounds, "LEDGER_PENDING_ADDS", 2)
     assert [ledger.append(b"x", outcomes), ledger.append(b"x", outcomes)] == [0, 1]
-    with pytest.raises(LedgerError, match="wait for bookies"):
-        ledger.append(b"x", outcomes)
+    for each in (ledger, other):
+        with pytest.raises(LedgerBusy, match="wait for bookies"):
+            each.append(b"x", outcomes)
     await outcomes.wait(2)
     monkeypatch.setattr(bounds, "LEDGER_PENDING_BYTES", 1)
     assert ledger.append(b"x", outcomes) == 2
-    with pytest.raises(LedgerError, match="wait for bookies"):
-        ledger.append(b"x", outcomes)
+    for each in (ledger, other):
+        with pytest.raises(LedgerBusy, match="wait for bookies"):
+            each.append(b"x", outcomes)
     assert await outcomes.wait(3) == [(0, None), (1, None), (2, None)]
+    await append_all(other, [b"x"])
+    assert (store.counters.recoveries, store.counters.failed_adds) == (0, 0)
+
+
+async def test_what_a_writer_gave_up_waits_no_longer(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await ground.store()
+    ledger, other = await created(store), await created(store)
+    ground.everywhere(freeze)
+    monkeypatch.setattr(bounds, "LEDGER_PENDING_ADDS", 2)
+    outcomes = Outcomes()
+    ledger.append(b"x", outcomes)
+    ledger.append(b"x", outcomes)
+    ledger.abandon(LedgerFenced("gone"))
+    await outcomes.wait(2)
+    other.append(b"x", outcomes)
+    other.append(b"x", outcomes)
+    with pytest.raises(LedgerBusy):
+        other.append(b"x", outcomes)
+
+
+def test_connections_have_room_for_all_that_may_wait() -> None:
+    assert bounds.BOOKIE_WAITING_REQUESTS > bounds.LEDGER_PENDING_ADDS
+    overhead = wire.ADD_HEAD_BYTES + Digest(DigestType.MAC, b"").overhead_bytes
+    heads = bounds.LEDGER_PENDING_ADDS * overhead
+    one_more = bounds.BOOKIE_FRAME_BYTES
+    assert bounds.LEDGER_PENDING_BYTES + heads + one_more <= bounds.BOOKIE_WAITING_BYTES
 
 
 async def test_a_bookie_dies_under_load(ground: Ground) -> None:

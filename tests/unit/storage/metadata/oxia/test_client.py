@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from config import bounds
 from storage.clock import SystemClock
@@ -17,8 +18,8 @@ from storage.metadata.oxia.records import PROOF
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import IndexEntry, MetadataError, PutResult, RecordTooLarge
 from tests.support.certificates import make_certificate
-from tests.support.child_process import HOST
-from tests.unit.storage.metadata.oxia.fake_oxia import FakeOxia, World
+from tests.support.child_process import HOST, free_port
+from tests.support.fake_oxia import FakeOxia, World
 
 PATIENCE_S = 30
 
@@ -54,6 +55,23 @@ async def test_an_url_opens_a_store(server: FakeOxia) -> None:
     store = await open_metadata_store(f"oxia://{server.address}/default", SystemClock())
     await store.put("/a", b"")
     await store.close()
+
+
+async def test_one_of_several_servers_that_answers_is_enough(
+    server: FakeOxia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One refuses, one takes the connection and says nothing: each is told of in the log."""
+    monkeypatch.setattr(bounds, "OXIA_ATTEMPT_TIMEOUT_S", 0.5)
+    refusing = f"{HOST}:{free_port()}"
+    silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
+    taking = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
+    with capture_logs() as logs:
+        store = await open_store(f"{refusing},{taking},{server.address}/default")
+    told = [one["server"] for one in logs if one["event"] == "oxia_server_not_reached"]
+    assert told == [refusing, taking]
+    await store.put("/a", b"")
+    await store.close()
+    silent.close()
 
 
 async def test_tls_with_both_certificates_and_a_token(world: World, tmp_path: Path) -> None:
@@ -288,4 +306,47 @@ async def test_a_request_has_four_mebibytes_at_most(server: FakeOxia, world: Wor
     await asyncio.wait_for(asyncio.gather(*values), PATIENCE_S)
     sizes = [request.ByteSize() for request in world.requests]
     assert bounds.METADATA_VALUE_BYTES < max(sizes) <= bounds.METADATA_REQUEST_BYTES
+    await store.close()
+
+
+async def test_a_put_that_is_sent_again_does_not_overwrite_a_later_one(
+    server: FakeOxia, world: World
+) -> None:
+    """Both are lost; somebody else writes before they are sent again, so the first one fails."""
+    store = await open_store(server.address)
+    await store.put("/a", b"0")
+    world.open.clear()
+    sent = len(world.requests)
+    first = asyncio.create_task(store.put("/a", b"1"))
+    await until(lambda: len(world.requests) == sent + 1)
+    second = asyncio.create_task(store.put("/a", b"2"))
+    await until(lambda: len(store._set.writers[0]._in_flight) == 2)
+    world.after_read = lambda: world.put(0, "/a", b"of another")
+    world.losing = True
+    world.open.set()
+    outcomes = asyncio.gather(first, second, return_exceptions=True)
+    unknown, done = await asyncio.wait_for(outcomes, PATIENCE_S)
+    assert isinstance(done, PutResult)
+    assert isinstance(unknown, MetadataError)
+    record = await store.get("/a")
+    assert record is not None
+    assert record.value == b"2"
+    await store.close()
+
+
+@pytest.mark.parametrize(("limit", "max_bytes"), [(10, None), (10, 1000), (None, 100)])
+@pytest.mark.parametrize("going", [5, 20, 35])
+async def test_w10_a_cut_scan_does_not_look_like_the_end_while_records_go(
+    server: FakeOxia, world: World, limit: int | None, max_bytes: int | None, going: int
+) -> None:
+    """The first ones go when the server has found their keys: it sends them as missing."""
+    store = await open_store(server.address)
+    keys = [f"/n/{n:02}" for n in range(60)]
+    puts = [store.put(key, b"v" * 10, indexes=[IndexEntry("i", key[3:])]) for key in keys]
+    await asyncio.gather(*puts)
+    deletes = [pb.DeleteRequest(key=key) for key in keys[:going]]
+    world.after_listed = lambda: world.apply(0, pb.WriteRequest(deletes=deletes))
+    hits = await store.scan_index("i", "0", "9", limit=limit, max_bytes=max_bytes)
+    assert world.after_listed is None
+    assert [hit.record.key for hit in hits] == keys[going : going + 10]
     await store.close()

@@ -12,7 +12,7 @@ from storage.metadata.oxia.connection import Peer
 from storage.metadata.oxia.sessions import OxiaSession
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import EventKind, MetadataError
-from tests.unit.storage.metadata.oxia.fake_oxia import FakeOxia, World
+from tests.support.fake_oxia import FakeOxia, World
 
 PATIENCE_S = 10
 

@@ -1,6 +1,7 @@
 """Whose fault a failed call is."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import cast
 
 import grpc
@@ -63,7 +64,7 @@ class Garbled:
     def __call__(self, _request: Message, **_: object) -> "Garbled":
         return self
 
-    def __await__(self):  # type: ignore[no-untyped-def]
+    def __await__(self) -> Iterator[None]:
         yield from ()
 
     def __aiter__(self) -> "Garbled":

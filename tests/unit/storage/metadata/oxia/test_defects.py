@@ -22,7 +22,7 @@ from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.oxia.writes import Write
 from storage.metadata.store import EventKind, MetadataError, PutResult, Record
 from storage.metadata.watches import WatchHub
-from tests.unit.storage.metadata.oxia.fake_oxia import FakeOxia, World
+from tests.support.fake_oxia import FakeOxia, World
 
 PATIENCE_S = 10
 T = TypeVar("T")

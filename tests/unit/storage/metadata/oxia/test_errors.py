@@ -49,5 +49,7 @@ def test_sentences_tell_the_next_step() -> None:
     assert not failure.shard_is_down
     assert "try again" in str(out_of_time("a put", failure))
     assert "no answer" in str(out_of_time("a put", None))
-    assert "check" in str(refused(failure, "a put"))
+    assert "check the namespace" in str(refused(failure, "a put"))
+    unknown = classify("PERMISSION_DENIED", 'oxia: unexpected authority "oxia:6648"')
+    assert "allowExtraAuthorities" in str(refused(unknown, "a put"))
     assert "unknown" in str(outcome_unknown("the put of '/a'"))

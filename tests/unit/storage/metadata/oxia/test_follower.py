@@ -1,17 +1,16 @@
 """Following one shard's notifications through defects and from a late start."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
 
 from config import bounds
+from magnetar.protocol.backoff import Backoff
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.connection import CallFailed
 from storage.metadata.oxia.errors import Action, Failure
-from storage.metadata.oxia.loops import Backoff
 from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.shards import Shards
 
@@ -23,6 +22,7 @@ class Leader:
     """Tells batches behind the offset that it is asked for; with `fault` it breaks off once."""
 
     def __init__(self) -> None:
+        self.address = "one:1"
         self.batches: list[pb.NotificationBatch] = []
         self.asked: list[int | None] = []
         self.fault: Exception | None = None
@@ -34,7 +34,7 @@ class Leader:
         self.batches.append(batch)
 
     def backoff(self) -> Backoff:
-        return Backoff(random.Random(1))
+        return Backoff(bounds.OXIA_BACKOFF_MIN_S, bounds.OXIA_BACKOFF_MAX_S)
 
     def peer(self, _shard_id: int) -> "Leader":
         return self
@@ -146,4 +146,20 @@ async def test_what_changed_before_a_late_follower_has_its_place_is_a_gap() -> N
     follower = await follow(leader, told, late=True)
     leader.change("/a")
     await until(lambda: told.told == ["gap", "/a"])
+    await follower.close()
+
+
+async def test_the_stream_of_a_replaced_leader_is_left() -> None:
+    """It would tell nothing any more, and not end."""
+    leader, told = Leader(), Told()
+    follower = await follow(leader, told)
+    follower.led_by(leader.address)
+    leader.change("/a")
+    await until(lambda: told.told == ["/a"])
+    assert leader.asked == [None]
+    leader.address = "other:1"
+    follower.led_by(leader.address)
+    await until(lambda: leader.asked == [None, 1])
+    leader.change("/b")
+    await until(lambda: told.told == ["/a", "/b"])
     await follower.close()

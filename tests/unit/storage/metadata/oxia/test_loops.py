@@ -3,19 +3,19 @@
 import asyncio
 import random
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from config import bounds
-from storage.metadata.oxia.loops import Backoff, Loop
+from magnetar.protocol.backoff import Backoff
+from storage.metadata.oxia.connection import Connections
+from storage.metadata.oxia.loops import Loop
+from storage.metadata.oxia.shards import Shards
 
 PATIENCE_S = 5
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
+PAUSE_S = 0.001
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -43,7 +43,7 @@ class Server:
             self.ended = True
 
     def loop(self) -> Loop:
-        return Loop("a-loop", self.serve, Backoff(random.Random(1)), self.told.append)
+        return Loop("a-loop", self.serve, Backoff(PAUSE_S, PAUSE_S), self.told.append)
 
 
 async def test_whatever_breaks_it_is_logged_with_its_trace_and_told_and_it_goes_on() -> None:
@@ -65,16 +65,18 @@ async def test_an_owner_that_breaks_too_does_not_end_it() -> None:
     def broken(error: BaseException) -> None:
         raise error
 
-    loop = Loop("a-loop", server.serve, Backoff(random.Random(1)), broken)
+    loop = Loop("a-loop", server.serve, Backoff(PAUSE_S, PAUSE_S), broken)
     await until(lambda: server.serving == 2)
     await loop.stop()
 
 
-async def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_double_up_to_a_bound_with_some_luck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
     monkeypatch.setattr(bounds, "OXIA_BACKOFF_MAX_S", 0.004)
-    backoff = Backoff(random.Random(1))
-    pauses = [backoff.pause_s() for _ in range(6)]
-    assert pauses == pytest.approx([0.001, 0.002, 0.004, 0.004, 0.004, 0.004], rel=0.2)
+    shards = Shards(["one:1"], "a-namespace", cast("Connections", None), random.Random(1))
+    backoff, luck = shards.backoff(), random.Random(1)
+    for exact_s in (0.001, 0.002, 0.004, 0.004):
+        assert backoff.pause_s() == exact_s * luck.uniform(0.8, 1.2)
 
 
 async def test_who_stops_it_can_be_cancelled_and_it_ends_all_the_same() -> None:

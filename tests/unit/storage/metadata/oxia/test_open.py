@@ -9,7 +9,7 @@ from storage.clock import SystemClock
 from storage.ledger.bookkeeper.open import _ledger_metadata
 from storage.metadata.access import StoreAccess
 from storage.metadata.oxia.store import OxiaMetadataStore
-from tests.unit.storage.metadata.oxia.fake_oxia import FakeOxia, World
+from tests.support.fake_oxia import FakeOxia, World
 
 ROOT = Path(__file__).resolve().parents[5]
 

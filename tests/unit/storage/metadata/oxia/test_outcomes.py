@@ -84,7 +84,12 @@ def test_a_failed_condition_of_what_was_sent_again() -> None:
     assert recheck(put(expected=7), ours) == result_of(ours)
     assert recheck(put(expected=7), NEW) is Doubt.CONFLICT
     assert recheck(put(expected=-1), NEW) is Doubt.CONFLICT
-    assert recheck(put(), NEW) == Resend(HIGHEST + 1)
-    assert recheck(put(), None) == Resend(-1)
     assert recheck(delete(), None) is True
     assert recheck(delete(expected=7), NEW) is Doubt.CONFLICT
+
+
+def test_what_somebody_wrote_since_is_not_overwritten_by_what_was_sent_before() -> None:
+    """It may be a later write of this process."""
+    assert recheck(put(), NEW) is UNKNOWN
+    assert recheck(put(), None) is UNKNOWN
+    assert recheck(delete(), NEW) is UNKNOWN

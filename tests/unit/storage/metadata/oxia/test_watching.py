@@ -1,24 +1,23 @@
 """Who is told: from acknowledgements, notifications and reads, in whatever order they come."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from config import bounds
+from storage.metadata.keys import level_of
 from storage.metadata.oxia import oxia_pb2 as pb
-from storage.metadata.oxia.index_hits import IndexRange
-from storage.metadata.oxia.records import PROOF, SEQUENCES, Found
+from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, Found
 from storage.metadata.oxia.watching import Watching
 from storage.metadata.oxia.writes import Write
-from storage.metadata.store import Event, EventKind, IndexEntry, MetadataError
+from storage.metadata.store import Event, EventKind, MetadataError
 from storage.metadata.watches import WatchQueue
 from tests.unit.storage.metadata.oxia.writes_of import SHARD, found, put
 
 UPSERT, REMOVED, RESYNC = EventKind.UPSERT, EventKind.REMOVED, EventKind.RESYNC
-IN_INDEX = (IndexEntry("i", "k"),)
 
 
 class Shard:
@@ -30,7 +29,7 @@ class Shard:
         self.failures = 0
         self.version = 0
         self.markers: list[tuple[int, str | None]] = []
-        self.watching = Watching(self.read, self.scan, lambda *each: self.markers.append(each))
+        self.watching = Watching(self.read, lambda *each: self.markers.append(each))
 
     def read(self, shard_id: int, key: str) -> "asyncio.Future[Found | None]":
         assert shard_id == SHARD
@@ -43,21 +42,9 @@ class Shard:
             done.set_result(self.records.get(key))
         return done
 
-    async def scan(self, watched: IndexRange) -> list[Found]:
-        return [
-            each
-            for each in self.records.values()
-            if any(
-                entry.index == watched.index and watched.lo <= entry.key < watched.hi
-                for entry in each.indexes
-            )
-        ]
-
-    def put(
-        self, key: str, value: bytes = b"", indexes: tuple[IndexEntry, ...] = ()
-    ) -> tuple[Found, pb.NotificationBatch]:
+    def put(self, key: str, value: bytes = b"") -> tuple[Found, pb.NotificationBatch]:
         self.version += 1
-        made = found(self.version, key=key, value=value, indexes=indexes)
+        made = found(self.version, key=key, value=value)
         self.records[key] = made
         batch = pb.NotificationBatch(shard=SHARD, offset=self.version)
         batch.notifications[key].type = pb.KEY_MODIFIED
@@ -113,6 +100,22 @@ async def test_a_put_of_others_is_read() -> None:
     await settle()
     assert shard.reads == ["/d/a"]
     assert told(watch) == [(UPSERT, "/d/a")]
+
+
+async def test_of_a_level_what_nobody_wants_is_not_read() -> None:
+    shard, wanted = Shard(), {"/d/a"}
+    watch = shard.watching.watch_level("/d/", lambda key: key in wanted)
+    for key in ("/d/a", "/d/b", "/other"):
+        shard.watching.notified(SHARD, shard.put(key)[1])
+    await settle()
+    assert shard.reads == ["/d/a"]
+    assert told(watch) == [(UPSERT, "/d/a")]
+    wanted.add("/d/b")
+    for batch in (shard.put("/d/b")[1], shard.remove("/d/a")):
+        shard.watching.notified(SHARD, batch)
+    await settle()
+    assert sorted(shard.reads) == ["/d/a", "/d/a", "/d/b"]
+    assert sorted(told(watch), key=str) == [(REMOVED, "/d/a"), (UPSERT, "/d/b")]
 
 
 async def test_an_answer_that_comes_after_the_removal_is_not_believed() -> None:
@@ -179,38 +182,20 @@ async def test_a_read_of_before_the_put_removes_nothing() -> None:
     assert told(watch) == [(REMOVED, "/a")]
 
 
-async def test_who_leaves_an_index_range() -> None:
+async def test_a_gap_resyncs_and_what_follows_is_told() -> None:
+    """Whatever was known of it before, also if versions count anew."""
     shard = Shard()
-    shard.put("/before", indexes=IN_INDEX)
-    watch = shard.watching.watch_index("i", "k", "l")
-    await shard.watching.index_known("i")
-    for key in ("/before", "/outside"):
-        shard.watching.notified(SHARD, shard.put(key)[1])
-    shard.watching.notified(SHARD, shard.put("/enters", indexes=IN_INDEX)[1])
-    await settle()
-    assert sorted(told(watch), key=str) == [(REMOVED, "/before"), (UPSERT, "/enters")]
-    shard.watching.notified(SHARD, shard.remove("/enters"))
-    shard.watching.notified(SHARD, shard.remove("/outside"))
-    await settle()
-    assert told(watch) == [(REMOVED, "/enters")]
-    watch.close()
-    shard.reads.clear()
-    shard.watching.notified(SHARD, shard.put("/enters", indexes=IN_INDEX)[1])
-    await settle()
-    assert shard.reads == []
-
-
-async def test_a_gap_resyncs_and_learns_again() -> None:
-    shard = Shard()
-    index, key = shard.watching.watch_index("i", "k", "l"), shard.watching.watch_key("/a", None)
-    await shard.watching.index_known("i")
-    shard.put("/a", indexes=IN_INDEX)
+    level, key = shard.watching.watch_level("/"), shard.watching.watch_key("/a", None)
+    shard.watching.observe(shard.put("/a")[0])
     shard.watching.gap(SHARD)
-    assert told(index) == told(key) == [(RESYNC, "")]
-    await shard.watching.index_known("i")
+    assert told(level) == told(key) == [(RESYNC, "")]
+    shard.version = 0
+    shard.watching.notified(SHARD, shard.put("/a")[1])
+    await settle()
+    assert told(level) == told(key) == [(UPSERT, "/a")]
     shard.watching.notified(SHARD, shard.remove("/a"))
     await settle()
-    assert told(index) == told(key) == [(REMOVED, "/a")]
+    assert told(level) == told(key) == [(REMOVED, "/a")]
     assert shard.markers == [(SHARD, None)]
 
 
@@ -236,14 +221,14 @@ async def test_too_many_changes_become_a_gap(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_markers_and_proofs_are_nobodys_records() -> None:
     shard = Shard()
-    watch = shard.watching.watch_index("i", "k", "l")
-    await shard.watching.index_known("i")
-    for key in (PROOF, f"{SEQUENCES}x", "__oxia/session/7"):
+    keys = (PROOF, f"{SEQUENCES}x", f"{SERVERS_PREFIX}session/7")
+    watches = [shard.watching.watch_level(level_of(key)) for key in keys]
+    for key in keys:
         shard.watching.notified(SHARD, shard.put(key)[1])
     await settle()
     assert shard.reads == []
+    assert [told(watch) for watch in watches] == [[], [], []]
     assert shard.markers == [(SHARD, f"{SEQUENCES}x")]
-    watch.close()
 
 
 async def test_a_range_that_was_deleted_is_a_gap() -> None:
@@ -257,9 +242,7 @@ async def test_a_range_that_was_deleted_is_a_gap() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["put", "index", "remove", "answer", "notify", "read", "ask", "hear", "turn"]
-        ),
+        st.sampled_from(["put", "remove", "answer", "notify", "read", "ask", "hear", "turn"]),
         st.sampled_from(["/d/a", "/d/b"]),
     ),
     max_size=40,
@@ -272,15 +255,15 @@ class Replay:
     def __init__(self) -> None:
         self.shard = Shard()
         self.level: dict[str, int] = {}
-        self.members: dict[str, int] = {}
+        self.record: dict[str, int] = {}
         self._children = self.shard.watching.watch_level("/d/")
-        self._index = self.shard.watching.watch_index("i", "k", "l")
+        self._record = self.shard.watching.watch_key("/d/a", None)
         self._answers: list[Callable[[], None]] = []
         self._notices: list[pb.NotificationBatch] = []
         self._asked: list[tuple[str, int]] = []
 
     def mirror(self) -> None:
-        for queue, state in ((self._children, self.level), (self._index, self.members)):
+        for queue, state in ((self._children, self.level), (self._record, self.record)):
             while queue._pending:
                 event = queue._pending.popitem(last=False)[1]
                 if event.record is not None:
@@ -290,9 +273,9 @@ class Replay:
 
     def step(self, kind: str, key: str) -> None:
         shard, watching = self.shard, self.shard.watching
-        if kind in ("put", "index"):
+        if kind == "put":
             write = shard.issued(key)
-            made, batch = shard.put(key, indexes=IN_INDEX if kind == "index" else ())
+            made, batch = shard.put(key)
             self._answers.append(lambda: watching.stored(write, made))
             self._notices.append(batch)
         elif kind == "remove" and key in shard.records:
@@ -322,27 +305,6 @@ class Replay:
                 self.step(kind, "")
 
 
-async def test_a_scan_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nobody would know what leaves the range."""
-    shard = Shard()
-    monkeypatch.setattr("storage.metadata.oxia.watching.RETRY_S", 0.001)
-    shard.put("/a", indexes=IN_INDEX)
-    real, faults = shard.watching._scan_index, [KeyError("a defect")]
-
-    async def scan(watched: IndexRange) -> Sequence[Found]:
-        if faults:
-            raise faults.pop()
-        return await real(watched)
-
-    monkeypatch.setattr(shard.watching, "_scan_index", scan)
-    watch = shard.watching.watch_index("i", "a", "z")
-    await shard.watching.index_known("i")
-    _, batch = shard.put("/a")
-    shard.watching.notified(SHARD, batch)
-    event = await asyncio.wait_for(anext(watch), 5)
-    assert (event.kind, event.key) == (REMOVED, "/a")
-
-
 @given(STEPS)
 def test_watchers_end_with_what_is_stored(steps: list[tuple[str, str]]) -> None:
     """Answers, notifications (in order) and reads come whenever they like."""
@@ -360,7 +322,7 @@ def test_watchers_end_with_what_is_stored(steps: list[tuple[str, str]]) -> None:
         records = replay.shard.records
         wanted = {key: each.record.version for key, each in records.items()}
         assert replay.level == wanted
-        assert replay.members == {key: wanted[key] for key in wanted if records[key].indexes}
+        assert replay.record == {key: wanted[key] for key in wanted if key == "/d/a"}
         replay.shard.watching.close()
 
     asyncio.run(run())

@@ -99,7 +99,7 @@ class FakeTree:
                 return MultiResult(place, error.failure)
         return MultiResult()
 
-    def _read(self, request: Request) -> Read:
+    def _read(self, request: GetData | GetChildren) -> Read:
         node = self.nodes.get(request.path)
         if node is None:
             return Failure.NO_NODE
@@ -107,7 +107,7 @@ class FakeTree:
             return self.children(request.path)
         return node.data, Stat(node.czxid, node.mzxid, node.version, node.owner)
 
-    def _write(self, request: Request, session: int) -> Value:
+    def _write(self, request: Create | SetData | Delete | CheckVersion, session: int) -> Value:
         path = request.path
         if isinstance(request, Create):
             parent = self.nodes.get(path.rpartition("/")[0])

@@ -3,12 +3,21 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
+from typing import cast
 
-from storage.metadata.operations import checked_delete, checked_put, checked_sequence_put
+from storage.metadata.operations import (
+    Delete,
+    Put,
+    SequencePut,
+    checked_delete,
+    checked_put,
+    checked_sequence_put,
+)
 from storage.metadata.store import (
     IndexEntry,
     Version,
 )
+from storage.metadata.zookeeper.client import ZooKeeperClient
 from storage.metadata.zookeeper.layout import Layout, decode, entry_of, record_name
 from storage.metadata.zookeeper.pipeline import WritePipeline
 from storage.metadata.zookeeper.requests import Stat
@@ -30,7 +39,7 @@ async def pipeline(
 ) -> AsyncIterator[tuple[WritePipeline, FakeClient]]:
     rng = Random(seed)
     client = FakeClient(tree, rng, breaks)
-    writes = WritePipeline(client, LAYOUT, rng, "test")  # type: ignore[arg-type]
+    writes = WritePipeline(cast("ZooKeeperClient", client), LAYOUT, rng, "test")
     client.on_change = writes.connection_changed
     await writes.open()
     try:
@@ -41,7 +50,7 @@ async def pipeline(
 
 def put(
     key: str, value: bytes, expect: Version | None = None, indexes: tuple[IndexEntry, ...] = ()
-):  # type: ignore[no-untyped-def]
+) -> Put:
     return checked_put(
         key,
         value,
@@ -57,16 +66,17 @@ class FakeLane:
     """A session, on another connection to the same tree."""
 
     def __init__(self, tree: FakeTree) -> None:
-        self.client = FakeClient(tree, Random(1))
+        self.connection = FakeClient(tree, Random(1))
+        self.client = cast("ZooKeeperClient", self.connection)
         self.lost = False
 
-    def put(self, key: str, value: bytes, indexes: tuple[IndexEntry, ...] = ()):  # type: ignore[no-untyped-def]
+    def put(self, key: str, value: bytes, indexes: tuple[IndexEntry, ...] = ()) -> Put:
         return checked_put(
             key,
             value,
             partition=None,
             expect=None,
-            session_id=self.client.session,
+            session_id=self.connection.session,
             indexes=indexes,
             now_ms=1,
         )
@@ -77,13 +87,13 @@ def owners(tree: FakeTree, part: str) -> set[int]:
     return {node.owner for path, node in tree.nodes.items() if part in path}
 
 
-def add(prefix: str, value: bytes):  # type: ignore[no-untyped-def]
+def add(prefix: str, value: bytes) -> SequencePut:
     return checked_sequence_put(
         prefix, value, partition="p", expect=None, session_id=None, indexes=(), now_ms=1
     )
 
 
-def delete(key: str, expect: Version | None = None):  # type: ignore[no-untyped-def]
+def delete(key: str, expect: Version | None = None) -> Delete:
     return checked_delete(key, partition=None, expect=expect)
 
 

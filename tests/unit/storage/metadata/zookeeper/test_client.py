@@ -1,6 +1,7 @@
 """Requests are answered once each, also by a library that ends, or does not end, as it likes."""
 
 import asyncio
+import struct
 import threading
 from collections.abc import Callable, Iterator
 
@@ -76,6 +77,36 @@ async def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) ->
             client._deliver()
     assert [each.failure for each in answers[1:]] == [None] * 3
     await client.close()
+
+
+async def test_a_server_that_accepts_and_does_not_answer_is_tried_again_within_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "ZOOKEEPER_CONNECT_S", 3.5)
+    accepted: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        await reader.read(1024)
+        if len(accepted) > 1:
+            answer = struct.pack(">iiqi16s?", 0, 4000, 7, 16, bytes(16), False)
+            writer.write(struct.pack(">i", len(answer)) + answer)
+            await reader.read(1024)
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = ZooKeeperClient(
+        f"127.0.0.1:{server.sockets[0].getsockname()[1]}",
+        session_timeout_ms=4000,
+        on_state=lambda _: None,
+        on_change=lambda _: None,
+    )
+    try:
+        await client.connect()
+        assert (len(accepted), client.session_id) == (2, 7)
+    finally:
+        await client.close()
+        server.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -279,15 +310,15 @@ async def test_pauses_grow_until_a_connection_lasts(monkeypatch: pytest.MonkeyPa
         client._tell_state(Connection.CONNECTED)
         now += lasted_s
         client._tell_state(Connection.LOST)
-        pauses.append(client._restart_pause_s)
         client._library_ended(None)
         assert client._restart is not None
+        pauses.append(client._restart.when() - now)
         client._restart.cancel()
         client._restart = None
 
     for lasted_s in (0, 0, 0, 2 * bounds.ZOOKEEPER_RECONNECT_MAX_S, 0):
         connect_and_end(lasted_s)
     first = bounds.ZOOKEEPER_RECONNECT_MIN_S
-    assert pauses == [first, 2 * first, 4 * first, first, 2 * first]
+    assert pauses == pytest.approx([first, 2 * first, 4 * first, first, 2 * first])
     monkeypatch.undo()
     await client.close()

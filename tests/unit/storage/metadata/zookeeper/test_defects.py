@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from config import bounds
 from storage.metadata.store import MetadataDefect, MetadataError, PutResult
 from storage.metadata.zookeeper import pipeline as module
+from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.guard import Guard
-from storage.metadata.zookeeper.plan import Plan
+from storage.metadata.zookeeper.plan import Plan, plan_put
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, _Multi
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient
 from tests.unit.storage.metadata.zookeeper.pipelines import (
@@ -76,7 +77,6 @@ async def test_a_defect_in_the_plan_of_one_write_fails_it_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tree = fresh_tree()
-    plan_put = module.plan_put
 
     def broken(layout: object, request: object, *others: object) -> Plan:
         if request.key == "/bad":  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ async def test_a_batch_that_cannot_be_handed_over_is_settled(
 
 async def test_a_write_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = fresh_tree()
-    multi = module.requests.multi
+    multi = requests.multi
     keys = ("/a", "/b", "/bad", "/c")
 
     def broken(operations: Sequence[Request]) -> Request:
@@ -163,7 +163,7 @@ async def test_a_write_that_cannot_be_sent_fails_alone(monkeypatch: pytest.Monke
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         for key in keys:
             await writes.submit(put(key, b"0"), None)
-        monkeypatch.setattr(module.requests, "multi", broken)
+        monkeypatch.setattr(requests, "multi", broken)
         with capture_logs() as logs:
             done = [writes.submit(put(key, b"1"), None) for key in keys]
             results = await asyncio.gather(*done, return_exceptions=True)
@@ -181,7 +181,7 @@ async def test_what_was_given_up_in_a_session_is_over_before_others_write(
 ) -> None:
     tree = fresh_tree()
     lane = FakeLane(tree)
-    submit, held = lane.client.submit, []
+    submit, held = lane.connection.submit, list[tuple[Request, Done]]()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         await writes.submit(lane.put("/e", b"0"), lane)
 
@@ -194,7 +194,7 @@ async def test_what_was_given_up_in_a_session_is_over_before_others_write(
             else:
                 held.append((request, done))
 
-        monkeypatch.setattr(lane.client, "submit", slow)
+        monkeypatch.setattr(lane.connection, "submit", slow)
         in_flight = writes.submit(lane.put("/e", b"1"), lane)
         while not held:
             await asyncio.sleep(0)

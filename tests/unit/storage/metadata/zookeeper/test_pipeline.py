@@ -18,8 +18,9 @@ from storage.metadata.store import (
 )
 from storage.metadata.zookeeper.layout import decode
 from storage.metadata.zookeeper.pipeline import WritePipeline
-from storage.metadata.zookeeper.requests import Stat
+from storage.metadata.zookeeper.requests import Done, Request, Stat, Value
 from tests.unit.storage.metadata.zookeeper.pipelines import (
+    LAYOUT,
     PATIENCE_S,
     FakeLane,
     add,
@@ -62,6 +63,19 @@ def brief(outcome: object) -> object:
     if isinstance(outcome, PutResult):
         return (outcome.key, outcome.modifications)
     return type(outcome) if isinstance(outcome, Exception) else outcome
+
+
+async def test_an_update_writes_no_index_entry_that_stays() -> None:
+    tree = fresh_tree()
+    stays, goes, comes = (IndexEntry("i", key) for key in ("stays", "goes", "comes"))
+    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+        await writes.submit(put("/a", b"1", indexes=(stays, goes)), None)
+        await writes.submit(put("/a", b"2", indexes=(stays, comes)), None)
+    entries = {entry: tree.nodes.get(LAYOUT.entry(entry, "/a")) for entry in (stays, goes, comes)}
+    assert [entry.key for entry, node in entries.items() if node is not None] == ["stays", "comes"]
+    kept = entries[stays]
+    assert kept is not None
+    assert (kept.version, kept.mzxid) == (0, kept.czxid)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -182,7 +196,7 @@ async def test_a_write_that_others_always_come_before_gives_up(
         await writes.submit(put("/a", b"1"), None)
         apply = tree.apply
 
-        def meddle(request, session):  # type: ignore[no-untyped-def]
+        def meddle(request: Request, session: int) -> Value:
             if type(request).__name__ == "_Multi":
                 tree.nodes["/records/=a"].version += 1
             return apply(request, session)
@@ -264,9 +278,9 @@ async def test_ephemeral_records_belong_to_their_session_and_change_hands() -> N
             ("/e", 2),
             ("/e", 3),
         ]
-        assert owners(tree, "=e") == owners(tree, "^,|e") == {lanes[1].client.session}
+        assert owners(tree, "=e") == owners(tree, "^,|e") == {lanes[1].connection.session}
         assert stored(tree) == {"/e": (b"3", 3), "/p": (b"0", 0)}
-        tree.expire(lanes[1].client.session)
+        tree.expire(lanes[1].connection.session)
         assert stored(tree) == {"/p": (b"0", 0)}
         await writes.submit(lanes[0].put("/e", b"4", entries), lanes[0])
         await writes.submit(put("/e", b"5", None, entries), None)
@@ -278,14 +292,14 @@ async def test_a_cancelled_write_of_a_session_takes_no_other_along() -> None:
     tree = fresh_tree()
     lane = FakeLane(tree)
 
-    def refuse(*_: object) -> None:
+    def refuse(request: Request, done: Done) -> None:
         raise AssertionError("it went through the session")
 
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         cancelled = writes.submit(lane.put("/e", b"1"), lane)
         other = writes.submit(put("/p", b"0"), None)
         cancelled.cancel()
-        lane.client.submit = refuse  # type: ignore[method-assign]
+        lane.connection.submit = refuse  # type: ignore[method-assign]
         await other
         assert stored(tree) == {"/p": (b"0", 0)}
 

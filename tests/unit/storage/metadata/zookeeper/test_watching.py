@@ -7,11 +7,9 @@ from structlog.testing import capture_logs
 
 from config import bounds
 from storage.metadata.group import Stored
-from storage.metadata.keys import exact_range
 from storage.metadata.store import (
     Event,
     EventKind,
-    IndexEntry,
     MetadataError,
     PartitionMismatch,
     Version,
@@ -47,8 +45,8 @@ class World:
             raise self.error
         return self.records.get(key)
 
-    def put(self, key: str, *entries: IndexEntry, partition: str | None = None) -> None:
-        self.records[key] = Found(Stored(Version(1), 0, 1, 1, partition, None, entries), b"v")
+    def put(self, key: str, *, partition: str | None = None) -> None:
+        self.records[key] = Found(Stored(Version(1), 0, 1, 1, partition, None, ()), b"v")
 
     def change(self, path: str, kind: ChangeKind = ChangeKind.CREATED) -> None:
         self.watches.changed(NodeChange(kind, path))
@@ -88,6 +86,19 @@ async def test_a_level_is_told_of_its_records_only() -> None:
     assert world.reads == ["/a/b", "/a/gone"]
 
 
+async def test_of_a_level_what_nobody_wants_is_not_read() -> None:
+    world, wanted = World(), {"/a/b"}
+    watch = world.watches.watch_level("/a/", lambda key: key in wanted)
+    world.put("/a/b")
+    for name in ("c", "b"):
+        world.change(f"/records/a/={name}")
+    assert await brief(watch) == (EventKind.UPSERT, "/a/b")
+    wanted.add("/a/c")
+    world.change("/records/a/=c", ChangeKind.DELETED)
+    assert await brief(watch) == (EventKind.REMOVED, "/a/c")
+    assert world.reads == ["/a/b", "/a/c"]
+
+
 async def test_a_key_of_another_partition_fails() -> None:
     world = World()
     watch = world.watches.watch_key("/a", None)
@@ -96,22 +107,6 @@ async def test_a_key_of_another_partition_fails() -> None:
     for _ in range(2):
         with pytest.raises(PartitionMismatch):
             await taken(watch)
-
-
-async def test_an_index_is_told_by_what_the_record_says_now() -> None:
-    world = World()
-    inside, outside = IndexEntry("i", "k"), IndexEntry("i", "z")
-    wide = world.watches.watch_index("i", "a", "m")
-    exact = world.watches.watch_index("i", *exact_range("k"))
-    world.put("/r", inside)
-    world.change(LAYOUT.entry(inside, "/r"))
-    assert await brief(wide) == await brief(exact) == (EventKind.UPSERT, "/r")
-    world.change(LAYOUT.entry(outside, "/r"))
-    assert not await pending(wide)
-    assert not await pending(exact)
-    world.put("/r", outside)
-    world.change(LAYOUT.entry(inside, "/r"), ChangeKind.DELETED)
-    assert await brief(wide) == await brief(exact) == (EventKind.REMOVED, "/r")
 
 
 async def test_a_sequence_tells_its_newest_key_without_a_read() -> None:
@@ -141,7 +136,6 @@ async def test_after_a_reconnection_all_list_again() -> None:
     watches: list[Watch] = [
         world.watches.watch_level("/a/"),
         world.watches.watch_key("/a", None),
-        world.watches.watch_index("i", "a", "b"),
         world.watches.watch_sequence("/s/", "p"),
     ]
     world.change("/records/a/=b")

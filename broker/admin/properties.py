@@ -1,0 +1,56 @@
+"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/properties`: what its users note of a topic.
+
+Those of a partitioned topic are in its record, those of any other topic in that of its ledger, both
+as in Pulsar.
+"""
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from broker.admin.keys import BROKER
+from broker.admin.persistent import TOPIC, existing_topic, persistent_name
+from broker.admin.rest import OWN_PROPERTIES, body_of, no_content, properties_in, refused
+
+
+def routes() -> list[web.RouteDef]:
+    """The resource's routes."""
+    return [
+        web.get(TOPIC + "/properties", get),
+        web.put(TOPIC + "/properties", update),
+        web.delete(TOPIC + "/properties", remove),
+    ]
+
+
+async def get(request: web.Request) -> web.Response:
+    """GET: all of them."""
+    partitioned = await request.app[BROKER].topics.partitioned.find(persistent_name(request))
+    if partitioned is not None:
+        return web.json_response(dict(partitioned.properties))
+    stored = (await existing_topic(request)).ledger.properties
+    shown = {key: value for key, value in stored.items() if not key.startswith(OWN_PROPERTIES)}
+    return web.json_response(shown)
+
+
+async def update(request: web.Request) -> web.Response:
+    """PUT: those of the body are set, others stay."""
+    await _change(request, properties_in(await body_of(request)))
+    return no_content()
+
+
+async def remove(request: web.Request) -> web.Response:
+    """DELETE `?key=`: takes one away."""
+    key = request.query.get("key")
+    if not key or key.startswith(OWN_PROPERTIES):
+        raise refused("The request names no property of a user: give its name as ?key=.")
+    await _change(request, {key: None})
+    return no_content()
+
+
+async def _change(request: web.Request, changes: Mapping[str, str | None]) -> None:
+    name = persistent_name(request)
+    partitioned = request.app[BROKER].topics.partitioned
+    if await partitioned.find(name) is not None:
+        await partitioned.set_properties(name, changes)
+    else:
+        await (await existing_topic(request)).ledger.set_properties(changes)

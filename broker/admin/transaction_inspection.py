@@ -1,0 +1,203 @@
+"""What operators ask about transactions: which are open, what one touches, what pins a topic.
+
+Rules:
+
+- Answers are JSON of numbers and names; times are milliseconds, positions `ledger:entry`.
+- A list names at most TXN_LISTED transactions and tells how many there are; what pins a segment,
+  TXN_PINS_SHOWN.  Only what is shown is sorted and put together.
+- No answer costs more than a bounded scan for each segment asked about: what is open is in memory
+  with the coordinator that began it, and what pins a loaded segment with its buffer.
+- A segment that is not loaded is not loaded for this, nobody reads it: of its claims at most
+  TXN_CLAIMS_READ are read, less where there are many such segments, and `more` tells of others.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from broker.app.service import Broker
+from broker.scalable.records import segment_of
+from broker.topics.topic import Topic, TopicNotFound
+from config.bounds import TXN_CLAIMS_READ, TXN_LISTED, TXN_PINS_SHOWN
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import TopicDomain, TopicName
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
+from txn.group import GroupCommit, with_totals
+from txn.header import EndVerdict, refusal_error
+from txn.records import AckRecord, Claim, Header
+
+Json = dict[str, object]
+
+
+class TransactionInspection:
+    """Answers operators' questions: which transactions are open, what one touches, what pins."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._transactions = broker.transactions
+
+    def open_transactions(
+        self, coordinator: CoordinatorId | None, older_than_ms: int, limit: int
+    ) -> Json:
+        """What is open for longer than that, the oldest first."""
+        before_ms = self._broker.clock.now_ms() - older_than_ms
+        count, shown = self._transactions.coordinators.oldest_open(
+            coordinator, before_ms, min(limit, TXN_LISTED)
+        )
+        return {
+            "open": count,
+            "transactions": [self._summary(each.txn, each.header) for each in shown],
+        }
+
+    async def show(self, txn: TxnId) -> Json:
+        """One transaction and everything that it touches.  Raises `TransactionNotFound`."""
+        store = self._transactions.store
+        stored, found = await asyncio.gather(store.read_header(txn), store.operations_of(txn))
+        if stored is None:
+            raise refusal_error(txn, None, EndVerdict.NOT_FOUND)
+        return {
+            **self._summary(txn, stored.header),
+            "writes": [_claim(each) for each in found if isinstance(each, Claim)],
+            "acknowledgements": [_ack(each) for each in found if isinstance(each, AckRecord)],
+        }
+
+    async def why(self, name: TopicName) -> Json:
+        """What keeps readers of a topic from its end: each segment with what pins it.
+
+        Raises `TopicNotFound`, `ScalableTopicNotFound`.
+        """
+        broker = self._broker
+        if name.domain is TopicDomain.TOPIC:
+            layout = (await broker.scalable.get(name)).layout
+            names = [
+                str(segment_of(name, segment)) for _, segment in sorted(layout.segments.items())
+            ]
+        elif await broker.topics.exists(name):
+            names = [str(name)]
+        else:
+            raise TopicNotFound(f"Topic {name} does not exist: check its name.")
+        missing = len(names) - sum(each in broker.topics.loaded() for each in names)
+        limit = max(TXN_PINS_SHOWN, TXN_CLAIMS_READ // max(1, missing))
+        segments = []
+        for each in names:
+            topic = broker.topics.loaded().get(each)
+            if topic is None:
+                segments.append(await self._unloaded(each, limit))
+            else:
+                segments.append(await self._loaded(topic))
+                await asyncio.sleep(0)  # others go on between segments with many transactions
+        return {"topic": str(name), "segments": segments}
+
+    async def _unloaded(self, name: str, limit: int) -> Json:
+        """By its claims, the lowest floor first: after that entry its transaction began."""
+        claims = await self._transactions.store.some_claims_on(name, limit)
+        floors: dict[TxnId, Position] = {}
+        for claim in claims:
+            floors[claim.txn] = min(claim.floor, floors.get(claim.txn, claim.floor))
+        held = sorted(floors, key=lambda txn: floors[txn])[:TXN_PINS_SHOWN]
+        return {
+            "segment": name,
+            "loaded": False,
+            "open": len(floors),
+            "more": len(claims) >= limit,
+            "transactions": await self._pins(held, [{"floor": floors[t].text} for t in held]),
+        }
+
+    async def _loaded(self, topic: Topic) -> Json:
+        pins = topic.buffer.open_transactions(TXN_PINS_SHOWN)
+        details: list[Json] = [
+            {
+                "state": pin.state.value,
+                "firstPosition": None if pin.first is None else pin.first.text,
+                "readableUpTo": None if pin.pin is None else pin.pin.text,
+                "entries": pin.entries,
+                "ofEarlierOwner": pin.loaded,
+            }
+            for pin in pins
+        ]
+        last, horizon = topic.ledger.last_confirmed, topic.max_read_position()
+        return {
+            "segment": str(topic.name),
+            "loaded": True,
+            "state": topic.state.value,
+            "lastConfirmed": last.text,
+            "horizon": horizon.text,
+            "heldBack": horizon < last,
+            "open": topic.buffer.unfinished,
+            "more": False,
+            "transactions": await self._pins([pin.txn for pin in pins], details),
+        }
+
+    async def _pins(self, txns: Sequence[TxnId], details: Sequence[Json]) -> list[Json]:
+        headers = await asyncio.gather(*(self._header(txn) for txn in txns))
+        return [
+            {**({"txnId": str(txn)} if header is None else self._summary(txn, header)), **more}
+            for txn, more, header in zip(txns, details, headers, strict=True)
+        ]
+
+    async def _header(self, txn: TxnId) -> Header | None:
+        found = self._transactions.coordinators.find_open(txn)
+        stored = found or await self._transactions.store.read_header(txn)
+        return None if stored is None else stored.header
+
+    def _summary(self, txn: TxnId, header: Header) -> Json:
+        return {
+            **_group(txn, header),
+            "txnId": str(txn),
+            "status": header.state.value,
+            "owner": header.owner,
+            "createdMs": header.created_ms,
+            "ageMs": max(0, self._broker.clock.now_ms() - header.created_ms),
+            "timeoutMs": header.timeout_ms,
+            "deadlineMs": header.deadline_ms,
+            "finalizedMs": header.finalized_ms,
+        }
+
+
+def _group(txn: TxnId, header: Header) -> Json:
+    """Of a group: what was given out and committed in it; of an attempt: which group it is of."""
+    group = header.group
+    if group is None:
+        return {}
+    if txn.attempt_index:
+        return {"groupId": str(txn.group), "attempt": txn.attempt_index}
+    commit = group.commit
+    shown: Json = {"nonce": group.nonce, "attemptsReserved": group.reserved}
+    if commit is not None:
+        shown |= {
+            "query": commit.batch.query,
+            "batch": commit.batch.number,
+            "positions": commit.positions,
+            "winners": len(commit.winners),
+            "messages": _messages(commit),
+        }
+    return {"group": shown}
+
+
+def _messages(commit: GroupCommit) -> dict[str, int]:
+    """By segment, as its winners counted them."""
+    totals = with_totals(commit).totals or {}
+    return {segment: count.messages for segment, count in totals.items()}
+
+
+def _attempt(txn: TxnId) -> Json:
+    return {"attempt": txn.attempt_index} if txn.attempt_index else {}
+
+
+def _claim(claim: Claim) -> Json:
+    return {
+        **_attempt(claim.txn),
+        "segment": claim.segment,
+        "epoch": claim.epoch,
+        "floor": claim.floor.text,
+    }
+
+
+def _ack(record: AckRecord) -> Json:
+    return {
+        **_attempt(record.txn),
+        "segment": record.segment,
+        "subscription": record.subscription,
+        "epoch": record.epoch,
+        "cumulative": record.cumulative,
+        "positions": [each.position.text for each in record.acks],
+    }

@@ -1,0 +1,1 @@
+"""The process: a broker's parts made, handed to each other, started and stopped."""

@@ -1,0 +1,258 @@
+"""Everything that one process serves, put together, started and stopped.
+
+Rules:
+
+- `start` opens the stores, finishes what a crash left half done, and only then lets clients in.
+- `drain` takes nothing more, makes everything acknowledged durable and lets clients go; `stop`
+  releases what is held, whether or not there was time to drain.
+"""
+
+import asyncio
+import importlib
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import TYPE_CHECKING, ClassVar
+
+import structlog
+
+from broker.app.clock_check import ClockCheck
+from broker.app.health import HealthCheck
+from broker.app.stores import Stores, limits_of, open_stores
+from broker.placement import OneBroker, Placement
+from broker.policies.namespaces import Namespaces
+from broker.scalable.service import ScalableTopics
+from broker.topics.idle_topics import IdleTopics
+from broker.topics.offloading import Offloads
+from broker.topics.producer_names import ProducerNames
+from broker.topics.publish_limits import PublishLimits, largest_message
+from broker.topics.registry import TopicRegistry
+from broker.topics.schemas import SchemaRegistry
+from broker.topics.segment_reads import SegmentReads
+from broker.transactions.service import Transactions
+from broker.wire.connection import Connection
+from broker.wire.handlers.produce import send
+from broker.wire.handlers.table import handler_table
+from broker.wire.log_limit import LogLimit
+from broker.wire.server import BinaryServer
+from config.bounds import (
+    BROKER_INFLIGHT_BYTES,
+    CONNECTION_INFLIGHT_BYTES,
+    DRAIN_REQUESTS_S,
+    VIOLATIONS_LOGGED_PER_S,
+)
+from config.settings import Settings
+from magnetar.protocol.server_error import MagnetarError
+from storage.clock import Clock
+from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.metadata.counted import CountedMetadata
+from storage.metadata.store import Session
+from storage.offload.cold_ledgers import ColdLedgers
+
+if TYPE_CHECKING:
+    from broker.app.joining import Joined
+    from broker.placement.several import SeveralBrokers
+    from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
+
+log = structlog.get_logger(__name__)
+
+DRAINING = "draining"
+
+
+class Broker:
+    """One broker process: makes every part, hands them to each other, starts and stops them.
+
+    The parts are there from `start` on.
+    """
+
+    joins_others: ClassVar[bool] = True
+    """Whether brokers on the same shared stores know of each other."""
+
+    metadata: CountedMetadata
+    clock_check: ClockCheck
+    bookkeeper: "BookKeeperLedgerStore | None"
+    managed_ledgers: ManagedLedgerFactory
+    session: Session
+    namespaces: Namespaces
+    schemas: SchemaRegistry
+    transactions: Transactions
+    topics: TopicRegistry
+    scalable: ScalableTopics
+    producer_names: ProducerNames
+    idle_topics: IdleTopics
+    offloads: Offloads
+    _health: HealthCheck
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores | None = None
+    ) -> None:
+        """With `stores` those are used; else the settings' data directory is opened."""
+        self.settings = settings
+        self.clock = clock
+        self.random = rng
+        self.version = version("magnetar")
+        self.placement: Placement = OneBroker(settings.advertised_host)
+        self.connections: set[Connection] = set()
+        self.publish_limits = PublishLimits(
+            connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
+        )
+        self.segment_reads = SegmentReads()
+        self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
+        self.serving = False
+        self._http_socket: socket.socket | None = None
+        self._several: SeveralBrokers | None = None
+        self._stores = stores
+        self._server = BinaryServer(self, handler_table(), send)
+        self._exit = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        """The port of the binary protocol, once started."""
+        return self._server.port
+
+    @property
+    def broker_id(self) -> str:
+        """`host:port` of the REST address: Pulsar's broker id."""
+        return self.placement.broker_id
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload that producers may send, once started."""
+        return largest_message(self.managed_ledgers.max_entry_bytes)
+
+    async def start(self) -> None:
+        """Open, recover, listen.  After a failure `stop` releases what was opened."""
+        settings, at_stop = self.settings, self._release_at_stop
+        stores = self._stores or await open_stores(settings, self.clock, self.random)
+        self._stores = stores
+        self._exit.callback(stores.release)
+        at_stop("metadata", stores.metadata.close)
+        at_stop("ledgers", stores.ledgers.close)
+        self.metadata = CountedMetadata(stores.metadata, asyncio.get_running_loop().time)
+        self.clock_check = ClockCheck(self.metadata, self.clock)
+        at_stop("clock_check", self.clock_check.stop)
+        await self.clock_check.start()
+        self.bookkeeper = stores.bookkeeper
+        self._health = HealthCheck(self.metadata, stores.ledgers, self.clock)
+        at_stop("health", self._health.close)
+        at_stop("server", self._server.stop)
+        self._server.bind(settings.bind_host, settings.port)
+        self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        self.offloads = Offloads(self, asyncio.get_running_loop().time)
+        self.managed_ledgers = ManagedLedgerFactory(
+            self.metadata,
+            stores.ledgers,
+            self.clock,
+            limits_of(settings, shared=stores.shared),
+            ColdLedgers(self.random, {"magnetar/cluster": settings.cluster_name.encode()}),
+            self.offloads.lag_ms,
+        )
+        at_stop("managed_ledgers", self.managed_ledgers.close)
+        await self.managed_ledgers.sweep_orphans()
+        await self._join_others(stores)
+        self.namespaces = Namespaces(self.metadata, settings)
+        at_stop("namespaces", self.namespaces.stop)
+        await self.namespaces.start()
+        self.schemas = SchemaRegistry(self.metadata, self.clock)
+        self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
+        self.transactions = Transactions(self)
+        at_stop("transactions", self.transactions.stop)
+        await self.transactions.start()
+        self.topics = TopicRegistry(self)
+        at_stop("topics", self.topics.close)
+        self.scalable = ScalableTopics(self)
+        at_stop("scalable", self.scalable.close)
+        await self.scalable.start()
+        at_stop("coordinators", self.transactions.stop_serving)
+        await self.transactions.serve()
+        self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
+        at_stop("idle_topics", self.idle_topics.stop)
+        self.idle_topics.start()
+        at_stop("offloads", self.offloads.stop)
+        self.offloads.start()
+        await self._server.start()
+        self.serving = True
+        if self._several is not None:
+            await self._several.announce()
+
+    async def _join_others(self, stores: Stores) -> None:
+        """The session of this process, and those it shares its stores with."""
+        timeout_ms = self.settings.metadata_store_session_timeout_ms
+        if not stores.shared or not self.joins_others:
+            self.session = await self.metadata.open_session(
+                timeout_ms=timeout_ms, identity=self.broker_id
+            )
+            self._release_at_stop("session", self.session.close)
+            return
+        # Not at the top: a single broker needs none of it, and starts the sooner.
+        module = await asyncio.to_thread(importlib.import_module, "broker.app.joining")
+        joined: Joined = await module.join(self)
+        several = self.placement = self._several = joined.placement
+        self._http_socket = joined.http_socket
+        self._exit.callback(self._close_http_socket)
+        self._release_at_stop("placement", several.stop)
+        self.session = several.session
+
+    def take_http_socket(self) -> socket.socket | None:
+        """The REST port, if it was taken early because others are told of it; the caller's now."""
+        taken, self._http_socket = self._http_socket, None
+        return taken
+
+    def _close_http_socket(self) -> None:
+        taken = self.take_http_socket()
+        if taken is not None:
+            taken.close()
+
+    async def drain(self) -> None:
+        """No new work; everything acknowledged durable; clients sent away.
+
+        Where there are other brokers, topics go to them one after another while clients can still
+        ask here who has them.
+        """
+        self.serving = False
+        if self._several is not None:
+            await self._several.begin_drain()
+            await self.idle_topics.stop()
+            await self.scalable.stop()
+            await self.topics.hand_over()
+        await self._server.stop()
+        connections = list(self.connections)
+        for connection in connections:
+            connection.pause_reading(DRAINING)
+        await self.idle_topics.stop()
+        await self.offloads.stop()
+        await self.scalable.stop()
+        await self.transactions.stop_serving()
+        await self.topics.close()
+        if connections:
+            await asyncio.wait(
+                [asyncio.ensure_future(each.requests_done()) for each in connections],
+                timeout=DRAIN_REQUESTS_S,
+            )
+        for connection in connections:
+            connection.close("the broker stops")
+        for connection in connections:
+            await connection.closed()
+
+    async def stop(self) -> None:
+        """Release everything.  Failures are logged: there is nobody left to tell."""
+        self.serving = False
+        for connection in list(self.connections):
+            connection.abort("the broker stops")
+        await self._exit.aclose()
+        self._stores = None
+
+    def _release_at_stop(self, part: str, release: Callable[[], Awaitable[object]]) -> None:
+        async def quietly() -> None:
+            try:
+                await release()
+            except MagnetarError as error:
+                log.error("stop_failed", part=part, error=str(error))
+
+        self._exit.push_async_callback(quietly)
+
+    async def check_health(self) -> None:
+        """Write to both stores.  Raises `MetadataError` or `LedgerError`."""
+        await self._health.run()

@@ -1,0 +1,54 @@
+"""Metrics of offloading: what was copied, what is read from copies, what is under way.
+
+Rules: as in `metrics`.  Of topics only those are told that have copies.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from broker.app.service import Broker
+from broker.topics.topic import Topic
+
+
+def offload_metrics(broker: Broker, topics: Sequence[Topic]) -> Iterator[Metric]:
+    """Everything about copies of ledgers."""
+    cluster = broker.settings.cluster_name
+    cold = broker.managed_ledgers.cold
+    counters = cold.counters
+    for name, text, count in (
+        ("ledgers", "Ledgers that were copied, and read again", counters.ledgers),
+        ("entries", "Entries of those", counters.entries),
+        ("bytes", "Bytes of those entries", counters.bytes),
+        ("failures", "Copies that were not made", counters.failures),
+        ("ledgers_deleted", "Ledgers deleted because a copy is enough", counters.hot_deleted),
+        ("copies_deleted", "Copies deleted, whole or not", counters.deleted),
+        ("copies_opened", "Copies opened to be read or checked", counters.opened),
+        ("block_cache_hits", "Blocks of copies found in memory", cold.cache_hits),
+        ("block_cache_misses", "Blocks of copies that were waited for", cold.cache_misses),
+    ):
+        counter = CounterMetricFamily(f"magnetar_offload_{name}", text, labels=("cluster",))
+        counter.add_metric((cluster,), count)
+        yield counter
+    for name, text, value in (
+        ("running", "Topics that are being offloaded, or wait for it", broker.offloads.running),
+        ("block_cache_bytes", "Blocks of copies in memory", cold.cached_bytes),
+    ):
+        gauge = GaugeMetricFamily(f"magnetar_offload_{name}", text, labels=("cluster",))
+        gauge.add_metric((cluster,), value)
+        yield gauge
+    yield _offloaded(topics, cluster)
+
+
+def _offloaded(topics: Sequence[Topic], cluster: str) -> Metric:
+    size = GaugeMetricFamily(
+        "pulsar_storage_offloaded_size",
+        "Bytes of ledgers that have a copy",
+        labels=("cluster", "namespace", "topic"),
+    )
+    for topic in topics:
+        copied = sum(info.size_bytes for info in topic.ledger.offload.copied())
+        if copied:
+            labels = (cluster, str(topic.name.namespace_name), str(topic.name))
+            size.add_metric(labels, copied)
+    return size

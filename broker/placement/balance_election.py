@@ -1,0 +1,131 @@
+"""The broker that looks after balance: it holds the ephemeral record `/loadbalance/leader`.
+
+Rules:
+
+- The record is Pulsar's, JSON.  Every broker stands for it, when it starts with its session and
+  whenever the record goes; one of its own id by an earlier process is taken over.
+- The watch is taken before the record is read, also when a watch broke.
+- Two who think that they lead move some topics twice, and nothing worse.
+- A record that cannot be read is replaced: nobody leads by it.
+"""
+
+import asyncio
+import json
+
+import structlog
+
+from broker.placement.placement import BrokerAddress
+from config.bounds import PLACEMENT_RETRY_MAX_S
+from magnetar.protocol.server_error import MagnetarError
+from storage.metadata.election import Election, KnownLeaders
+from storage.metadata.following import Following
+from storage.metadata.store import Event, MetadataStore, Record, Session
+from storage.supervised import Supervised
+
+log = structlog.get_logger(__name__)
+
+LEADER = "/loadbalance/leader"
+
+
+class BalanceElection:
+    """This broker's part in electing the one that looks after balance; see the module's rules."""
+
+    def __init__(self, metadata: MetadataStore, me: BrokerAddress) -> None:
+        self._metadata = metadata
+        self._me = me
+        self._session: Session | None = None
+        self._election = Election(metadata, _encode(me), self._may_replace)
+        self._leaders = KnownLeaders[str, BrokerAddress](me)
+        self._following = Following(lambda: metadata.watch_key(LEADER), self._look, self._take)
+        self._tasks = Supervised()
+
+    @property
+    def known(self) -> BrokerAddress | None:
+        """Who leads, as far as it is known here."""
+        return self._leaders.leaders.get(LEADER)
+
+    @property
+    def is_me(self) -> bool:
+        """Whether this broker leads, and its session lives."""
+        session = self._session
+        return session is not None and not session.lost and self.known == self._me
+
+    def start(self) -> None:
+        """Stand, and go on doing so whenever there is no leader."""
+        self._tasks.keep("leader", self._following.run)
+
+    async def stop(self) -> None:
+        """Stand no more.  What is held goes with its session."""
+        await self._tasks.stop()
+        self._following.close()
+
+    def left(self) -> None:
+        """The session was lost."""
+        self._session = None
+        self._leaders.lose([LEADER], all_of_them=False)
+
+    def stand(self, session: Session) -> None:
+        """Lead under this session if nobody does.  What fails is tried again."""
+        self._session = session
+        self._tasks.see_through("leadership", self._stand_surely)
+
+    async def _look(self) -> None:
+        await self._heard_of(await self._metadata.get(LEADER))
+
+    async def _take(self, event: Event) -> None:
+        await self._heard_of(event.record)
+
+    async def _heard_of(self, record: Record | None) -> None:
+        leader = None if record is None else _decode(record)
+        self._leaders.hear_of(LEADER, leader)
+        if leader is None or leader.broker_id == self._me.broker_id:
+            await self._stand_surely()
+
+    async def _stand_surely(self) -> None:
+        while (session := self._session) is not None and not session.lost:
+            try:
+                await self._stand(session)
+            except MagnetarError as error:
+                log.warning("leader_not_elected", error=str(error))
+                await asyncio.sleep(PLACEMENT_RETRY_MAX_S)
+            else:
+                return
+
+    async def _stand(self, session: Session) -> None:
+        since = self._leaders.events()
+        outcome = await self._election.stand_if_vacant(LEADER, session)
+        if outcome.found is not None:
+            self._leaders.learn({LEADER: _decode(outcome.found)}, since)
+        elif outcome.won and session is self._session:
+            self._leaders.learn({LEADER: self._me}, since)
+            log.info("broker_leads")
+
+    def _may_replace(self, record: Record) -> bool:
+        leader = _decode(record)
+        return leader is None or (leader.broker_id == self._me.broker_id and not self.is_me)
+
+
+def _encode(address: BrokerAddress) -> bytes:
+    value = {
+        "serviceUrl": address.web_url,
+        "brokerId": address.broker_id,
+        "pulsarServiceUrl": address.url,
+        "pulsarServiceUrlTls": address.url_tls,
+    }
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _decode(record: Record) -> BrokerAddress | None:
+    """None if it cannot be read, which is logged; then anybody takes its place."""
+    try:
+        value = json.loads(record.value)
+        tls = value.get("pulsarServiceUrlTls")
+        return BrokerAddress(
+            str(value.get("pulsarServiceUrl", "")),
+            tls if isinstance(tls, str) else None,
+            str(value["serviceUrl"]),
+            str(value["brokerId"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("leader_record_unreadable", error=repr(error))
+        return None

@@ -1,0 +1,146 @@
+"""Pure: typed requests between brokers, and their JSON.
+
+Rules:
+
+- A request is a frozen dataclass.  Its KIND names it between brokers; `run` carries it out, and the
+  annotation of what `run` returns is the type of the answer.
+- Fields and answers are of the types that `decode` knows: text, numbers, names, positions,
+  mappings, sequences, None, and types with `to_json` and `from_json`.
+- Positions are EARLIEST and LATEST, as they mean the same on every broker; any other is refused.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    ClassVar,
+    Generic,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
+
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
+from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
+from magnetar.protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
+
+A_co = TypeVar("A_co", covariant=True)
+H_contra = TypeVar("H_contra", contravariant=True)
+
+_POSITIONS: Mapping[str, Position] = MappingProxyType({"earliest": EARLIEST, "latest": LATEST})
+_POSITION_NAMES: Mapping[Position, str] = MappingProxyType(
+    {position: name for name, position in _POSITIONS.items()}
+)
+
+
+class PositionOfOneBroker(InternalError):
+    """A position that means something on its segment's owner only."""
+
+
+class MalformedRequest(PeerError):
+    """JSON that is no such request, or no answer to one."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+@runtime_checkable
+class Jsonable(Protocol):
+    """A value with a JSON of its own.  Its type has a classmethod `from_json`."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as it travels between brokers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request(ABC, Generic[H_contra, A_co]):
+    """A request that one broker sends to another as JSON of its annotated fields.
+
+    `H_contra` carries it out, `A_co` is its answer.
+    """
+
+    KIND: ClassVar[str]
+
+    @abstractmethod
+    async def run(self, host: H_contra) -> A_co:
+        """Carry it out here."""
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """Read the fields.  Raises `MalformedRequest`."""
+        hints, names = get_type_hints(cls), [each.name for each in fields(cls)]
+        if not isinstance(value, dict) or value.keys() != set(names):
+            raise MalformedRequest(f"{value!r} is no {cls.KIND}: it needs {', '.join(names)}.")
+        return cls(**{name: _decoded(hints[name], value[name], cls.KIND) for name in names})
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields.  Raises `PositionOfOneBroker`."""
+        return {each.name: encode(getattr(self, each.name)) for each in fields(self)}
+
+    def answer_from_json(self, value: object) -> A_co:
+        """Read what another broker answered.  Raises `MalformedRequest`."""
+        hint = get_type_hints(type(self).run)["return"]
+        return cast("A_co", _decoded(hint, value, f"the answer to {self.KIND}"))
+
+
+def encode(value: object) -> object:
+    """Return the JSON of a field or an answer.  Raises `PositionOfOneBroker`."""
+    if isinstance(value, Position):
+        name = _POSITION_NAMES.get(value)
+        if name is None:
+            raise PositionOfOneBroker(
+                f"{value} cannot be asked of another broker: give EARLIEST or LATEST, or a time."
+            )
+        return name
+    if isinstance(value, SegmentName | TopicName):
+        return str(value)
+    if isinstance(value, Jsonable):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {str(key): encode(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [encode(each) for each in value]
+    return value
+
+
+def decode(hint: object, value: object) -> object:
+    """Return the value of a type that JSON stands for.  Raises ValueError, `InvalidTopicName`."""
+    if isinstance(hint, UnionType):
+        if value is None and NoneType in get_args(hint):
+            return None
+        return decode(next(each for each in get_args(hint) if each is not NoneType), value)
+    if hint is Position and isinstance(value, str) and value in _POSITIONS:
+        return _POSITIONS[value]
+    if hint is SegmentName and isinstance(value, str):
+        return segment_name(parse_topic_name(value))
+    if hint is object or hint is type(value):
+        return value
+    return _composed(hint, value)
+
+
+def _composed(hint: object, value: object) -> object:
+    origin = get_origin(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
+        of_value = get_args(hint)[1]
+        return {str(key): decode(of_value, each) for key, each in value.items()}
+    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list):
+        return [decode(get_args(hint)[0], each) for each in value]
+    from_json = getattr(hint, "from_json", None)
+    if from_json is None:
+        raise ValueError(f"{value!r} is no {hint}")
+    return cast("object", from_json(value))
+
+
+def _decoded(hint: object, value: object, what: str) -> object:
+    try:
+        return decode(hint, value)
+    except (ValueError, MagnetarError) as error:
+        raise MalformedRequest(
+            f"{what} is malformed ({error}): look at the log of the broker that sent it."
+        ) from error

@@ -1,0 +1,1 @@
+"""Tenants and namespaces, and what they prescribe."""

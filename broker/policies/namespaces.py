@@ -1,0 +1,316 @@
+"""Tenants, namespaces and their policies.
+
+Rules:
+
+- Records are Pulsar's: `/admin/policies/<tenant>` and `/admin/policies/<tenant>/<namespace>`, JSON;
+  members this broker does not know are kept as they are.
+- Policies are cached for each namespace asked for, and a watch on the record keeps the copy true;
+  after a resync, and when a watch broke, the record is read again.
+- A change is a compare-and-set of the whole record, tried again on conflict a bounded number of
+  times.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import ClassVar
+
+import structlog
+
+from broker.policies.schema_compatibility import CompatibilityStrategy
+from config.bounds import RECORD_CHANGE_TRIES
+from config.settings import Settings
+from magnetar.protocol.names import NamespaceName
+from magnetar.protocol.server_error import PeerError, ServerError
+from storage.managed_ledger.types import Retention
+from storage.metadata.following import Following
+from storage.metadata.store import ABSENT, Event, MetadataStore, Record, VersionConflict
+from storage.supervised import Supervised
+
+log = structlog.get_logger(__name__)
+
+ROOT = "/admin/policies"
+MIB = 1024 * 1024
+MINUTE_MS = 60_000
+DEFAULT_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
+JsonObject = dict[str, object]
+
+
+class NamespaceNotFound(PeerError):
+    """The namespace does not exist: create it over REST, or use public/default."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
+
+
+class TenantNotFound(PeerError):
+    """The tenant does not exist: create it over REST."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
+
+
+class NamespaceExists(PeerError):
+    """A tenant or namespace of that name is there already."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+class NotEmpty(PeerError):
+    """It still holds something: delete that first."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """A namespace's policies.  None means the broker's own setting."""
+
+    raw: Mapping[str, object] = field(default_factory=dict)
+
+    def _section(self, name: str) -> Mapping[str, object]:
+        value = self.raw.get(name)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def retention(self) -> Retention | None:
+        """Retention of acknowledged data, if the namespace sets one."""
+        section = self._section("retention_policies")
+        minutes, megabytes = (
+            section.get("retentionTimeInMinutes"),
+            section.get("retentionSizeInMB"),
+        )
+        if not isinstance(minutes, int) or not isinstance(megabytes, int):
+            return None
+        return retention(minutes, megabytes)
+
+    @property
+    def deduplication(self) -> bool | None:
+        """Whether all sends are deduplicated."""
+        value = self.raw.get("deduplicationEnabled")
+        return value if isinstance(value, bool) else None
+
+    @property
+    def offload_threshold_bytes(self) -> int | None:
+        """How much of a topic may be there without a copy; below 0 anything may."""
+        value = self.raw.get("offload_threshold")
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value
+
+    @property
+    def offload_deletion_lag_ms(self) -> int | None:
+        """How long a ledger stays beside its copy; -1 until it is asked for."""
+        value = self.raw.get("offload_deletion_lag_ms")
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value
+
+    @property
+    def auto_topic_creation(self) -> bool | None:
+        """Whether a missing topic is made on first use; not while the namespace is deleted."""
+        if self.raw.get("deleted") is True:
+            return False
+        value = self._section("autoTopicCreationOverride").get("allowAutoTopicCreation")
+        return value if isinstance(value, bool) else None
+
+    @property
+    def default_partitions(self) -> int:
+        """Partitions of an auto-created topic, 0 for an unpartitioned one."""
+        section = self._section("autoTopicCreationOverride")
+        count = section.get("defaultNumPartitions")
+        wanted = section.get("topicType") == "partitioned" and isinstance(count, int)
+        return count if wanted and isinstance(count, int) and count > 0 else 0
+
+    @property
+    def schema_compatibility(self) -> CompatibilityStrategy:
+        """Which schema may follow which; FULL unless set, as in Pulsar."""
+        name = self.raw.get("schema_compatibility_strategy")
+        known = CompatibilityStrategy.__members__
+        return (
+            known[name] if isinstance(name, str) and name in known else CompatibilityStrategy.FULL
+        )
+
+
+def retention(minutes: int, megabytes: int) -> Retention:
+    """Pulsar's units into ours; -1 stays without limit."""
+    return Retention(
+        time_ms=minutes if minutes < 0 else minutes * MINUTE_MS,
+        size_bytes=megabytes if megabytes < 0 else megabytes * MIB,
+    )
+
+
+class Namespaces:
+    """Creates, deletes and reads tenants and namespaces, and follows their policies."""
+
+    def __init__(self, metadata: MetadataStore, settings: Settings) -> None:
+        self._metadata = metadata
+        self._settings = settings
+        self._cache: dict[NamespaceName, Policies] = {}
+        self._tasks = Supervised()
+        self._followers: dict[NamespaceName, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Make the default tenants and namespaces."""
+        for name in DEFAULT_NAMESPACES:
+            for make in (self._make_tenant(name.tenant), self.create(name)):
+                try:
+                    await make
+                except NamespaceExists:
+                    continue
+
+    async def stop(self) -> None:
+        """Stop following changes."""
+        self._followers.clear()
+        self._cache.clear()
+        await self._tasks.stop()
+
+    async def require(self, name: NamespaceName) -> Policies:
+        """The policies.  Raises `NamespaceNotFound`."""
+        cached = self._cache.get(name)
+        if cached is not None:
+            return cached
+        if name not in self._followers:
+            watch_ready = asyncio.Event()
+            following = self._following(name, watch_ready)
+            self._followers[name] = self._tasks.keep("policies", following.run)
+            await watch_ready.wait()
+        record = await self._metadata.get(_key(name))
+        if record is None:
+            self._forget(name)
+            raise NamespaceNotFound(
+                f"The namespace {name} does not exist: create it with "
+                f"PUT /admin/v2/namespaces/{name}, or use public/default."
+            )
+        policies = Policies(_decode(record))
+        # The follower may have seen a newer one while this was being read.
+        return self._cache.setdefault(name, policies) if name in self._followers else policies
+
+    def known(self, name: NamespaceName) -> Policies:
+        """The cached policies, without asking the store; empty ones if never required."""
+        return self._cache.get(name) or Policies()
+
+    async def tenants(self) -> list[str]:
+        """Names of all tenants."""
+        return await self._metadata.children(ROOT)
+
+    async def tenant(self, tenant: str) -> JsonObject:
+        """Pulsar's TenantInfo.  Raises `TenantNotFound`."""
+        record = await self._metadata.get(f"{ROOT}/{tenant}")
+        if record is None:
+            raise TenantNotFound(
+                f"The tenant {tenant} does not exist: PUT /admin/v2/tenants/{tenant}."
+            )
+        return _decode(record)
+
+    async def create_tenant(self, tenant: str, info: JsonObject) -> None:
+        """Make it.  Raises `NamespaceExists`."""
+        NamespaceName(tenant, "default")
+        await self._make_tenant(tenant, info)
+
+    async def update_tenant(self, tenant: str, info: JsonObject) -> None:
+        """Replace its TenantInfo.  Raises `TenantNotFound`."""
+        await self.tenant(tenant)
+        await self._metadata.put(f"{ROOT}/{tenant}", _encode(info))
+
+    async def delete_tenant(self, tenant: str) -> None:
+        """Remove it.  Raises `NotEmpty` while it has namespaces."""
+        await self.tenant(tenant)
+        if await self._metadata.children(f"{ROOT}/{tenant}"):
+            raise NotEmpty(f"The tenant {tenant} still has namespaces: delete them first.")
+        await self._metadata.delete(f"{ROOT}/{tenant}")
+
+    async def list(self, tenant: str) -> list[str]:
+        """`tenant/namespace` of each.  Raises `TenantNotFound`."""
+        await self.tenant(tenant)
+        return [f"{tenant}/{name}" for name in await self._metadata.children(f"{ROOT}/{tenant}")]
+
+    async def create(self, name: NamespaceName, policies: JsonObject | None = None) -> None:
+        """Make it, with these policies.  It is in this cluster, and has one bundle.
+
+        Raises `TenantNotFound`, `NamespaceExists`.
+        """
+        await self.tenant(name.tenant)
+        value = {
+            **(policies or {}),
+            "replication_clusters": [self._settings.cluster_name],
+            "bundles": {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1},
+        }
+        try:
+            await self._metadata.put(_key(name), _encode(value), expect=ABSENT)
+        except VersionConflict as error:
+            raise NamespaceExists(f"The namespace {name} exists already.") from error
+
+    async def delete(self, name: NamespaceName) -> None:
+        """Remove the record.  The caller has seen to it that it is empty."""
+        await self.require(name)
+        await self._metadata.delete(_key(name))
+        self._forget(name)
+
+    async def change(self, name: NamespaceName, change: Callable[[JsonObject], object]) -> Policies:
+        """Apply `change` to the record.  Raises `NamespaceNotFound`, `VersionConflict`."""
+        for tries_left in reversed(range(RECORD_CHANGE_TRIES)):
+            await self.require(name)
+            record = await self._metadata.get(_key(name))
+            value = _decode(record) if record else {}
+            change(value)
+            try:
+                await self._metadata.put(
+                    _key(name), _encode(value), expect=record.version if record else ABSENT
+                )
+            except VersionConflict:
+                if not tries_left:
+                    raise
+                continue
+            self._cache[name] = Policies(value)
+            return self._cache[name]
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _make_tenant(self, tenant: str, info: JsonObject | None = None) -> None:
+        value = info or {"adminRoles": [], "allowedClusters": [self._settings.cluster_name]}
+        try:
+            await self._metadata.put(f"{ROOT}/{tenant}", _encode(value), expect=ABSENT)
+        except VersionConflict as error:
+            raise NamespaceExists(f"The tenant {tenant} exists already.") from error
+
+    def _following(self, name: NamespaceName, ready: asyncio.Event) -> Following:
+        async def read() -> None:
+            # The first time whoever asked reads the record, once the watch is there.
+            if ready.is_set():
+                self._take(name, await self._metadata.get(_key(name)))
+            ready.set()
+
+        async def take(event: Event) -> None:
+            self._take(name, event.record)
+
+        return Following(partial(self._metadata.watch_key, _key(name)), read, take)
+
+    def _take(self, name: NamespaceName, record: Record | None) -> None:
+        if record is None:
+            self._cache.pop(name, None)
+        else:
+            self._cache[name] = Policies(_decode(record))
+
+    def _forget(self, name: NamespaceName) -> None:
+        self._cache.pop(name, None)
+        follower = self._followers.pop(name, None)
+        if follower is not None:
+            follower.cancel()
+
+
+def _key(name: NamespaceName) -> str:
+    return f"{ROOT}/{name.tenant}/{name.namespace}"
+
+
+def _encode(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _decode(record: Record) -> JsonObject:
+    value = json.loads(record.value) if record.value else {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,37 @@
+"""What scalable topics need of the broker that they run in."""
+
+import random
+from typing import Protocol
+
+from broker.placement import Placement
+from broker.policies.namespaces import Namespaces
+from broker.topics.offloading import Offloads
+from broker.topics.registry import TopicRegistry
+from broker.topics.schemas import SchemaRegistry
+from config.settings import Settings
+from storage.clock import Clock
+from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.metadata.counted import CountedMetadata
+from storage.metadata.store import Session
+
+
+class ScalableHost(Protocol):
+    """The services below."""
+
+    settings: Settings
+    clock: Clock
+    random: random.Random
+    metadata: CountedMetadata
+    session: Session
+    """Of this process, for ephemeral records."""
+    managed_ledgers: ManagedLedgerFactory
+    placement: Placement
+    namespaces: Namespaces
+    schemas: SchemaRegistry
+    topics: TopicRegistry
+    offloads: Offloads
+
+    @property
+    def broker_id(self) -> str:
+        """`host:port` of the REST address: Pulsar's broker id."""
+        ...

@@ -1,0 +1,1 @@
+"""Topics and what hangs on them: producers, subscriptions, consumers, dispatch."""

@@ -1,0 +1,394 @@
+"""One consumer: permits, what it has not acknowledged, counters, and its way to the socket.
+
+Rules:
+
+- Permits count messages.  An entry is sent while at least one permit is left, so a batch may take
+  them below zero; a partly acknowledged batch costs its full size, because the client gives back
+  what it skips.
+- Only Shared and Key_Shared consumers have `pending` acknowledgements; `unacked` counts messages.
+- MESSAGE carries the consumer's epoch for Exclusive and Failover, never for the others: their
+  clients drop what is older than the epoch of their last redelivery request.
+- REACHED_END_OF_TOPIC goes to a consumer once.
+"""
+
+import asyncio
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from broker.topics.client_connection import ClientConnection
+from config.bounds import MAX_UNACKED_PER_CONSUMER
+from magnetar.protocol.frames import encode_message_head
+from magnetar.protocol.ids import LATEST, UNSOLICITED_REQUEST_ID, Position
+from magnetar.protocol.key_hash import HashRange
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandActiveConsumerChange,
+    CommandCloseConsumer,
+    CommandReachedEndOfTopic,
+)
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import Entry
+
+OUTBOX_BYTES: Final = 256 * 1024
+"""Messages collected for one write; after it the connection's back pressure is looked at."""
+
+
+Ack = tuple[Position, Sequence[int], int]
+"""An entry, the bits of it that are not acknowledged (none: all is), and its batch size or 0."""
+
+
+class SubscriptionType(enum.IntEnum):
+    """How the consumers of a subscription share its messages (numbers are Pulsar's)."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+    @property
+    def individual(self) -> bool:
+        """Whether messages go to several consumers, each acknowledging its own."""
+        return self in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+
+    @property
+    def label(self) -> str:
+        """Pulsar's name of it, as in statistics."""
+        return self.name.title()
+
+
+class KeySharedMode(enum.IntEnum):
+    """Who chooses the hash ranges of Key_Shared consumers (numbers are Pulsar's)."""
+
+    AUTO_SPLIT = 0
+    STICKY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeySharedPolicy:
+    """What a Key_Shared consumer asks for.  All consumers of a subscription agree on the first two.
+
+    `ranges` matter for STICKY only; both ends included, within 0 to 65535.
+    """
+
+    mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
+    allow_out_of_order: bool = False
+    ranges: tuple[HashRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeRequest:
+    """A SUBSCRIBE in the broker's terms.
+
+    `start` is EARLIEST, LATEST or the position after which a *new* subscription begins; `create`
+    is False when a missing subscription may not be made.
+    """
+
+    connection: ClientConnection
+    consumer_id: int
+    subscription: str
+    type: SubscriptionType
+    consumer_name: str
+    durable: bool = True
+    start: Position = LATEST
+    create: bool = True
+    priority_level: int = 0
+    consumer_epoch: int = 0
+    key_shared: KeySharedPolicy = KeySharedPolicy()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class ConsumedSubscription(Protocol):
+    """What a consumer, and who serves its client, asks of its subscription."""
+
+    @property
+    def name(self) -> str:
+        """Of the subscription."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor:
+        """What is acknowledged."""
+        ...
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        """The topic's entries."""
+        ...
+
+    @property
+    def consumers(self) -> "Sequence[Consumer]":
+        """Who is connected."""
+        ...
+
+    @property
+    def durable(self) -> bool:
+        """Whether it outlives its consumers."""
+        ...
+
+    @property
+    def backlog(self) -> int:
+        """Entries not (wholly) acknowledged."""
+        ...
+
+    @property
+    def partition_index(self) -> int:
+        """Of the topic; -1 if it is no partition."""
+        ...
+
+    def now_ms(self) -> int:
+        """The broker's clock."""
+        ...
+
+    def wake(self) -> None:
+        """Something may be sent."""
+        ...
+
+    def consumer_opened(self, consumer: "Consumer") -> None:
+        """SUBSCRIBE was answered."""
+        ...
+
+    def remove_consumer(self, consumer: "Consumer", *, by_command: bool) -> None:
+        """Let a consumer go; what it had goes to others."""
+        ...
+
+    def acknowledge(self, consumer: "Consumer", acks: Iterable[Ack]) -> None:
+        """Individual acknowledgements, whole entries or messages of batches."""
+        ...
+
+    def acknowledge_up_to(
+        self, consumer: "Consumer", position: Position, ack_set: Sequence[int]
+    ) -> None:
+        """Cumulative acknowledgement.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
+        ...
+
+    def acknowledge_in(
+        self, consumer: "Consumer", txn: TxnId, acks: Sequence[Ack], *, cumulative: bool
+    ) -> asyncio.Task[None]:
+        """Acknowledge when the transaction commits: see `Subscription`."""
+        ...
+
+    def redeliver(
+        self, consumer: "Consumer", messages: Mapping[Position, int] | None, epoch: int | None
+    ) -> None:
+        """Send again what is not acknowledged: of these entries, or all that the consumer has."""
+        ...
+
+    async def seek(
+        self, position: Position, ack_set: Sequence[int] = (), batch_size: int = 0
+    ) -> None:
+        """Continue at the first entry at or after `position`: see `Subscription`."""
+        ...
+
+    async def last_entry(self) -> Entry | None:
+        """The entry of the topic's newest message."""
+        ...
+
+    async def delete(self, *, force: bool) -> None:
+        """Delete the subscription and its cursor."""
+        ...
+
+
+class Consumer:
+    """One attached consumer: its permits, its unacknowledged messages and its counters.
+
+    Made by `Subscription.add_consumer`.
+    """
+
+    __slots__ = (
+        "_awaits_writable",
+        "_outbox",
+        "_outbox_bytes",
+        "acknowledged_total",
+        "bytes_out_total",
+        "closed",
+        "connected_ms",
+        "connection",
+        "consumer_id",
+        "end_of_topic_sent",
+        "entries_out_total",
+        "epoch",
+        "forget_connection",
+        "identity",
+        "is_open",
+        "key_shared",
+        "messages_out_total",
+        "metadata",
+        "name",
+        "partition",
+        "pending",
+        "permits",
+        "priority_level",
+        "redelivered_total",
+        "subscription",
+        "type",
+        "unacked",
+        "wire_epoch",
+    )
+
+    def __init__(self, request: SubscribeRequest, subscription: ConsumedSubscription) -> None:
+        self.subscription = subscription
+        self.connection = request.connection
+        self.consumer_id = request.consumer_id
+        self.name = request.consumer_name
+        self.type = request.type
+        self.priority_level = request.priority_level
+        self.key_shared = request.key_shared
+        self.metadata = request.metadata
+        self.identity = ""
+        """Identity in acknowledgement records (A9); made when it is first needed."""
+        self.partition = subscription.partition_index
+        self.connected_ms = subscription.now_ms()
+        self.epoch = request.consumer_epoch
+        self.wire_epoch = None if request.type.individual else request.consumer_epoch
+        self.permits = 0
+        self.unacked = 0
+        self.pending: dict[Position, tuple[int, int]] = {}
+        self.is_open = False
+        self.closed = False
+        self.end_of_topic_sent = False
+        self.forget_connection: Callable[[], None] = _nothing
+        self.messages_out_total = 0
+        self.entries_out_total = 0
+        self.bytes_out_total = 0
+        self.redelivered_total = 0
+        self.acknowledged_total = 0
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
+        self._awaits_writable = False
+
+    # Dispatch
+
+    def has_room(self) -> bool:
+        """Whether the next entry may go to this consumer now."""
+        return (
+            self.permits > 0
+            and self.unacked < MAX_UNACKED_PER_CONSUMER
+            and self.connection.writable
+        )
+
+    @property
+    def blocked_on_unacked(self) -> bool:
+        """Whether it gets nothing until it acknowledges."""
+        return self.unacked >= MAX_UNACKED_PER_CONSUMER
+
+    def deliver(
+        self,
+        position: Position,
+        data: bytes,
+        message_count: int,
+        redelivery_count: int = 0,
+        ack_set: Sequence[int] | None = None,
+    ) -> None:
+        """Send an entry; it leaves at the latest with the next `flush`."""
+        ledger_id, entry_id = position
+        size = len(data)
+        outbox = self._outbox
+        outbox.append(
+            encode_message_head(
+                self.consumer_id,
+                ledger_id,
+                entry_id,
+                size,
+                partition=self.partition,
+                redelivery_count=redelivery_count,
+                ack_set=ack_set or (),
+                consumer_epoch=self.wire_epoch,
+            )
+        )
+        outbox.append(data)
+        self.permits -= message_count
+        self.messages_out_total += message_count
+        self.entries_out_total += 1
+        self.bytes_out_total += size
+        self._outbox_bytes += size
+        if self._outbox_bytes > OUTBOX_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything delivered so far to the connection."""
+        if self._outbox:
+            self.connection.send_encoded(*self._outbox)
+            self._outbox.clear()
+            self._outbox_bytes = 0
+
+    def when_writable(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once when the connection takes messages again, however often it is asked."""
+        if self._awaits_writable or self.closed:
+            return
+        self._awaits_writable = True
+
+        def writable() -> None:
+            self._awaits_writable = False
+            wake()
+
+        self.connection.on_writable(writable)
+
+    def set_epoch(self, epoch: int) -> None:
+        """From here on MESSAGE says `epoch`, unless it is an older one."""
+        if epoch > self.epoch:
+            self.epoch = epoch
+            if not self.type.individual:
+                self.wire_epoch = epoch
+
+    # What the client asks for; nothing happens once it is closed
+
+    def flow(self, permits: int) -> None:
+        """FLOW: room for so many more messages."""
+        if not self.closed:
+            self.permits += permits
+            self.subscription.wake()
+
+    def opened(self) -> None:
+        """SUBSCRIBE was answered: tell the client what it could not be told before."""
+        if not self.closed:
+            self.is_open = True
+            self.subscription.consumer_opened(self)
+
+    def close(self) -> None:
+        """CLOSE_CONSUMER by the client: what is pending goes to others."""
+        self.subscription.remove_consumer(self, by_command=True)
+
+    # What the broker tells by itself
+
+    def disconnect(self) -> None:
+        """CLOSE_CONSUMER by the broker: the client subscribes again by itself."""
+        self.connection.send(
+            BaseCommand(
+                type=BaseCommand.CLOSE_CONSUMER,
+                close_consumer=CommandCloseConsumer(
+                    consumer_id=self.consumer_id, request_id=UNSOLICITED_REQUEST_ID
+                ),
+            )
+        )
+
+    def send_active_change(self, is_active: bool) -> None:
+        """ACTIVE_CONSUMER_CHANGE, for Failover."""
+        self.connection.send(
+            BaseCommand(
+                type=BaseCommand.ACTIVE_CONSUMER_CHANGE,
+                active_consumer_change=CommandActiveConsumerChange(
+                    consumer_id=self.consumer_id, is_active=is_active
+                ),
+            )
+        )
+
+    def send_end_of_topic(self) -> None:
+        """REACHED_END_OF_TOPIC, once, and not before the client knows that it is open."""
+        if self.end_of_topic_sent or not self.is_open:
+            return
+        self.end_of_topic_sent = True
+        self.connection.send(
+            BaseCommand(
+                type=BaseCommand.REACHED_END_OF_TOPIC,
+                reached_end_of_topic=CommandReachedEndOfTopic(consumer_id=self.consumer_id),
+            )
+        )
+
+
+def _nothing() -> None:
+    """What stands where no clean-up is needed."""

@@ -1,0 +1,26 @@
+"""What a broker gives to each of its topics, so that a topic does not depend on the broker."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.topics.producer_names import ProducerNames
+from broker.topics.publish_limits import PublishLimits
+from config.settings import Settings
+from magnetar.protocol.names import TopicName
+from storage.clock import Clock
+from txn.parts import TransactionParts
+
+
+@dataclass(frozen=True, slots=True)
+class TopicContext:
+    """Shared by all topics of a process."""
+
+    clock: Clock
+    random: random.Random
+    settings: Settings
+    producer_names: ProducerNames
+    publish_limits: PublishLimits
+    transactions: TransactionParts
+    deduplicates: Callable[[TopicName], bool]
+    """Whether the policies want every SEND to a topic held against the last sequence id."""

@@ -1,0 +1,245 @@
+"""The last sequence id of each producer of a topic: what it is for, and how it survives.
+
+Rules:
+
+- A `ProducerSequence` is what is durable of one producer name: the highest sequence id of its last
+  stored message, where that entry lies, and, of a chunked message that is not complete, the last
+  chunk.  It changes only when an append completed.
+- It is stored every so many entries (a property of the managed ledger, cut to SNAPSHOT_BYTES, the
+  longest unused names first); a load reads it and replays the entries after it.
+- Deduplication (a policy, Pulsar's "message deduplication") refuses for ever what is not above the
+  last sequence id that was accepted: that is one whose entry was handed to the ledger.  A message
+  that is refused, as its transaction has ended, has used no id.
+- The record outlives the sealing of its topic: who comes back then hears what is stored, too.
+- A reconnect of the same producer (epoch above 0) resends what it has no receipt for.  What of that
+  is durable is refused too, whatever the policy, until its first message that is not.  A message
+  younger than the last durable one is no resend: then an earlier program used the same name.
+- All chunks of a message have its sequence id; the id of the chunk decides among them.
+"""
+
+import json
+from collections.abc import Collection
+from typing import NamedTuple
+
+from magnetar.protocol.ids import Position, from_wire
+from magnetar.protocol.pulsar_pb2 import MessageMetadata
+
+SNAPSHOT_PROPERTY = "magnetar.producer-sequences"
+SNAPSHOT_BYTES = 256 * 1024
+NO_SEQUENCE = -1
+NO_POSITION = Position(-1, -1)
+_PARTIAL_COLUMNS = 3
+"""Columns of a row of a snapshot that tell of an incomplete message; the last one is the time."""
+
+
+class Chunk(NamedTuple):
+    """One chunk of a message: which message, which chunk, and whether it is the last one."""
+
+    uuid: str
+    chunk_id: int
+    last: bool
+
+
+def chunk_of(metadata: MessageMetadata) -> Chunk | None:
+    """What the metadata says about chunks; None for a whole message."""
+    if metadata.num_chunks_from_msg <= 1 or not metadata.HasField("chunk_id"):
+        return None
+    last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
+    return Chunk(metadata.uuid, metadata.chunk_id, last)
+
+
+def last_sequence(sequence_id: int, highest_sequence_id: int) -> int:
+    """The last sequence id of a message or batch, from the unsigned fields of the wire."""
+    first, highest = from_wire(sequence_id), from_wire(highest_sequence_id)
+    return highest if highest > max(first, 0) else first
+
+
+class ProducerSequence:
+    """What is durable of one producer name.  `publish_time_ms` of the last entry, where known."""
+
+    __slots__ = (
+        "attached",
+        "chunk",
+        "chunk_sequence",
+        "last",
+        "position",
+        "publish_time_ms",
+        "seen_ms",
+    )
+
+    def __init__(self, last: int = NO_SEQUENCE) -> None:
+        self.last = last
+        self.position = NO_POSITION
+        self.publish_time_ms: int | None = None
+        self.chunk: Chunk | None = None
+        self.chunk_sequence = NO_SEQUENCE
+        self.attached = 0
+        self.seen_ms = 0
+
+    def stored(self, sequence: int, position: Position, chunk: Chunk | None) -> None:
+        """An entry of this producer is durable."""
+        self.position = position
+        self.publish_time_ms = None
+        if chunk is not None and not chunk.last:
+            self.chunk = chunk
+            self.chunk_sequence = sequence
+        else:
+            self.last = sequence
+
+
+class SequenceGuard:
+    """Tells what is not above the last accepted message.  Starts from what is durable."""
+
+    __slots__ = ("_chunk", "_chunk_sequence", "_last")
+
+    def __init__(self, durable: ProducerSequence) -> None:
+        self._last = durable.last
+        self._chunk = durable.chunk
+        self._chunk_sequence = durable.chunk_sequence
+
+    def is_duplicate(self, sequence: int, chunk: Chunk | None) -> bool:
+        """Whether the message was accepted before; changes nothing."""
+        if sequence <= self._last:
+            return True
+        return chunk is not None and self._is_known_chunk(sequence, chunk)
+
+    def accept(self, sequence: int, chunk: Chunk | None) -> None:
+        """Count the message as accepted; called when the ledger has taken its entry."""
+        if chunk is None or chunk.last:
+            self._last = sequence
+        if chunk is not None:
+            self._chunk = chunk
+            self._chunk_sequence = sequence
+
+    def _is_known_chunk(self, sequence: int, chunk: Chunk) -> bool:
+        known = self._chunk
+        return (
+            known is not None
+            and sequence == self._chunk_sequence
+            and chunk.uuid == known.uuid
+            and chunk.chunk_id <= known.chunk_id
+        )
+
+
+class ResendGuard(SequenceGuard):
+    """A `SequenceGuard` for the resend phase of a reconnect; `over` once that has ended."""
+
+    __slots__ = ("_not_after_ms", "over")
+
+    def __init__(self, durable: ProducerSequence) -> None:
+        super().__init__(durable)
+        self._not_after_ms = durable.publish_time_ms
+        self.over = False
+
+    def is_resend(self, sequence: int, chunk: Chunk | None, publish_time_ms: int) -> bool:
+        """Whether the message is durable already; the first one that is not ends the phase."""
+        younger = self._not_after_ms is not None and publish_time_ms > self._not_after_ms
+        if not younger and self.is_duplicate(sequence, chunk):
+            return True
+        self.over = True
+        return False
+
+
+class Deduplication:
+    """The producers of one topic.  `limit` and `keep_ms` bound those that are not attached."""
+
+    def __init__(self, *, limit: int, keep_ms: int) -> None:
+        self._limit = limit
+        self._keep_ms = keep_ms
+        self._sequences: dict[str, ProducerSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def known(self) -> Collection[ProducerSequence]:
+        """What is durable of each producer name."""
+        return self._sequences.values()
+
+    def get(self, name: str) -> ProducerSequence | None:
+        """What is durable of a producer name, if anything is known."""
+        return self._sequences.get(name)
+
+    def attach(self, name: str) -> ProducerSequence:
+        """The record of a producer that begins to publish; it stays while it is attached."""
+        sequence = self._sequences.setdefault(name, ProducerSequence())
+        sequence.attached += 1
+        return sequence
+
+    def detach(self, name: str, now_ms: int) -> None:
+        """The producer left: remember it for a while."""
+        sequence = self._sequences.pop(name)
+        sequence.attached -= 1
+        sequence.seen_ms = now_ms
+        if sequence.attached or sequence.position != NO_POSITION:
+            self._sequences[name] = sequence
+            self._forget(now_ms)
+
+    def replay(self, metadata: MessageMetadata, position: Position, now_ms: int) -> None:
+        """An entry found after the snapshot."""
+        if metadata.HasField("marker_type"):
+            return
+        sequence = self._sequences.pop(metadata.producer_name, None) or ProducerSequence()
+        last = last_sequence(metadata.sequence_id, metadata.highest_sequence_id)
+        sequence.stored(last, position, chunk_of(metadata))
+        sequence.publish_time_ms = metadata.publish_time
+        sequence.seen_ms = now_ms
+        self._sequences[metadata.producer_name] = sequence
+        if len(self._sequences) > 2 * self._limit:
+            self._forget(now_ms)
+
+    def snapshot(self, position: Position, now_ms: int) -> str:
+        """Everything durable up to `position`, as text; the longest unused are left out first."""
+        self._forget(now_ms)
+        rows: list[str] = []
+        room = SNAPSHOT_BYTES
+        for name, known in sorted(
+            self._sequences.items(),
+            key=lambda item: (item[1].attached > 0, item[1].seen_ms),
+            reverse=True,
+        ):
+            if known.position == NO_POSITION:
+                continue
+            row = json.dumps(_row(name, known, now_ms), separators=(",", ":"))
+            if len(row) < room:
+                room -= len(row) + 1
+                rows.append(row)
+        where = f"[{position.ledger_id},{position.entry_id}]"
+        return f'{{"position":{where},"producers":[{",".join(rows)}]}}'
+
+    def load(self, snapshot: str) -> Position:
+        """Take over a snapshot; returns the position up to which it speaks."""
+        content = json.loads(snapshot)
+        for name, last, ledger_id, entry_id, seen_ms, *partial in reversed(content["producers"]):
+            sequence = ProducerSequence(last)
+            sequence.position = Position(ledger_id, entry_id)
+            sequence.seen_ms = seen_ms
+            if len(partial) % _PARTIAL_COLUMNS:
+                sequence.publish_time_ms = partial.pop()
+            if partial:
+                chunk_sequence, uuid, chunk_id = partial
+                sequence.chunk = Chunk(uuid, chunk_id, last=False)
+                sequence.chunk_sequence = chunk_sequence
+            self._sequences[name] = sequence
+        return Position(*content["position"])
+
+    def _forget(self, now_ms: int) -> None:
+        """Drop unattached producers: too old ones, and the oldest above the limit."""
+        idle = [name for name, known in self._sequences.items() if not known.attached]
+        surplus = len(idle) - self._limit
+        for name in idle:
+            if surplus > 0 or now_ms - self._sequences[name].seen_ms > self._keep_ms:
+                del self._sequences[name]
+                surplus -= 1
+            else:
+                break
+
+
+def _row(name: str, known: ProducerSequence, now_ms: int) -> list[str | int]:
+    seen_ms = now_ms if known.attached else known.seen_ms
+    row: list[str | int] = [name, known.last, *known.position, seen_ms]
+    if known.chunk is not None and known.chunk_sequence > known.last:
+        row += [known.chunk_sequence, known.chunk.uuid, known.chunk.chunk_id]
+    if known.publish_time_ms is not None:
+        row.append(known.publish_time_ms)
+    return row

@@ -1,0 +1,100 @@
+"""What dispatch must know of an entry before it is sent.
+
+Permits and unacknowledged bounds count messages, so every entry's metadata is looked at once for
+each subscription.  The C protobuf parser takes 0.9 us for that; scanning the fields in Python was
+measured slower (1.2 us for six fields, growing with properties), and keeping the result for the
+next subscription costs about as much as it saves.
+
+An entry whose metadata cannot be read counts as one message without key, and one that names a
+number of messages that no batch has as one message: it is delivered as it is, and the client
+decides.
+"""
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from google.protobuf.message import DecodeError
+
+from magnetar.protocol.ack_set import MAX_BATCH_SIZE
+from magnetar.protocol.key_hash import sticky_hash
+from magnetar.protocol.message import sticky_key, transaction_named_by
+from magnetar.protocol.pulsar_pb2 import MessageMetadata
+
+_PARSE: Final = cast("Callable[[bytes], MessageMetadata]", MessageMetadata.FromString)
+_SIZE_FROM: Final = 6
+_METADATA_FROM: Final = 10
+_KEYLESS_HASH: Final = 1
+
+
+def _metadata(data: bytes) -> MessageMetadata | None:
+    size = int.from_bytes(data[_SIZE_FROM:_METADATA_FROM], "big")
+    try:
+        return _PARSE(data[_METADATA_FROM : _METADATA_FROM + size])
+    except DecodeError:
+        return None
+
+
+def facts_of(data: bytes) -> tuple[int, bool]:
+    """How many messages an entry holds, and whether it has something special.
+
+    Special are markers, entries of transactions, and those with a time to be delivered at.
+    """
+    metadata = _metadata(data)
+    if metadata is None:
+        return 1, False
+    count = metadata.num_messages_in_batch  # no more calls than need be: this is for every entry
+    return (
+        count if 0 < count <= MAX_BATCH_SIZE else 1,
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits"),
+    )
+
+
+def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
+    """`facts_of`, and the Key_Shared hash of the entry: 1 to 65535."""
+    metadata = _metadata(data)
+    if metadata is None:
+        return 1, False, _KEYLESS_HASH
+    count = metadata.num_messages_in_batch
+    return (
+        count if 0 < count <= MAX_BATCH_SIZE else 1,
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits"),
+        sticky_hash(sticky_key(metadata)),
+    )
+
+
+def marker_or_transaction(data: bytes) -> tuple[bool, tuple[int, int] | None]:
+    """Whether a broker wrote the entry for brokers, and the transaction that it is part of."""
+    metadata = _metadata(data)
+    if metadata is None:
+        return False, None
+    return metadata.marker_type != 0, transaction_named_by(metadata)
+
+
+def is_marker(data: bytes) -> bool:
+    """Whether the entry was written by a broker for brokers: no consumer gets it."""
+    metadata = _metadata(data)
+    return metadata is not None and metadata.marker_type != 0
+
+
+def publish_time_ms(data: bytes) -> int:
+    """When the producer sent the entry, by the producer's clock; 0 when that cannot be read."""
+    metadata = _metadata(data)
+    return 0 if metadata is None else metadata.publish_time
+
+
+def deliver_at_ms(data: bytes) -> int:
+    """When the entry may be delivered, since 1970; 0 or less: at once."""
+    metadata = _metadata(data)
+    return 0 if metadata is None else metadata.deliver_at_time
+
+
+def last_batch_index(data: bytes) -> int:
+    """The index of the newest message of an entry: -1 when it is no batch."""
+    metadata = _metadata(data)
+    if metadata is None or not metadata.HasField("num_messages_in_batch"):
+        return -1
+    return facts_of(data)[0] - 1

@@ -1,0 +1,39 @@
+"""What the consuming side refuses, one class for each reason.
+
+Which code a refusal carries decides what a client does next: ConsumerBusy, ConsumerAssignError and
+NotAllowedError are final for a v5 client, ServiceNotReady is tried again.
+"""
+
+from typing import ClassVar
+
+from magnetar.protocol.server_error import PeerError, ServerError
+
+
+class ConsumerBusy(PeerError):
+    """Another consumer holds the subscription, or holds it in another type."""
+
+    code: ClassVar[ServerError] = ServerError.CONSUMER_BUSY
+
+
+class ConsumerAssignError(PeerError):
+    """Key_Shared hash ranges that are wrong in themselves or taken."""
+
+    code: ClassVar[ServerError] = ServerError.CONSUMER_ASSIGN_ERROR
+
+
+class ConsumerNotFound(PeerError):
+    """The request names a consumer that this connection does not have."""
+
+    code: ClassVar[ServerError] = ServerError.CONSUMER_NOT_FOUND
+
+
+class ConsumerNotAllowed(PeerError):
+    """Something that this type of subscription, or this broker, does not do."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class SubscriptionUnavailable(PeerError):
+    """The subscription is being closed, deleted or reset: the client tries again."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY

@@ -1,0 +1,154 @@
+"""Key order of a Key_Shared subscription: pure bookkeeping of hashes, holders and what waits.
+
+Rules:
+
+- A hash is *held* by the consumer that has unacknowledged entries of it.  While one consumer holds
+  a hash, no other gets an entry of it, even when the assignment has moved (the hash drains).
+- An entry whose hash has entries waiting waits behind them.
+- What waits is sent lowest position first, as soon as its owner has room and nobody else holds
+  the hash.
+
+Invariant: an owner's queue has no entry whose hash somebody else holds; those wait in `_draining`
+until the last entry of the holder is settled.  `allow_out_of_order` switches holding off.
+"""
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from broker.topics.dispatch.redelivery import ReplayQueue
+from broker.topics.dispatch.selection import Candidate, KeyAssignment
+from magnetar.protocol.ids import Position
+
+C = TypeVar("C", bound=Candidate)
+
+
+class KeyOrder(Generic[C]):
+    """Which consumer holds which key hashes of a Key_Shared subscription, and what waits."""
+
+    def __init__(self, assignment: KeyAssignment[C], *, allow_out_of_order: bool = False) -> None:
+        self.assignment = assignment
+        self._strict = not allow_out_of_order
+        self._holders: dict[int, tuple[C, int]] = {}
+        self._waiting: dict[Position, int] = {}
+        self._waiting_of_hash: dict[int, int] = {}
+        self._queues: dict[C | None, ReplayQueue] = {}
+        self._draining: dict[int, ReplayQueue] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Entries that were read and could not be sent yet, or came back."""
+        return len(self._waiting)
+
+    def has_waiting(self, owner: C) -> bool:
+        """Whether something waits that `owner` may get now."""
+        queue = self._queues.get(owner)
+        return queue is not None and bool(len(queue))
+
+    def receiver(self, key_hash: int) -> C | None:
+        """Who may get a new entry of this hash now; None when it has to wait."""
+        if key_hash in self._waiting_of_hash:
+            return None
+        owner = self.assignment.owner(key_hash)
+        if owner is None or self._held_by_other(key_hash, owner):
+            return None
+        return owner
+
+    def sent(self, key_hash: int, consumer: C) -> None:
+        """`consumer` has one more unacknowledged entry of the hash."""
+        if self._strict:
+            _, count = self._holders.get(key_hash, (consumer, 0))
+            self._holders[key_hash] = (consumer, count + 1)
+
+    def settled(self, key_hash: int, consumer: C) -> bool:
+        """One entry of the hash was acknowledged or came back.
+
+        True when that lets another consumer go on with what waits.
+        """
+        holder = self._holders.get(key_hash)
+        if holder is None or holder[0] is not consumer:
+            return False
+        if holder[1] > 1:
+            self._holders[key_hash] = (consumer, holder[1] - 1)
+            return False
+        del self._holders[key_hash]
+        released = self._draining.pop(key_hash, None)
+        if released is None:
+            return False
+        queue = self._queue(self.assignment.owner(key_hash))
+        while (position := released.pop()) is not None:
+            queue.add(position)
+        return True
+
+    def park(self, position: Position, key_hash: int) -> None:
+        """Let an entry wait for its owner."""
+        if position in self._waiting:
+            return
+        self._waiting[position] = key_hash
+        self._waiting_of_hash[key_hash] = self._waiting_of_hash.get(key_hash, 0) + 1
+        self._enqueue(position, key_hash)
+
+    def first_waiting(self, owner: C) -> Position | None:
+        """The lowest entry that `owner` may get now, left in place."""
+        queue = self._queues.get(owner)
+        return None if queue is None else queue.first()
+
+    def is_dense(self, owner: C) -> bool:
+        """Whether what `owner` may get now lies near together: see `ReplayQueue`."""
+        queue = self._queues.get(owner)
+        return queue is not None and queue.is_dense()
+
+    def unpark(self, position: Position) -> int | None:
+        """The entry waits no longer (it is sent, or was acknowledged); its hash if it did wait."""
+        key_hash = self._waiting.pop(position, None)
+        if key_hash is None:
+            return None
+        count = self._waiting_of_hash[key_hash] - 1
+        if count:
+            self._waiting_of_hash[key_hash] = count
+        else:
+            del self._waiting_of_hash[key_hash]
+        draining = self._draining.get(key_hash)
+        if draining is not None and position in draining:
+            draining.discard(position)
+            if not len(draining):
+                del self._draining[key_hash]
+        else:
+            self._queue(self.assignment.owner(key_hash)).discard(position)
+        return key_hash
+
+    def consumer_left(self, consumer: C, pending: Iterable[tuple[Position, int]]) -> None:
+        """Its hashes are held no longer and its unacknowledged entries wait for others."""
+        self._holders = {
+            key_hash: holder
+            for key_hash, holder in self._holders.items()
+            if holder[0] is not consumer
+        }
+        for position, key_hash in pending:
+            if position not in self._waiting:
+                self._waiting[position] = key_hash
+                self._waiting_of_hash[key_hash] = self._waiting_of_hash.get(key_hash, 0) + 1
+        self.assignment_changed()
+
+    def assignment_changed(self) -> None:
+        """Line everything that waits up behind its new owner."""
+        self._queues.clear()
+        self._draining.clear()
+        for position, key_hash in self._waiting.items():
+            self._enqueue(position, key_hash)
+
+    def _enqueue(self, position: Position, key_hash: int) -> None:
+        owner = self.assignment.owner(key_hash)
+        if self._held_by_other(key_hash, owner):
+            self._draining.setdefault(key_hash, ReplayQueue()).add(position)
+        else:
+            self._queue(owner).add(position)
+
+    def _held_by_other(self, key_hash: int, owner: C | None) -> bool:
+        holder = self._holders.get(key_hash)
+        return holder is not None and holder[0] is not owner
+
+    def _queue(self, owner: C | None) -> ReplayQueue:
+        queue = self._queues.get(owner)
+        if queue is None:
+            queue = self._queues[owner] = ReplayQueue()
+        return queue

@@ -1,0 +1,166 @@
+"""Key_Shared: entries of one key go to one consumer, in order, however consumers come and go.
+
+Rules: `KeyOrder` says who may get what and keeps what has to wait.  New entries are read past a
+consumer without room, so that it does not hold up the keys of others; KEY_SHARED_LOOK_AHEAD_ENTRIES
+bounds that.  What waits goes out before anything new for the same consumer.  What a transaction
+holds is put aside with its hash, and does not hold up its key.
+"""
+
+from functools import partial
+
+from broker.topics.consumer import Consumer, KeySharedMode, KeySharedPolicy
+from broker.topics.dispatch.entry_facts import facts_of, keyed_facts_of
+from broker.topics.dispatch.key_order import KeyOrder
+from broker.topics.dispatch.pending import PendingDispatcher
+from broker.topics.dispatch.redelivery import RedeliveryCounts
+from broker.topics.dispatch.selection import AutoSplit, KeyAssignment, StickyRanges
+from broker.topics.dispatch.source import DispatchedSubscription
+from config.bounds import KEY_SHARED_LOOK_AHEAD_ENTRIES, READ_BATCH_ENTRIES
+from magnetar.protocol.ids import Position
+
+
+class KeySharedDispatcher(PendingDispatcher):
+    """Sends all entries of a key to one consumer, in order, over joins and leaves."""
+
+    def __init__(
+        self,
+        subscription: DispatchedSubscription,
+        counts: RedeliveryCounts,
+        policy: KeySharedPolicy,
+    ) -> None:
+        super().__init__(subscription, counts)
+        assignment: KeyAssignment[Consumer] = (
+            StickyRanges() if policy.mode is KeySharedMode.STICKY else AutoSplit()
+        )
+        self._order = KeyOrder(assignment, allow_out_of_order=policy.allow_out_of_order)
+        self._aside: dict[Position, int] = {}
+        """Hashes of entries that were passed because a transaction holds them."""
+
+    def add(self, consumer: Consumer) -> None:
+        """Keys that move to it wait until their old consumer has acknowledged what it has."""
+        self._order.assignment.add(consumer, consumer.key_shared.ranges)
+        self.consumers.append(consumer)
+        self._order.assignment_changed()
+
+    def remove(self, consumer: Consumer) -> None:
+        """What it had goes to the new owners of its keys at once."""
+        self.consumers.remove(consumer)
+        self._order.assignment.remove(consumer)
+        self._order.consumer_left(consumer, self._take_all_pending(consumer))
+        self.wake()
+
+    def _return(self, consumer: Consumer, position: Position, key_hash: int) -> None:
+        self._order.park(position, key_hash)
+        self._order.settled(key_hash, consumer)
+
+    def _forget_waiting(self, position: Position) -> None:
+        self._order.unpark(position)
+        if self._aside:
+            self._aside.pop(position, None)
+
+    def held(self, position: Position, messages: int) -> None:
+        """See the base class."""
+        owner = self._owner(None, position)
+        if owner is not None:
+            key_hash: int | None = owner.pending[position][1]
+        else:
+            key_hash = self._aside.pop(position, None) or self._order.unpark(position)
+            if key_hash is None and self._all_held(position):
+                key_hash = self._delayed.discard(position)
+        super().held(position, messages)
+        if key_hash is not None:
+            self._keep_hash(position, key_hash)
+
+    def _keep_hash(self, position: Position, key_hash: int) -> None:
+        """See the base class; the hash goes aside, or waits, unless somebody has the entry."""
+        if self._owner(None, position) is not None:
+            return
+        if self._all_held(position):
+            self._aside[position] = key_hash
+        else:
+            self._order.park(position, key_hash)
+
+    def _let_wait(self, position: Position, key_hash: int) -> None:
+        self._order.park(position, key_hash)
+
+    def _room_for_due(self) -> int:
+        return KEY_SHARED_LOOK_AHEAD_ENTRIES - self._order.waiting
+
+    def _bring_back(self, position: Position) -> None:
+        key_hash = self._aside.pop(position, None)
+        if key_hash is not None:
+            self._order.park(position, key_hash)
+
+    def _relieved(self, consumer: Consumer, key_hash: int) -> None:
+        if self._order.settled(key_hash, consumer):
+            self.wake()
+
+    def _send(self) -> bool:
+        budget = READ_BATCH_ENTRIES
+        for consumer in self.consumers:
+            budget -= self._send_waiting(consumer, budget)
+        budget -= self._send_new(budget)
+        for consumer in self.consumers:
+            consumer.flush()
+        return not budget
+
+    def _send_waiting(self, consumer: Consumer, budget: int) -> int:
+        """Send `consumer` what waits for it; how many entries were looked at."""
+        order, held, used = self._order, self._held(), 0
+        is_dense = partial(order.is_dense, consumer)
+        while used < budget and order.has_waiting(consumer):
+            if self._full() or not self._has_room(consumer):
+                break
+            position = order.first_waiting(consumer)
+            if position is None:
+                break
+            entry = self._read_again(position, is_dense)
+            if entry is None:
+                break
+            used += 1
+            key_hash = order.unpark(position)
+            if key_hash is None or self.cursor.is_acknowledged(position):
+                continue
+            if held is not None and held.is_pending(position):
+                self._aside[position] = key_hash
+                continue
+            count, special = facts_of(entry.data)
+            if special and self._keeps_back(entry, key_hash):
+                continue
+            had = position in consumer.pending
+            if not self._hand_over(consumer, entry, count, key_hash):
+                self._aside[position] = key_hash
+            elif not had:
+                order.sent(key_hash, consumer)
+        return used
+
+    def _send_new(self, budget: int) -> int:
+        """Read on and send, or park what cannot be sent; how many entries were looked at."""
+        limit = self.topic.max_read_position()
+        order, reader, held, used = self._order, self.reader, self._held(), 0
+        while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
+            if self._delayed.full:
+                break
+            if not reader.buffer and not (self._any_room() and reader.fill(limit, budget)):
+                break
+            entry = reader.buffer.popleft()
+            used += 1
+            if self.cursor.is_acknowledged(entry.position):
+                continue
+            count, special, key_hash = keyed_facts_of(entry.data)
+            if held is not None and held.is_pending(entry.position):
+                self._aside[entry.position] = key_hash
+                continue
+            if special and self._keeps_back(entry, key_hash):
+                continue
+            consumer = order.receiver(key_hash)
+            if consumer is None or not self._has_room(consumer):
+                order.park(entry.position, key_hash)
+            elif self._hand_over(consumer, entry, count, key_hash):
+                order.sent(key_hash, consumer)
+            else:
+                self._aside[entry.position] = key_hash
+        return used
+
+    def _any_room(self) -> bool:
+        return any(self._has_room(consumer) for consumer in self.consumers)

@@ -1,0 +1,80 @@
+"""The newest message that readers of a topic get.
+
+Rules:
+
+- What consumers do not see is passed over: markers, and entries of aborted transactions.  Whoever
+  reads up to the last message must get it, or he waits for ever.
+- Nothing past the horizon counts.  What is at or before it never changes, so it is looked at once.
+- The entry at the horizon is tried first; below it, READ_BATCH_ENTRIES in a turn of the loop.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from broker.topics.dispatch.entry_facts import is_marker
+from broker.topics.dispatch.source import ReadableTopic
+from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES
+from magnetar.protocol.ids import EARLIEST, Position
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import Entry
+
+
+class LastMessage:
+    """Finds, and caches, the newest message that a reader of the topic gets. One for each topic."""
+
+    __slots__ = ("_found", "_looked_up_to", "_topic")
+
+    def __init__(self, topic: ReadableTopic) -> None:
+        self._topic = topic
+        self._looked_up_to = EARLIEST
+        self._found: Position | None = None
+
+    async def entry(self) -> Entry | None:
+        """Its entry; None if there is none.  Raises what reading raises."""
+        topic, end = self._topic, self._topic.max_read_position()
+        up_to, count = end, 1
+        while up_to.entry_id >= 0 and up_to > self._looked_up_to:
+            first = Position(up_to.ledger_id, max(0, up_to.entry_id - count + 1))
+            newest = await self._newest_of(first, up_to)
+            if newest is not None:
+                self._note(end, newest.position)
+                return newest
+            up_to, count = topic.ledger.previous_position(first), READ_BATCH_ENTRIES
+            await asyncio.sleep(0)
+        self._note(end, self._found)
+        if self._found is None:
+            return None
+        return await entry_at(topic.ledger, self._found)
+
+    def _note(self, end: Position, found: Position | None) -> None:
+        """Unless somebody else has looked further meanwhile."""
+        if end > self._looked_up_to:
+            self._looked_up_to, self._found = end, found
+
+    async def _newest_of(self, first: Position, up_to: Position) -> Entry | None:
+        topic, newest = self._topic, None
+        while first <= up_to:
+            entries = await _read(topic.ledger, first, up_to)
+            if not entries:
+                break
+            for entry in entries:
+                hidden = is_marker(entry.data) or topic.is_aborted(entry)
+                if entry.position <= up_to and not hidden:
+                    newest = entry
+            first = topic.ledger.next_position(entries[-1].position)
+        return newest
+
+
+async def entry_at(ledger: ManagedLedger, position: Position) -> Entry | None:
+    """The entry there; None if there is none.  Raises what reading raises."""
+    entries = await _read(ledger, position, position)
+    return entries[0] if entries and entries[0].position == position else None
+
+
+async def _read(ledger: ManagedLedger, first: Position, up_to: Position) -> Sequence[Entry]:
+    cached = ledger.read_cached(first, up_to.entry_id - first.entry_id + 1, READ_BATCH_BYTES)
+    if cached is not None:
+        return cached
+    return await ledger.read(
+        first, max_entries=READ_BATCH_ENTRIES, max_bytes=READ_BATCH_BYTES, up_to=up_to
+    )

@@ -1,0 +1,323 @@
+"""Shared and Key_Shared: what each consumer has and has not acknowledged.
+
+Rules:
+
+- `Consumer.pending` maps an entry to (messages of it not acknowledged, its hash); the messages are
+  bits, as in `magnetar.protocol.ack_set`.  Every message that was sent and not acknowledged is
+  pending at exactly one consumer, or its entry waits to be sent again.
+- An entry is sent with those of its messages that nobody has.  So what an abort gives back of a
+  batch comes alone: what a consumer has of it, or acknowledges just now, is not sent twice.
+- Any consumer of the subscription may acknowledge any entry; the consumer that has it pending is
+  relieved.
+- What an open transaction holds is pending at nobody and does not wait: dispatch has passed it, and
+  its release brings it back.  If it is released before the rest of an end, a redelivery of its
+  entry may take it along: then it is pending again, and its release brings back nothing more.
+- A cumulative acknowledgement is of an earlier consumer, of another type.  It may hold any number
+  of entries: nothing is sent until its transaction has ended.
+- An entry whose time has not come is pending at nobody either: it is kept back without permits, and
+  waits to be sent when it is due.  Never before, and not as a redelivery.
+- A consumer with MAX_UNACKED_PER_CONSUMER unacknowledged messages, and all of a subscription with
+  MAX_UNACKED_PER_SUBSCRIPTION, get nothing until acknowledgements come.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from broker.topics.consumer import Consumer
+from broker.topics.dispatch.delay_timer import DelayTimer
+from broker.topics.dispatch.delayed_messages import DelayedMessages
+from broker.topics.dispatch.dispatcher import Dispatcher
+from broker.topics.dispatch.entry_facts import deliver_at_ms
+from broker.topics.dispatch.entry_reader import GONE, Absent
+from broker.topics.dispatch.redelivery import RedeliveryCounts
+from broker.topics.dispatch.source import DispatchedSubscription
+from config.bounds import MAX_UNACKED_PER_SUBSCRIPTION, READ_BATCH_ENTRIES
+from magnetar.protocol.ack_set import from_words, to_words
+from magnetar.protocol.ids import Position
+from storage.managed_ledger.types import Entry
+
+log = structlog.get_logger(__name__)
+
+
+class PendingDispatcher(Dispatcher):
+    """Keeps what each Shared or Key_Shared consumer was sent and has not acknowledged.
+
+    Who gets what is for the two kinds to say.
+    """
+
+    def __init__(self, subscription: DispatchedSubscription, counts: RedeliveryCounts) -> None:
+        super().__init__(subscription, counts)
+        self.unacked = 0
+        settings = subscription.topic.context.settings
+        self._delays = settings.delayed_delivery_enabled
+        self._delayed = DelayedMessages()
+        self._timer = DelayTimer(
+            subscription.now_ms, settings.delayed_delivery_tick_time_ms, self.wake
+        )
+        self._told_full = False
+        self._parted: set[Position] = set()
+        """Entries whose messages may be with several consumers, until all are acknowledged.
+
+        Some messages of such an entry came back while consumers had the others.
+        """
+
+    @property
+    def delayed(self) -> int:
+        """See the base class."""
+        return len(self._delayed)
+
+    # What the two kinds do
+
+    @abstractmethod
+    def _send(self) -> bool:
+        """Send what waits, then what is new; True when there is more to do at once."""
+
+    @abstractmethod
+    def _room_for_due(self) -> int:
+        """How many more entries that are due may wait to be sent."""
+
+    @abstractmethod
+    def _let_wait(self, position: Position, key_hash: int) -> None:
+        """An entry that nobody has is to be sent as soon as somebody has room."""
+
+    @abstractmethod
+    def _return(self, consumer: Consumer, position: Position, key_hash: int) -> None:
+        """An entry that `consumer` had is to be sent again."""
+
+    @abstractmethod
+    def _forget_waiting(self, position: Position) -> None:
+        """An entry was acknowledged: it need not be sent, if it was waiting for that."""
+
+    @abstractmethod
+    def _relieved(self, consumer: Consumer, key_hash: int) -> None:
+        """`consumer` acknowledged the last message of an entry of this hash."""
+
+    @abstractmethod
+    def _keep_hash(self, position: Position, key_hash: int) -> None:
+        """An entry that is not acknowledged was taken from somebody; nobody may have it now."""
+
+    # Events
+
+    def close(self) -> None:
+        """See the base class."""
+        super().close()
+        self._timer.aim(None)
+
+    def _dispatch(self) -> bool:
+        held = self._held()
+        if held is not None and held.cumulative_transactions:
+            return False
+        more_due = bool(self._delayed) and self._release_due()
+        more = self._send()
+        if self._delayed:
+            self._aim_timer()
+        return more or more_due
+
+    def redeliver(self, consumer: Consumer, messages: Mapping[Position, int] | None) -> None:
+        """What of the entries `consumer` has pending waits again, at its old place."""
+        wanted = dict.fromkeys(sorted(consumer.pending), -1) if messages is None else messages
+        for position, bits in wanted.items():
+            had, key_hash = consumer.pending.get(position, (0, 0))
+            given = had & bits
+            if not given:
+                continue
+            unacked = given.bit_count()
+            self._debit(consumer, unacked)
+            consumer.redelivered_total += unacked
+            self.counts.raise_for(position)
+            if given == had:
+                del consumer.pending[position]
+                self._return(consumer, position, key_hash)
+            else:
+                consumer.pending[position] = (had ^ given, key_hash)
+                self._parted.add(position)
+                self._let_wait(position, key_hash)
+        self.wake()
+
+    @abstractmethod
+    def _bring_back(self, position: Position) -> None:
+        """An entry that dispatch has passed is to be sent; nobody has it."""
+
+    def settled(self, consumer: Consumer | None, position: Position, left: int) -> None:
+        """See the base class."""
+        was_full = self._full()
+        parted = bool(self._parted) and position in self._parted
+        owner = self._owner(consumer, position)
+        if owner is not None:
+            was_full = was_full or owner.blocked_on_unacked
+            _, key_hash = owner.pending[position]
+            self._relieve(owner, position, left)
+            if left:
+                self._keep_hash(position, key_hash)
+        if parted:
+            for each in self._owners(position):
+                was_full = was_full or each.blocked_on_unacked
+                self._relieve(each, position, left)
+        if not left and (parted or owner is None):
+            was_full = was_full or self._delayed.full
+            self._delayed.discard(position)
+            self._forget_waiting(position)
+            self._parted.discard(position)
+        if not left and len(self.counts):
+            self.counts.forget(position)
+        if was_full:
+            self.wake()
+
+    def _relieve(self, owner: Consumer, position: Position, left: int) -> None:
+        """Of an entry that `owner` has only the messages in `left` are to be acknowledged."""
+        messages, key_hash = owner.pending[position]
+        kept = messages & left
+        self._debit(owner, (messages ^ kept).bit_count())
+        if kept:
+            owner.pending[position] = (kept, key_hash)
+        else:
+            del owner.pending[position]
+            self._relieved(owner, key_hash)
+
+    def held(self, position: Position, messages: int) -> None:
+        """Whoever has them is relieved, as if they were acknowledged; the entry's count is kept."""
+        was_full = self._full() or self._delayed.full
+        for owner in self._owners(position):
+            was_full = was_full or owner.blocked_on_unacked
+            self._relieve(owner, position, ~messages)
+        if self._all_held(position):
+            self._delayed.discard(position)
+            self._forget_waiting(position)
+        if was_full:
+            self.wake()
+
+    def _all_held(self, position: Position) -> bool:
+        """Whether transactions hold all that is not acknowledged of an entry."""
+        held = self._held()
+        return held is not None and held.is_pending(position)
+
+    def released(self, positions: Sequence[Position], *, again: bool) -> None:
+        """Entries that are not read yet come by themselves."""
+        read_up_to = self.reader.next_position
+        for position in positions:
+            if self.cursor.is_acknowledged(position) or self._all_held(position):
+                continue
+            if position >= read_up_to or position in self._delayed:
+                continue
+            owners = self._owners(position)
+            if not owners:
+                self._bring_back(position)
+            else:
+                self._parted.add(position)
+                self._let_wait(position, owners[0].pending[position][1])
+            if again:
+                self.counts.raise_for(position)
+        self.wake()
+
+    # Delayed entries
+
+    def _keeps_back(self, entry: Entry, key_hash: int) -> bool:
+        """Whether an entry with something special is not sent: never, or not before its time."""
+        if self._withheld(entry):
+            return True
+        if not self._delays:
+            return False
+        due_ms = deliver_at_ms(entry.data)
+        if due_ms <= self.subscription.now_ms():
+            return False
+        self._delayed.add(entry.position, due_ms, key_hash)
+        if self._delayed.full and not self._told_full:
+            self._told_full = True
+            log.warning(
+                "delayed_messages_bound_reached",
+                topic=str(self.topic.name),
+                subscription=self.subscription.name,
+                delayed=len(self._delayed),
+            )
+        return True
+
+    def _release_due(self) -> bool:
+        """Let a slice of what is due wait to be sent; True when another one may follow at once."""
+        at_most = min(self._room_for_due(), READ_BATCH_ENTRIES)
+        if at_most <= 0:
+            return False
+        due = self._delayed.pop_due(self.subscription.now_ms(), at_most)
+        for position, key_hash in due:
+            if not self.cursor.is_acknowledged(position):
+                self._let_wait(position, key_hash)
+        return len(due) == at_most and self._room_for_due() > 0
+
+    def _aim_timer(self) -> None:
+        """At what is due next, unless that waits for room already."""
+        due_ms = self._delayed.next_due_ms
+        waits = due_ms is not None and due_ms <= self.subscription.now_ms()
+        self._timer.aim(None if waits and self._room_for_due() <= 0 else due_ms)
+
+    # What they share
+
+    def _has_room(self, consumer: Consumer) -> bool:
+        """Whether `consumer` may get an entry now; if only its socket is full, wait for that."""
+        if consumer.has_room():
+            return True
+        if consumer.permits > 0 and not consumer.connection.writable:
+            consumer.when_writable(self.wake)
+        return False
+
+    def _full(self) -> bool:
+        return self.unacked >= MAX_UNACKED_PER_SUBSCRIPTION
+
+    def _read_again(self, position: Position, is_dense: Callable[[], bool]) -> Entry | None:
+        """A waiting entry; None when it cannot be sent now, or never (then it is done with)."""
+        entry = self.reader.at(position, is_dense)
+        if not isinstance(entry, Absent):
+            return entry
+        if entry is GONE:
+            self.subscription.skip(position)
+            self.settled(None, position, 0)
+            self.wake()
+        return None
+
+    def _hand_over(self, consumer: Consumer, entry: Entry, count: int, key_hash: int) -> bool:
+        """Send an entry and note that it is pending; False if there is nothing of it to send."""
+        position, data = entry
+        messages = every = (1 << count) - 1
+        if count > 1:
+            ack_set = self.cursor.ack_set(position)
+            if (held := self._held()) is not None:
+                ack_set = held.remaining(position, ack_set, count)
+            if ack_set is not None:
+                messages = from_words(ack_set, count)
+        unacked, had = count, 0
+        if self._parted and position in self._parted:
+            for each in self._owners(position):
+                messages &= ~each.pending[position][0]
+            had, _ = consumer.pending.get(position, (0, key_hash))
+        if messages != every:
+            if not messages:
+                return False
+            unacked = messages.bit_count()
+        consumer.pending[position] = (messages | had, key_hash)
+        consumer.unacked += unacked
+        self.unacked += unacked
+        words = None if messages == every else to_words(messages)
+        consumer.deliver(position, data, count, self.counts[position], words)
+        return True
+
+    def _debit(self, consumer: Consumer, messages: int) -> None:
+        consumer.unacked -= messages
+        self.unacked -= messages
+
+    def _take_all_pending(self, consumer: Consumer) -> list[tuple[Position, int]]:
+        """Everything that a leaving consumer has pending, with hashes; it has nothing then."""
+        taken = [(position, key_hash) for position, (_, key_hash) in consumer.pending.items()]
+        consumer.pending.clear()
+        self._debit(consumer, consumer.unacked)
+        return taken
+
+    def _owners(self, position: Position) -> list[Consumer]:
+        return [each for each in self.consumers if position in each.pending]
+
+    def _owner(self, consumer: Consumer | None, position: Position) -> Consumer | None:
+        if consumer is not None and position in consumer.pending:
+            return consumer
+        for each in self.consumers:
+            if position in each.pending:
+                return each
+        return None

@@ -1,0 +1,172 @@
+"""Exclusive and Failover: one consumer at a time gets everything, in order.
+
+Rules:
+
+- There is no bookkeeping per entry: redelivery means reading again from the first entry that is
+  not acknowledged.  So a request to redeliver single entries redelivers all of them, which keeps
+  the order, and redelivery counts stay 0.
+- When another consumer becomes the active one, it begins with the first entry not acknowledged.
+- Only the active consumer can ask for redelivery.
+- What a transaction released is read again too, from the first entry that is not acknowledged.
+- A consumer that names hash ranges (a reader's `keyHashRange`) gets messages of keys within them;
+  all others are acknowledged for its subscription.
+- What transactions hold is passed over where `Holds` allows it.  Otherwise delivery stops in front
+  of it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from broker.topics.consumer import Consumer, SubscriptionType
+from broker.topics.dispatch.dispatcher import Dispatcher
+from broker.topics.dispatch.entry_facts import facts_of, keyed_facts_of
+from broker.topics.dispatch.holds import Holds
+from broker.topics.dispatch.redelivery import RedeliveryCounts
+from broker.topics.dispatch.selection import StickyRanges, choose_active
+from broker.topics.dispatch.source import DispatchedSubscription
+from config.bounds import READ_BATCH_ENTRIES
+from magnetar.protocol.ids import Position
+from magnetar.protocol.key_hash import HashRange
+from magnetar.protocol.txn_id import TxnId
+
+
+class SingleActiveDispatcher(Dispatcher):
+    """Sends everything, in order, to the active consumer of the subscription."""
+
+    reads_again = True
+
+    def __init__(
+        self,
+        subscription: DispatchedSubscription,
+        counts: RedeliveryCounts,
+        kind: SubscriptionType,
+    ) -> None:
+        super().__init__(subscription, counts)
+        self.active: Consumer | None = None
+        self._passed_over = False
+        """Whether something held was skipped since it was last read from the start."""
+        self._failover = kind is SubscriptionType.FAILOVER
+        transactional = subscription.transactional
+        self._holds = None if transactional is None else Holds(transactional, self.wake)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        super().close()
+        if self._holds is not None:
+            self._holds.close()
+
+    def add(self, consumer: Consumer) -> None:
+        """It may become the active one at once.  Raises `ConsumerAssignError` for odd ranges."""
+        if consumer.key_shared.ranges:
+            # For its checks only: the ranges of several readers may overlap.
+            StickyRanges["Consumer"]().add(consumer, consumer.key_shared.ranges)
+        self.consumers.append(consumer)
+        self._choose()
+
+    def remove(self, consumer: Consumer) -> None:
+        """If it was the active one, the next begins with what it left."""
+        self.consumers.remove(consumer)
+        if consumer is self.active:
+            self.active = None
+            self._choose()
+
+    def announce(self, consumer: Consumer) -> None:
+        """ACTIVE_CONSUMER_CHANGE to a Failover consumer, whichever it is."""
+        if self._failover:
+            consumer.send_active_change(consumer is self.active)
+
+    def redeliver(self, consumer: Consumer, messages: Mapping[Position, int] | None) -> None:
+        """Read again from the first unacknowledged entry, whatever `messages` say."""
+        if consumer is self.active:
+            consumer.redelivered_total += len(messages or ())
+            self._rewind()
+
+    def settled(self, consumer: Consumer | None, position: Position, left: int) -> None:
+        """Nothing is kept for each entry."""
+
+    def released(self, positions: Sequence[Position], *, again: bool) -> None:
+        """Read again what was sent or skipped."""
+        read_up_to = self.reader.next_position
+        if self._passed_over or (again and any(each < read_up_to for each in positions)):
+            self._rewind()
+        else:
+            self.wake()  # what stopped in front of them goes on
+
+    def _choose(self) -> None:
+        if not self.consumers:
+            return
+        chosen = choose_active(self.consumers, self.subscription.partition_index)
+        if chosen is self.active:
+            return
+        self.active = chosen
+        self._rewind()
+        if self._failover:
+            for consumer in self.consumers:
+                if consumer.is_open:
+                    consumer.send_active_change(consumer is chosen)
+
+    def _rewind(self) -> None:
+        self._passed_over = False
+        self.coming_back.clear()
+        if self._holds is not None:
+            self._holds.rewound()
+        self.reader.seek(self._unacknowledged_start())
+        self.wake()
+
+    def _dispatch(self) -> bool:
+        consumer = self.active
+        if consumer is None or consumer.permits <= 0:
+            return False
+        if not consumer.connection.writable:
+            consumer.when_writable(self.wake)
+            return False
+        held, ranges = self._held(), consumer.key_shared.ranges
+        if held is not None and self._kept_from(consumer, held.cumulative_transactions):
+            return False
+        limit = self.topic.max_read_position()
+        reader, cursor, buffer = self.reader, self.cursor, self.reader.buffer
+        budget = READ_BATCH_ENTRIES
+        while budget and consumer.permits > 0 and consumer.connection.writable:
+            if not buffer and not reader.fill(limit, consumer.permits):
+                break
+            entry = buffer[0]
+            budget -= 1
+            position, data = entry
+            if cursor.is_acknowledged(position):
+                buffer.popleft()
+                continue
+            if held is not None and not self._may_pass(consumer, held.transactions_at(position)):
+                break
+            buffer.popleft()
+            if held is not None and held.is_pending(position):
+                self._passed_over = True
+                continue
+            count, special = facts_of(data)
+            if special and self._withheld(entry):
+                continue
+            if ranges and not _is_within(data, ranges):
+                self.subscription.skip(position)
+                continue
+            ack_set = cursor.ack_set(position) if count > 1 else None
+            if held is not None and count > 1:
+                left = held.remaining(position, ack_set, count)
+                self._passed_over |= left is not ack_set
+                ack_set = left or None
+            consumer.deliver(position, data, count, 0, ack_set)
+        consumer.flush()
+        if not consumer.connection.writable:
+            consumer.when_writable(self.wake)
+        return not budget
+
+    def _kept_from(self, consumer: Consumer, txns: Collection[TxnId]) -> bool:
+        transactional = self.subscription.transactional
+        return bool(txns) and transactional is not None and transactional.keeps_from(consumer, txns)
+
+    def _may_pass(self, consumer: Consumer, txns: Collection[TxnId]) -> bool:
+        """Whether a consumer may get what comes after messages that these transactions hold."""
+        return not txns or self._holds is None or self._holds.may_pass(txns, consumer)
+
+
+def _is_within(data: bytes, ranges: Sequence[HashRange]) -> bool:
+    """Whether the key of an entry has its hash in one of the ranges."""
+    _, _, key_hash = keyed_facts_of(data)
+    return any(first <= key_hash <= last for first, last in ranges)

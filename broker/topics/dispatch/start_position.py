@@ -1,0 +1,83 @@
+"""Where a subscription begins, and where a seek leads.
+
+Rules (a start is the position *after which* delivery begins):
+
+- What exists keeps its place; `start_message_id` and initial positions are for new subscriptions.
+- A durable subscription on a segment whose parents have it begins at EARLIEST: what was routed
+  here while nobody had made it on this segment belongs to it too.
+- A start message id includes its entry: which messages of the entry are not wanted (the id itself,
+  earlier ones of its batch) only the client knows, and it drops them.
+- A rollback duration begins at the first entry published within it, by producers' clocks.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from broker.topics.dispatch.entry_facts import publish_time_ms
+from broker.topics.dispatch.source import ReadableTopic
+from magnetar.protocol.ids import EARLIEST, LATEST, LONG_MAX, Position, from_wire
+from magnetar.protocol.names import SegmentName, TopicDomain, segment_name
+from magnetar.protocol.pulsar_pb2 import CommandSubscribe, MessageIdData
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import Entry
+
+Inherits = Callable[[SegmentName, str], Awaitable[bool]]
+"""Whether a parent of a segment has a subscription of that name, or may still get it."""
+
+
+class StartedTopic(ReadableTopic, Protocol):
+    """A topic, and which subscriptions it has."""
+
+    @property
+    def subscriptions(self) -> Mapping[str, object]:
+        """By name."""
+        ...
+
+
+def position_of(message_id: MessageIdData) -> Position:
+    """The entry that a message id of the wire names; -1 and Long.MAX become the constants."""
+    ledger_id = from_wire(message_id.ledger_id)
+    entry_id = from_wire(message_id.entry_id)
+    if ledger_id < 0:
+        return EARLIEST
+    if ledger_id == LONG_MAX:
+        return LATEST
+    return Position(ledger_id, entry_id)
+
+
+async def start_position(
+    topic: StartedTopic, subscribe: CommandSubscribe, inherits: Inherits
+) -> Position:
+    """Where the subscription begins if this SUBSCRIBE makes it."""
+    if subscribe.subscription in topic.subscriptions:
+        return LATEST
+    rollback_s = from_wire(subscribe.start_message_rollback_duration_sec)
+    if rollback_s > 0:
+        since_ms = topic.context.clock.now_ms() - rollback_s * 1000
+        return before(await first_published_since(topic.ledger, since_ms))
+    if not subscribe.durable and subscribe.HasField("start_message_id"):
+        return before(position_of(subscribe.start_message_id))
+    if subscribe.durable and topic.name.domain is TopicDomain.SEGMENT:
+        segment = segment_name(topic.name)
+        if await inherits(segment, subscribe.subscription):
+            return EARLIEST
+    earliest = subscribe.initial_position == CommandSubscribe.Earliest
+    return EARLIEST if earliest else LATEST
+
+
+async def first_published_since(ledger: ManagedLedger, since_ms: int) -> Position:
+    """The first entry published at or after a time; LATEST when all are older."""
+    found = await ledger.find_first(partial(_published_since, since_ms))
+    return LATEST if found is None else found
+
+
+def _published_since(since_ms: int, entry: Entry) -> bool:
+    return publish_time_ms(entry.data) >= since_ms
+
+
+def before(position: Position) -> Position:
+    """The start that makes `position` the first to be delivered."""
+    if position in (EARLIEST, LATEST) or position.entry_id < 0:
+        return position
+    return Position(position.ledger_id, position.entry_id - 1)

@@ -1,0 +1,167 @@
+"""Partitioned topics: a number of partitions under one name.
+
+Rules: the record is Pulsar's, `/admin/partitioned-topics/<tenant>/<namespace>/persistent/<topic>`,
+JSON; the number only ever grows, members this broker does not know are kept.  Partitions themselves
+are ordinary topics, made on first use.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import ClassVar
+
+from config.bounds import MAX_PARTITIONS, RECORD_CHANGE_TRIES
+from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, decode_name, encode_name
+from magnetar.protocol.server_error import PeerError, ServerError
+from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflict
+
+ROOT = "/admin/partitioned-topics"
+
+
+class PartitionedTopicExists(PeerError):
+    """There is a partitioned topic of that name already."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+class PartitionCountRefused(PeerError):
+    """That number of partitions cannot be had."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_ACCEPTABLE
+
+
+class PartitionedTopicNotFound(PeerError):
+    """There is no partitioned topic of that name."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedTopic:
+    """What the record says."""
+
+    partitions: int
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class PartitionedTopics:
+    """Creates, grows and reads the records of partitioned topics.
+
+    Names are those of whole topics, in the persistent domain.
+    """
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+
+    async def find(self, name: TopicName) -> PartitionedTopic | None:
+        """What is known of it; None when it is not partitioned."""
+        record = await self._metadata.get(_key(name))
+        if record is None:
+            return None
+        value = _decode(record)
+        return PartitionedTopic(_count(value), _properties(value))
+
+    async def count(self, name: TopicName) -> int:
+        """Its partitions; 0 when it is not partitioned."""
+        found = await self.find(name)
+        return found.partitions if found is not None else 0
+
+    async def create(
+        self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Make it.  Raises `PartitionedTopicExists`, `PartitionCountRefused`."""
+        _require_count(partitions)
+        value: dict[str, object] = {"partitions": partitions}
+        if properties:
+            value["properties"] = dict(properties)
+        try:
+            await self._metadata.put(_key(name), _encode(value), expect=ABSENT)
+        except VersionConflict as error:
+            raise PartitionedTopicExists(f"{name} is partitioned already.") from error
+
+    async def grow(self, name: TopicName, partitions: int) -> None:
+        """Raise the number.  Raises `PartitionedTopicNotFound`, `PartitionCountRefused`."""
+        _require_count(partitions)
+
+        def grown(value: dict[str, object]) -> None:
+            now = _count(value)
+            if partitions <= now:
+                raise PartitionCountRefused(f"{name} has {now} partitions: give a larger number.")
+            value["partitions"] = partitions
+
+        await self._change(name, grown)
+
+    async def set_properties(self, name: TopicName, changes: Mapping[str, str | None]) -> None:
+        """Change properties; None removes one.  Raises `PartitionedTopicNotFound`."""
+
+        def changed(value: dict[str, object]) -> None:
+            merged = {**_properties(value), **changes}
+            value["properties"] = {key: text for key, text in merged.items() if text is not None}
+
+        await self._change(name, changed)
+
+    async def _change(self, name: TopicName, change: Callable[[dict[str, object]], None]) -> None:
+        for tries_left in reversed(range(RECORD_CHANGE_TRIES)):
+            record = await self._metadata.get(_key(name))
+            if record is None:
+                raise PartitionedTopicNotFound(f"{name} is not partitioned: create it first.")
+            value = _decode(record)
+            change(value)
+            try:
+                await self._metadata.put(_key(name), _encode(value), expect=record.version)
+            except VersionConflict:
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    async def delete(self, name: TopicName) -> bool:
+        """Remove the record; False if there was none."""
+        return await self._metadata.delete(_key(name))
+
+    async def list(self, namespace: NamespaceName) -> list[str]:
+        """Full names of the partitioned topics of a namespace, sorted."""
+        children = await self._metadata.children(partitioned_level(namespace))
+        names = [decode_name(child) for child in children]
+        return sorted(
+            str(TopicName(TopicDomain.PERSISTENT, namespace.tenant, namespace.namespace, name))
+            for name in names
+        )
+
+
+def partitioned_level(namespace: NamespaceName) -> str:
+    """What the records of a namespace's partitioned topics are children of."""
+    return f"{ROOT}/{namespace}/{TopicDomain.PERSISTENT.value}"
+
+
+def _key(name: TopicName) -> str:
+    return f"{partitioned_level(name.namespace_name)}/{encode_name(name.local_name)}"
+
+
+def _encode(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _decode(record: Record) -> dict[str, object]:
+    value = json.loads(record.value)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Mapping[str, object]) -> int:
+    count = value.get("partitions")
+    return count if isinstance(count, int) else 0
+
+
+def _properties(value: Mapping[str, object]) -> dict[str, str]:
+    found = value.get("properties")
+    return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
+
+
+def _require_count(partitions: int) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise PartitionCountRefused(
+            f"{partitions} partitions are not possible: give 1 to {MAX_PARTITIONS}."
+        )

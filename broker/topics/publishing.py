@@ -1,0 +1,477 @@
+"""The publish path of one topic: SENDs to appends, completed appends to receipts.
+
+Rules:
+
+- Appends complete in order, so one queue of what is in flight is all that is kept; there is no
+  task, future or callback object for a message.
+- SENDs of one producer that came together are appended together, and what became durable together
+  is accounted and answered together: one buffer of receipts.
+- A SEND above what the broker and the ledger store take (`largest_message`) is refused alone,
+  before anything is appended.
+- What is refused (a duplicate, too large, a sealed topic) takes its place in that queue: answers
+  leave in SEND order, whatever they say.
+- A producer one of whose messages was not stored is put out at once: nothing of it may be stored
+  behind the gap.  Its client comes back and sends again what has no receipt.
+- Metadata is parsed for chunks, in transactions, where it may name one (`Send.plain`), for
+  deduplication and while a reconnected producer resends.
+- A sequence id counts as used once the ledger took its entry, so not if the SEND is refused; if the
+  ledger loses it afterwards, the producer and what it counted go.
+- A SEND whose message names another transaction than the SEND, be it none, is refused: what is
+  written goes by the SEND and what is read by the message.
+- A SEND in a transaction is admitted before it is appended; what its producer sends while that
+  takes is held behind it (`held_sends`).  One that was stored before is answered without that.
+  Where transactions are joined, SENDs in them that came together are appended together too.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, cast
+
+from broker.topics.deduplication import Chunk, chunk_of, last_sequence
+from broker.topics.held_sends import HeldSend, HeldSends
+from broker.topics.producer import Producer
+from broker.topics.publish_errors import (
+    KEEPS_PRODUCER,
+    LEDGER_LOST,
+    DamagedMessage,
+    DuplicateMessage,
+    MessageRefused,
+    breaks_off,
+)
+from broker.topics.publish_limits import PublishLimits, largest_message
+from broker.topics.sequence_store import SequenceStore
+from config.bounds import ENTRY_HEADROOM
+from magnetar.protocol.frames import FrameError
+from magnetar.protocol.hot_frames import encode_send_receipts
+from magnetar.protocol.ids import Position
+from magnetar.protocol.message import parse_metadata, payload_of, transaction_named_by
+from magnetar.protocol.received import Received, Send
+from magnetar.protocol.server_error import InternalError, MagnetarError
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.writer import GroupCallback
+from txn.buffer import SegmentBuffer
+
+_NO_ID: Final = 2**64 - 1
+"""-1 in an unsigned field: the message id of a receipt for what was stored before."""
+_Sent = tuple["Producer", int, int, int, int, Chunk | None, MagnetarError | None]
+"""Producer, sequence id, highest id, size, messages, chunk, and why it was not appended."""
+
+
+class Publishing:
+    """Appends the SENDs of one topic and answers each with a receipt or an error, in order.
+
+    `failed` is told of errors after which the ledger is useless.
+    """
+
+    def __init__(
+        self,
+        ledger: ManagedLedger,
+        limits: PublishLimits,
+        store: SequenceStore,
+        buffer: SegmentBuffer,
+        failed: Callable[[MagnetarError], None],
+    ) -> None:
+        self._append_all = ledger.append_all
+        self._largest = largest_message(ledger.max_entry_bytes)
+        self._limits = limits
+        self._failed = failed
+        self._in_flight: deque[_Sent] = deque()
+        self._done = self._appended
+        self._done_in_transaction = self._appended_in_transaction
+        self._store = store
+        self._buffer = buffer
+        self._txns: deque[TxnId] = deque()
+        """Of the appends in flight that are in transactions."""
+
+    @property
+    def in_flight(self) -> int:
+        """SENDs that are not answered yet."""
+        return len(self._in_flight)
+
+    def publish(self, producer: Producer, sends: Sequence[Received], at: int) -> int:
+        """Append the SEND at sends[at], with those behind it that need no closer look.
+
+        Returns where those end: at anything but a plain SEND of the same producer, and where the
+        connection is to be read no further.  Receipts (or SEND_ERRORs) follow by themselves.
+        """
+        if not producer.examined:
+            entries = self._enqueue_plain(producer, sends, at)
+            if entries:
+                self._append(entries, self._done)
+                return at + len(entries)
+            joined = self._publish_joined(producer, sends, at)
+            if joined:
+                return at + joined
+        self._examine(producer, cast("Send", sends[at]))
+        return at + 1
+
+    def _enqueue_plain(self, producer: Producer, sends: Sequence[Received], at: int) -> list[bytes]:
+        """Take the plain SENDs of `producer` from sends[at] on; their entries."""
+        producer_id, connection = producer.producer_id, producer.connection
+        paused, started, largest = connection.paused, self._limits.started, self._largest
+        enqueue = self._in_flight.append
+        entries: list[bytes] = []
+        for index in range(at, len(sends)):
+            send = sends[index]
+            if type(send) is not Send or not send.plain or send.producer_id != producer_id:
+                break
+            entry = send.entry
+            if entry is None or (size := len(entry)) > largest:
+                break
+            started(connection, size)
+            enqueue(
+                (
+                    producer,
+                    send.sequence_id,
+                    send.highest_sequence_id,
+                    size,
+                    send.num_messages,
+                    None,
+                    None,
+                )
+            )
+            entries.append(entry)
+            if paused:
+                break
+        producer.pending += len(entries)
+        return entries
+
+    def _append(self, entries: Sequence[bytes], done: GroupCallback) -> int:
+        """Hand over what was enqueued last; how many were taken."""
+        taken = 0
+        try:
+            while taken < len(entries):
+                taken += self._append_all(entries[taken:] if taken else entries, done)
+        except MagnetarError as error:
+            self._not_taken(len(entries) - taken, error)
+        return taken
+
+    def _append_one(
+        self, producer: Producer, send: Send, chunk: Chunk | None, done: GroupCallback
+    ) -> bool:
+        """Hand over the one that was enqueued last; whether it was taken."""
+        taken = bool(self._append((send.entry or b"",), done))
+        if taken:
+            producer.accepted(last_sequence(send.sequence_id, send.highest_sequence_id), chunk)
+        else:
+            self._break_off(producer)
+        return taken
+
+    def refuse(self, producer: Producer, send: Send, error: MagnetarError) -> None:
+        """Answer a SEND with SEND_ERROR, in its turn."""
+        if not producer.behind_hole(send.sequence_id):
+            self._take(producer, HeldSend(send, 0, error))
+
+    def damaged(self, producer: Producer, send: Send) -> None:
+        """Answer a SEND whose checksum is wrong; the client sends it again, and what followed it.
+
+        Chunks have one sequence id, so nobody could tell which is missing: they start anew.
+        """
+        if producer.behind_hole(send.sequence_id):
+            return
+        error: MagnetarError = DamagedMessage(
+            f"The message with sequence id {send.sequence_id} was damaged: send it again."
+        )
+        if send.is_chunk:
+            producer.stop_taking()
+            error = InternalError("A chunk was damaged on its way: open the producer again.")
+        else:
+            producer.leave_hole(send.sequence_id)
+        self._take(producer, HeldSend(send, 0, error))
+
+    def _examine(self, producer: Producer, send: Send) -> None:
+        """`publish` for what needs a closer look."""
+        entry = send.entry
+        if entry is not None and not producer.behind_hole(send.sequence_id):
+            self._take(producer, HeldSend(send, len(entry), None))
+
+    def _take(self, producer: Producer, taken: HeldSend) -> None:
+        """It is in flight from now on; decided when nothing of its producer waits before it."""
+        self._limits.started(producer.connection, taken.size)
+        producer.pending += 1
+        if producer.held is None:
+            self._decide(producer, taken)
+        else:
+            producer.held.add(taken)
+
+    def _decide(self, producer: Producer, taken: HeldSend) -> bool:
+        """Append or refuse it; False: it waits for its transaction."""
+        send, size, refusal = taken
+        chunk: Chunk | None = None
+        if refusal is None:
+            chunk, refusal = self._verdict(producer, send)
+        if refusal is None and send.txnid is not None:
+            return self._admit(producer, send, size, chunk)
+        self._enqueue(producer, send, size, chunk, refusal)
+        if refusal is None and send.entry is not None:
+            self._append_one(producer, send, chunk, self._done)
+        elif refusal is not None and breaks_off(refusal):
+            self._break_off(producer)
+        return True
+
+    # In transactions
+
+    def _publish_joined(self, producer: Producer, sends: Sequence[Received], at: int) -> int:
+        """Append the SENDs of `producer` in joined transactions from sends[at] on; how many."""
+        connection, buffer, txns = producer.connection, self._buffer, self._txns
+        paused = connection.paused
+        entries: list[bytes] = []
+        for index in range(at, len(sends)):
+            send = sends[index]
+            if type(send) is not Send or send.producer_id != producer.producer_id:
+                break
+            txn = self._joined(send)
+            if txn is None or send.entry is None:
+                break
+            size = len(send.entry)
+            self._limits.started(connection, size)
+            producer.pending += 1
+            self._enqueue(producer, send, size, None, None)
+            buffer.issued(txn)
+            txns.append(txn)
+            entries.append(send.entry)
+            if paused:
+                break
+        for _ in range(len(entries) - self._append(entries, self._done_in_transaction)):
+            buffer.not_taken(txns.pop())
+        return len(entries)
+
+    def _joined(self, send: Send) -> TxnId | None:
+        """Its transaction, if that is joined and nothing about the SEND needs a closer look."""
+        entry = send.entry
+        if send.txnid is None or send.is_chunk or entry is None or len(entry) > self._largest:
+            return None
+        txn = TxnId(*send.txnid)
+        try:
+            named = self._buffer.is_joined(txn) and transaction_named_by(parse_metadata(entry))
+        except FrameError:
+            return None
+        return txn if named == send.txnid else None
+
+    def _admit(self, producer: Producer, send: Send, size: int, chunk: Chunk | None) -> bool:
+        """Append it if its transaction is joined; False: `_answered` follows."""
+        txn = TxnId(*(send.txnid or (0, 0)))
+        then = partial(self._answered, producer, send, size, chunk)
+        if not self._buffer.admit(txn, then):
+            if producer.held is None:
+                producer.hold(HeldSends(producer.connection, producer.producer_id))
+            return False
+        self._enqueue(producer, send, size, chunk, None)
+        self._buffer.issued(txn)
+        self._txns.append(txn)
+        if not self._append_one(producer, send, chunk, self._done_in_transaction):
+            self._txns.pop()
+            self._buffer.not_taken(txn)
+        return True
+
+    def _answered(
+        self,
+        producer: Producer,
+        send: Send,
+        size: int,
+        chunk: Chunk | None,
+        error: MagnetarError | None,
+    ) -> None:
+        """What waited first may be appended, or not; then it is the turn of what came behind."""
+        held = producer.held
+        if held is None:
+            return
+        if not producer.attached:
+            self._drop(producer, size)
+        elif error is not None:
+            self._enqueue(producer, send, size, chunk, error)
+            if breaks_off(error):
+                self._break_off(producer)
+        elif not self._admit(producer, send, size, chunk):
+            return
+        while held:
+            taken = held.pop()
+            if held.broken or not producer.attached:
+                self._drop(producer, taken.size)
+            elif not self._decide(producer, taken):
+                return
+        producer.hold(None)
+        if not producer.pending:
+            producer.now_idle()
+
+    def _break_off(self, producer: Producer) -> None:
+        """One was not taken: nothing that is held behind it may be stored."""
+        if producer.held is not None:
+            producer.held.broken = True
+            producer.stop_taking()
+
+    def _drop(self, producer: Producer, size: int) -> None:
+        self._limits.finished(producer.connection, size)
+        producer.pending -= 1
+
+    def _appended_in_transaction(
+        self, positions: Sequence[Position], error: MagnetarError | None
+    ) -> None:
+        """As `_appended`; the buffer hears of it first, so a receipt never precedes its pin."""
+        try:
+            if error is not None:
+                self._buffer.appended(self._txns.popleft(), None, error)
+            for position in positions:
+                self._buffer.appended(self._txns.popleft(), position, None)
+        finally:
+            self._appended(positions, error)
+
+    def _verdict(self, producer: Producer, send: Send) -> tuple[Chunk | None, MagnetarError | None]:
+        try:
+            return self._examined(producer, send, send.entry or b"")
+        except FrameError as error:
+            return None, MessageRefused(str(error))
+
+    def _examined(
+        self, producer: Producer, send: Send, entry: bytes
+    ) -> tuple[Chunk | None, MagnetarError | None]:
+        if len(entry) > self._largest:
+            payload = len(payload_of(entry))
+            around = len(entry) - payload
+            if payload > self._largest or len(entry) > self._largest + ENTRY_HEADROOM:
+                return None, MessageRefused(
+                    f"The message has {payload} bytes and {around} of metadata, and "
+                    f"{self._largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
+                    "compressed, or with less metadata."
+                )
+        guarded = producer.guard is not None or producer.resend is not None
+        if send.plain and not guarded:
+            return None, None
+        metadata = parse_metadata(entry)
+        named = transaction_named_by(metadata)
+        if send.txnid != named:
+            return None, MessageRefused(
+                f"The SEND is in {_transaction(send.txnid)} and its message names "
+                f"{_transaction(named)}: readers go by the message, so both must say the same."
+            )
+        chunk = chunk_of(metadata) if send.is_chunk else None
+        sequence = last_sequence(send.sequence_id, send.highest_sequence_id)
+        if producer.is_duplicate(sequence, chunk, metadata.publish_time):
+            return chunk, DuplicateMessage("Stored before.")
+        return chunk, None
+
+    def _enqueue(
+        self,
+        producer: Producer,
+        send: Send,
+        size: int,
+        chunk: Chunk | None,
+        refusal: MagnetarError | None,
+    ) -> None:
+        self._in_flight.append(
+            (
+                producer,
+                send.sequence_id,
+                send.highest_sequence_id,
+                size,
+                send.num_messages,
+                chunk,
+                refusal,
+            )
+        )
+        if refusal is not None and len(self._in_flight) == 1:
+            self._settle()
+
+    def _not_taken(self, count: int, error: MagnetarError) -> None:
+        """The ledger did not take the newest `count`: the first is answered, the rest dropped."""
+        in_flight = self._in_flight
+        producer = in_flight[-1][0]
+        for _ in range(count - 1):
+            self._limits.finished(producer.connection, in_flight.pop()[3])
+            producer.pending -= 1
+        sent = in_flight.pop()
+        in_flight.append((*sent[:6], error))
+        producer.stop_taking()
+        if len(in_flight) == 1:
+            self._settle()
+
+    def _appended(self, positions: Sequence[Position], error: MagnetarError | None) -> None:
+        """The oldest appends in flight are durable at `positions`, of one ledger; or one failed."""
+        if error is not None:
+            self._lost(error)
+            return
+        rest = deque(positions)
+        while rest:
+            try:
+                self._stored(rest)
+                self._settle()
+            except Exception as failure:  # noqa: BLE001 - reported to the loop; the others go on
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a receipt failed", "exception": failure}
+                )
+
+    def _stored(self, rest: deque[Position]) -> None:
+        """Account and answer what is durable: as many as one producer has in a row."""
+        in_flight = self._in_flight
+        position = rest.popleft()
+        producer, chunk = in_flight[0][0], in_flight[0][5]
+        receipts: list[tuple[int, int, int]] = []
+        messages = size_bytes = 0
+        while True:
+            _, sequence_id, highest, size, count, _, _ = in_flight.popleft()
+            size_bytes += size
+            messages += count if count > 0 else 1
+            receipts.append((sequence_id, highest, position.entry_id))
+            if not rest or chunk is not None:
+                break
+            following = in_flight[0]
+            if following[0] is not producer or following[5] is not None or following[6] is not None:
+                break
+            position = rest.popleft()
+        self._limits.finished(producer.connection, size_bytes)
+        producer.pending -= len(receipts)
+        producer.sequence.stored(last_sequence(sequence_id, highest), position, chunk)
+        store = self._store
+        store.durable = position
+        store.unsaved_entries += len(receipts)
+        store.unsaved_bytes += size_bytes
+        producer.messages_in += messages
+        producer.bytes_in += size_bytes
+        if producer.attached:
+            producer.connection.put(
+                encode_send_receipts(producer.producer_id, position.ledger_id, receipts)
+            )
+        if not producer.pending:
+            producer.now_idle()
+
+    def _lost(self, error: MagnetarError) -> None:
+        """The oldest append in flight failed."""
+        producer, sequence_id, _, size, _, _, _ = self._in_flight.popleft()
+        self._limits.finished(producer.connection, size)
+        producer.pending -= 1
+        self._refused(producer, sequence_id, error)
+        # Whatever its code: what comes behind is lost too, or would be stored behind the gap.
+        producer.disconnect()
+        if not producer.pending:
+            producer.now_idle()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Answer what was refused, as far as nothing older is in flight."""
+        in_flight = self._in_flight
+        while in_flight and in_flight[0][6] is not None:
+            producer, sequence_id, highest, size, _, _, refusal = in_flight.popleft()
+            self._limits.finished(producer.connection, size)
+            producer.pending -= 1
+            if isinstance(refusal, DuplicateMessage):
+                if producer.attached:
+                    producer.receipt(sequence_id, highest, _NO_ID, _NO_ID)
+            elif refusal is not None:
+                self._refused(producer, sequence_id, refusal)
+            if not producer.pending:
+                producer.now_idle()
+
+    def _refused(self, producer: Producer, sequence_id: int, error: MagnetarError) -> None:
+        if producer.attached:
+            producer.send_error(sequence_id, error.code, str(error))
+            if error.code not in KEEPS_PRODUCER:
+                producer.disconnected()
+        if isinstance(error, LEDGER_LOST):
+            self._failed(error)
+
+
+def _transaction(txn: tuple[int, int] | None) -> str:
+    return "no transaction" if txn is None else f"transaction {TxnId(*txn)}"

@@ -1,0 +1,636 @@
+"""The topics of this broker: found, created, loaded once, unloaded, deleted.
+
+Rules:
+
+- One `Topic` for each name.  Who asks while it is being loaded shares that load; a load belongs to
+  the registry, so the one who asked may go away.
+- Loading, unloading and deleting of one name happen one after the other.
+- A topic is acquired before it is loaded, made or deleted, and released when it is unloaded.  One
+  that this process no longer owns is closed.
+- Loading keeps W7 of transactions: the epoch first where others may own the topic too, then the
+  ledger, which fences, then claims and what they lead to.
+- A persistent topic is made on first use if its namespace allows it, unless a scalable topic has
+  the name.  A segment exists by the word of its scalable topic only.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import ClassVar, Protocol
+from weakref import WeakValueDictionary
+
+import structlog
+
+from broker.placement import OwnedElsewhere
+from broker.policies.namespaces import Namespaces, Policies, retention
+from broker.topics.background import Background
+from broker.topics.context import TopicContext
+from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.elsewhere import ElsewhereHost, ScalableTopicsHere, TopicsElsewhere
+from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics
+from broker.topics.producer_access import ProducerBusy
+from broker.topics.producer_names import ProducerNames
+from broker.topics.publish_limits import PublishLimits
+from broker.topics.schemas import SchemaRegistry
+from broker.topics.sequence_store import SequenceStore
+from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
+from broker.topics.topic_lists import TopicListener, TopicLists
+from config.bounds import DRAIN_TOPICS_AT_ONCE
+from config.settings import Settings
+from magnetar.protocol.names import (
+    InvalidTopicName,
+    NamespaceName,
+    SegmentName,
+    TopicDomain,
+    TopicName,
+    parse_ledger_path,
+    parse_topic_name,
+    require_creatable,
+    require_persistent,
+    segment_name,
+)
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+from storage.clock import Clock
+from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.managed_ledger.records import ledger_key
+from storage.managed_ledger.types import Retention
+from storage.metadata.counted import CountedMetadata
+from txn.buffer import SegmentBuffer
+from txn.forget_segment import forget_records, forget_segment
+from txn.parts import TransactionParts
+from txn.segment_owner import SegmentOwner
+
+log = structlog.get_logger(__name__)
+
+_SCALABLE = (TopicDomain.TOPIC, TopicDomain.SEGMENT)
+_LEGACY_COORDINATORS = "persistent://pulsar/system/transaction_coordinator_assign"
+
+
+class TopicNotAllowed(PeerError):
+    """A topic of that name is not opened in this way."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class TopicExists(PeerError):
+    """The name is taken."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
+
+
+class LegacyTransactionsNotServed(PeerError):
+    """A v4 client looks for transaction coordinators of the form before PIP-473."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class ScalableNames(TopicEvents, ScalableTopicsHere, Protocol):
+    """Scalable topics, as the registry asks and tells them."""
+
+    async def is_sealed(self, segment: SegmentName) -> bool:
+        """Whether the layout says SEALED of a segment.  Raises `TopicNotFound` if it names none."""
+        ...
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether there is a scalable topic of that name."""
+        ...
+
+
+class TransactionsOfTopics(Protocol):
+    """Transactions, as the registry gives them to topics."""
+
+    @property
+    def parts(self) -> TransactionParts:
+        """What every part of transactions in this process is given."""
+        ...
+
+
+class RegistryHost(ElsewhereHost, Protocol):
+    """What the registry needs of the broker."""
+
+    settings: Settings
+    clock: Clock
+    random: random.Random
+    metadata: CountedMetadata
+    managed_ledgers: ManagedLedgerFactory
+    namespaces: Namespaces
+    schemas: SchemaRegistry
+    producer_names: ProducerNames
+    publish_limits: PublishLimits
+
+    @property
+    def transactions(self) -> TransactionsOfTopics:
+        """Transactions of this process."""
+        ...
+
+    @property
+    def scalable(self) -> ScalableNames:
+        """Scalable topics; from the start of the broker on."""
+        ...
+
+
+class TopicRegistry:
+    """Finds, creates, loads, unloads and deletes the topics of this broker; loads each one once."""
+
+    buffer_class: ClassVar[type[SegmentBuffer]] = SegmentBuffer
+
+    def __init__(self, broker: RegistryHost) -> None:
+        self._broker = broker
+        self._topics: dict[str, Topic] = {}
+        self._loads: dict[str, tuple[bool, asyncio.Task[Topic]]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._work = Background()
+        self._listeners: dict[object, TopicListener] = {}
+        self._closed = False
+        self._forget_owners = broker.placement.on_change(self._owner_changed)
+        self.partitioned = PartitionedTopics(broker.metadata)
+        self.elsewhere = TopicsElsewhere(broker, self)
+        self._lists = TopicLists(broker.metadata, ledger_key)
+        self._context = TopicContext(
+            clock=broker.clock,
+            random=broker.random,
+            settings=broker.settings,
+            producer_names=broker.producer_names,
+            publish_limits=broker.publish_limits,
+            transactions=broker.transactions.parts,
+            deduplicates=self._deduplicates,
+        )
+
+    # Finding
+
+    def loaded(self) -> Mapping[str, Topic]:
+        """The topics that are loaded, by full name."""
+        return MappingProxyType(self._topics)
+
+    def require_served(self, name: TopicName) -> None:
+        """Raise for domains that this broker does not serve, or not now."""
+        require_persistent(name)
+        if str(name.partitioned) == _LEGACY_COORDINATORS:
+            raise LegacyTransactionsNotServed(
+                "Transactions of v4 clients (enableTransaction) are not served: use a v5 client, "
+                "or open the client without them."
+            )
+        if name.domain in _SCALABLE and not self._broker.settings.scalable_topics_enabled:
+            raise InvalidTopicName(
+                f"{name} is refused, because scalable topics are off: set "
+                "scalable_topics_enabled, or use a persistent:// name."
+            )
+
+    async def create(self, name: TopicName, properties: Mapping[str, str] | None = None) -> Topic:
+        """Make a persistent topic because an operator says so, whatever policies say.
+
+        Raises `TopicExists`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
+        """
+        self.require_served(name)
+        if await self.exists(name):
+            raise TopicExists(f"{name} exists already: use it, or delete it first.")
+        if await self.has_scalable_twin(name):
+            raise TopicExists(f"{name.in_domain(TopicDomain.TOPIC)} exists: use another name.")
+        require_creatable(name)
+        await self._broker.namespaces.require(name.namespace_name)
+        async with self._lock(str(name)), self._acquired(name):
+            await self.make_way(name)
+            ledger = await self._broker.managed_ledgers.open(name.ledger_path, create=True)
+            if properties:
+                await ledger.set_properties(properties)
+        topic = await self.get(name, create=False)
+        self._tell(name, exists=True)
+        return topic
+
+    async def get(self, name: TopicName, *, create: bool) -> Topic:
+        """The topic, loaded; made if it is missing, `create` is set and that is allowed.
+
+        Raises `TopicNotFound`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
+        """
+        key = str(name)
+        while True:
+            topic = self._topics.get(key)
+            if topic is not None and not topic.closing:
+                self._require_owned(topic)
+                topic.uses += 1
+                return topic
+            if self._closed:
+                raise TopicUnavailable(f"{name} is not served here any more: connect again.")
+            creates, load = self._loads.get(key, (False, None))
+            if load is None:
+                self.require_served(name)
+                load = asyncio.get_running_loop().create_task(self._load(name, create=create))
+                creates = create
+                self._loads[key] = (create, load)
+                load.add_done_callback(lambda load: self._load_ended(key, load))
+            try:
+                topic = await asyncio.shield(load)
+            except TopicNotFound:
+                if creates or not create:
+                    raise
+            else:
+                topic.uses += 1
+                return topic
+
+    def _load_ended(self, key: str, load: asyncio.Task[Topic]) -> None:
+        self._loads.pop(key, None)
+        if not load.cancelled():
+            load.exception()  # whoever asked may be gone
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether a topic of that name, partitioned or not, is stored."""
+        if str(name) in self._topics or await self._is_stored(name):
+            return True
+        return name.partition_index is None and await self.partitioned.count(name) > 0
+
+    async def may_be_opened(self, name: TopicName) -> bool:
+        """Whether it exists, or is a partition that is made when somebody first uses it."""
+        if await self.exists(name):
+            return True
+        index = name.partition_index
+        return index is not None and index < await self.partitioned.count(name.partitioned)
+
+    async def list_names(self, namespace: NamespaceName) -> list[str]:
+        """Full names of the persistent topics of a namespace, partitions each, sorted."""
+        parent = ledger_key(f"{namespace}/{TopicDomain.PERSISTENT.value}")
+        children = await self._broker.metadata.children(parent)
+        prefix = f"{namespace}/{TopicDomain.PERSISTENT.value}/"
+        stored = {str(parse_ledger_path(prefix + child)) for child in children}
+        for whole in await self.partitioned.list(namespace):
+            count = await self.partitioned.count(parse_topic_name(whole))
+            stored.update(f"{whole}-partition-{index}" for index in range(count))
+        return sorted(stored)
+
+    async def follow(self, namespace: NamespaceName, listener: TopicListener) -> Callable[[], None]:
+        """Call `listener` when any broker makes or deletes a topic of a namespace.
+
+        Perhaps for those of others too.  Returns its removal.  Where stores are shared it waits
+        until the namespace could be read: what fails there is tried again, and raises nothing.
+        """
+        if self._broker.placement.shared:
+            return await self._lists.follow(namespace, self.list_names, listener)
+        return self.on_change(listener)
+
+    def on_change(self, listener: TopicListener) -> Callable[[], None]:
+        """Call `listener` when this broker makes or deletes a topic; returns its removal."""
+        token = object()
+        self._listeners[token] = listener
+        return lambda: (self._listeners.pop(token, None), None)[1]
+
+    def _deduplicates(self, name: TopicName) -> bool:
+        policy = self._broker.namespaces.known(name.namespace_name).deduplication
+        return self._broker.settings.deduplication if policy is None else policy
+
+    # Loading
+
+    async def _load(self, name: TopicName, *, create: bool) -> Topic:
+        async with self._lock(str(name)):
+            known = self._topics.get(str(name))
+            if known is not None:
+                return known
+            policies = await self._broker.namespaces.require(name.namespace_name)
+            sealed_by_layout = await self._require_openable(name, policies, create=create)
+            async with self._acquired(name):
+                if self._broker.placement.shared:
+                    # Once more: what another owner did until now counts.
+                    sealed_by_layout = await self._require_openable(name, policies, create=create)
+                created = await self.make_way(name)
+                topic = await self._open(name)
+            self._topics[str(name)] = topic
+            topic.opened()
+            if sealed_by_layout:
+                topic.begin_seal()
+            log.debug("topic_loaded", topic=str(name), state=topic.state.value, created=created)
+            if created:
+                self._tell(name, exists=True)
+            if not self._broker.placement.owns(name):
+                self.give_up(topic)  # lost while it was being loaded
+            return topic
+
+    @asynccontextmanager
+    async def _acquired(self, name: TopicName) -> AsyncIterator[None]:
+        """Held from now on, but let go of again after a failure; the caller has the name's lock."""
+        await self._broker.placement.acquire(name)
+        try:
+            yield
+        except BaseException:
+            await self._broker.placement.release(name)
+            raise
+
+    def _require_owned(self, topic: Topic) -> None:
+        if not self._broker.placement.owns(topic.name):
+            raise TopicUnavailable(f"{topic.name} is another broker's now: look it up again.")
+
+    def _owner_changed(self, name: TopicName) -> None:
+        topic = self._topics.get(str(name))
+        if topic is not None and not self._broker.placement.owns(name):
+            log.warning("topic_lost", topic=str(name))
+            self.give_up(topic)
+
+    async def make_way(self, name: TopicName) -> bool:
+        """Whether there is no log; then nothing is left of what transactions kept of another one.
+
+        Raises `MetadataError`, `CorruptTransactionRecord`.
+        """
+        if await self._is_stored(name):
+            return False
+        parts = self._broker.transactions.parts
+        if not parts.eager_epochs:
+            await forget_records(parts.store, str(name))
+        return True
+
+    async def _open(self, name: TopicName) -> Topic:
+        """W7, A3: epoch, log, claims, headers, aborted set, acknowledgements; in this order."""
+        store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
+        owner = await self._owner(name)
+        async with AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(self._broker.managed_ledgers.unload, name.ledger_path)
+            ledger = await self._broker.managed_ledgers.open(
+                name.ledger_path, create=True, retention=store.retention
+            )
+            topic = await Topic.load(
+                self._context,
+                name,
+                ledger,
+                store=store,
+                owner=owner,
+                events=self._broker.scalable,
+                give_up=self.give_up,
+                buffer_class=self.buffer_class,
+            )
+            on_failure.pop_all()
+        return topic
+
+    async def _owner(self, name: TopicName) -> SegmentOwner:
+        """Who writes; takes its epoch before the log where others may own the topic (W7)."""
+
+        def lost(error: MagnetarError) -> None:
+            topic = self._topics.get(str(name))
+            if topic is not None and topic.owner is owner:
+                topic.ownership_lost(error)
+
+        parts = self._broker.transactions.parts
+        owner = SegmentOwner(str(name), parts, lost)
+        if parts.eager_epochs:
+            await owner.take()
+        return owner
+
+    async def _require_openable(self, name: TopicName, policies: Policies, *, create: bool) -> bool:
+        """Raise unless the topic exists or may be made.  Whether its layout says SEALED."""
+        if name.domain is TopicDomain.TOPIC:
+            raise TopicNotAllowed(
+                f"{name} is a scalable topic: use a v5 client, or open its segments."
+            )
+        stored = await self._is_stored(name)
+        if name.domain is TopicDomain.SEGMENT:
+            sealed = await self._broker.scalable.is_sealed(segment_name(name))
+            if sealed and not stored:
+                raise TopicNotFound(f"{name} is gone: look its topic up again.")
+            return sealed
+        if not stored:
+            await self._require_auto_creation(name, policies, create=create)
+        return False
+
+    async def require_auto_creation(self, name: TopicName) -> None:
+        """Raise, as opening it would, unless a missing topic would be made at its first use."""
+        self.require_served(name)
+        policies = await self._broker.namespaces.require(name.namespace_name)
+        await self._require_auto_creation(name, policies, create=True)
+
+    async def _require_auto_creation(
+        self, name: TopicName, policies: Policies, *, create: bool
+    ) -> None:
+        """Raise unless a missing persistent topic may be made now."""
+        if name.partition_index is not None:
+            count = await self.partitioned.count(name.partitioned)
+            if name.partition_index < count:
+                return
+            if count:
+                raise TopicNotFound(f"{name.partitioned} has {count} partitions: use one of them.")
+        elif await self.partitioned.count(name):
+            raise TopicNotAllowed(f"{name} is partitioned: open its partitions.")
+        if not create or not self._auto_creation(policies):
+            raise TopicNotFound(f"Topic {name} does not exist: create it first.")
+        require_creatable(name)
+        if self._broker.settings.scalable_topics_enabled and await self.has_scalable_twin(name):
+            raise TopicNotFound(
+                f"{name} does not exist and {name.in_domain(TopicDomain.TOPIC)} does: use that."
+            )
+
+    async def has_scalable_twin(self, name: TopicName) -> bool:
+        """Whether a scalable topic has the same local name."""
+        return await self._broker.scalable.exists(name.in_domain(TopicDomain.TOPIC))
+
+    async def partitions_of(self, name: TopicName, *, create: bool) -> int:
+        """Partitions of a topic, 0 when it has none.
+
+        With `create` a missing topic is made partitioned if its namespace's policy says so;
+        without it a missing topic raises `TopicNotFound`.
+        """
+        self.require_served(name)
+        if name.domain is not TopicDomain.PERSISTENT or name.partition_index is not None:
+            return 0
+        count = await self.partitioned.count(name)
+        if count or await self._is_stored(name):
+            return count
+        if not create:
+            if await self.has_scalable_twin(name):
+                return 0
+            raise TopicNotFound(f"Topic {name} does not exist: create it first.")
+        policies = await self._broker.namespaces.require(name.namespace_name)
+        wanted = policies.default_partitions if self._auto_creation(policies) else 0
+        if not wanted or await self.has_scalable_twin(name):
+            return 0
+        try:
+            await self.partitioned.create(name, wanted)
+        except PartitionedTopicExists:
+            return await self.partitioned.count(name)
+        return wanted
+
+    def _auto_creation(self, policies: Policies) -> bool:
+        allowed = policies.auto_topic_creation
+        return self._broker.settings.auto_topic_creation if allowed is None else allowed
+
+    def _retention_of(self, name: TopicName) -> Retention | None:
+        policies = self._broker.namespaces.known(name.namespace_name)
+        settings = self._broker.settings
+        minutes, megabytes = settings.retention_time_minutes, settings.retention_size_mb
+        if policies.retention is None and (minutes or megabytes):
+            return retention(minutes, megabytes)
+        return policies.retention
+
+    async def _is_stored(self, name: TopicName) -> bool:
+        return await self._broker.metadata.get(ledger_key(name.ledger_path)) is not None
+
+    # Ending
+
+    def give_up(self, topic: Topic) -> None:
+        """The topic's ledger failed: close it, so that the next one who asks loads it anew."""
+        self._work.start(self._give_up(topic))
+
+    async def _give_up(self, topic: Topic) -> None:
+        key = str(topic.name)
+        async with self._lock(key):
+            if self._topics.get(key) is topic:
+                await self._unload(key)
+
+    async def unload(self, name: TopicName) -> None:
+        """Close the topic; clients connect again and load it anew."""
+        await self._work.finish(self._unload_alone(str(name)))
+
+    async def unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
+        """Close the topic if `still()` is true in the turn in which that begins; whether it was."""
+        return await self._work.finish(self._unload_if(topic, still))
+
+    async def _unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
+        key = str(topic.name)
+        async with self._lock(key):
+            if self._topics.get(key) is not topic or not still():
+                return False
+            await self._unload(key)
+            return True
+
+    async def _unload_alone(self, key: str) -> None:
+        async with self._lock(key):
+            await self._unload(key)
+
+    async def _unload(self, key: str) -> None:
+        name = await self._close(key)
+        if name is not None:
+            await self._broker.placement.release(name)
+
+    async def _close(self, key: str) -> TopicName | None:
+        """Close what is loaded, if anything is; it stays acquired."""
+        topic = self._topics.get(key)
+        if topic is None:
+            return None
+        try:
+            await topic.close()
+        except MagnetarError as error:
+            log.warning("topic_not_closed_cleanly", topic=key, error=str(error))
+        finally:
+            self._topics.pop(key, None)
+            self._broker.scalable.topic_unloaded(topic)
+        await self._broker.managed_ledgers.unload(topic.name.ledger_path)
+        return topic.name
+
+    async def delete(
+        self,
+        name: TopicName,
+        *,
+        force: bool,
+        require_unused: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Remove the topic with everything in it; `require_unused` as of a managed ledger.
+
+        Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
+        """
+        await self._work.finish(self._delete(name, force, require_unused))
+
+    async def _delete(
+        self,
+        name: TopicName,
+        force: bool,
+        require_unused: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        async with self._lock(str(name)):
+            topic = self._topics.get(str(name))
+            if topic is not None and not force:
+                _require_unused(topic)
+            await self._close(str(name))
+            async with self._acquired(name):
+                if topic is None and await self.make_way(name):
+                    raise TopicNotFound(f"Topic {name} does not exist: check its name.")
+                await self._broker.managed_ledgers.delete(
+                    name.ledger_path, require_unused=require_unused
+                )
+                await self._forget_transactions(name)
+            if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
+                await self._forget_schemas(name)
+            await self._broker.placement.release(name)
+        self._tell(name, exists=False)
+
+    async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
+        """Remove a partitioned topic with all its partitions.  Raises as `delete`."""
+        count = await self.partitioned.count(name)
+        if not count:
+            raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
+        partitions = [name.partition(index) for index in range(count)]
+        if not force:
+            for partition in partitions:
+                await self._require_unused_anywhere(partition)
+        await self.partitioned.delete(name)
+        for partition in partitions:
+            try:
+                await self._delete_anywhere(partition, force=force)
+            except TopicNotFound:
+                continue
+        await self._forget_schemas(name)
+
+    async def _require_unused_anywhere(self, name: TopicName) -> None:
+        topic, owner = self._topics.get(str(name)), self.elsewhere.owner_elsewhere(name)
+        if topic is not None:
+            _require_unused(topic)
+        elif owner is not None and await self.elsewhere.is_used(owner, name):
+            raise ProducerBusy(f"{name} is in use on {owner.broker_id}: close that, or use force.")
+
+    async def _delete_anywhere(self, name: TopicName, *, force: bool) -> None:
+        try:
+            await self.delete(name, force=force)
+        except OwnedElsewhere:
+            owner = self.elsewhere.owner_elsewhere(name)
+            if owner is None:
+                raise
+            await self.elsewhere.delete(owner, name, force=force)
+
+    async def _forget_transactions(self, name: TopicName) -> None:
+        """What is left after a failure goes with the next try, or before the name is used again."""
+        try:
+            await forget_segment(self._broker.transactions.parts.store, str(name))
+        except MagnetarError as error:
+            log.warning("transaction_records_left", topic=str(name), error=str(error))
+
+    async def _forget_schemas(self, name: TopicName) -> None:
+        if not await self.has_scalable_twin(name):
+            await self._broker.schemas.forget(name.schema_id)
+
+    async def hand_over(self) -> None:
+        """Close and release one topic after another, for other brokers to take."""
+        room = asyncio.Semaphore(DRAIN_TOPICS_AT_ONCE)
+
+        async def unload(key: str) -> None:
+            async with room:
+                await self._unload_alone(key)
+
+        await asyncio.gather(*(unload(key) for key in list(self._topics)))
+
+    async def close(self) -> None:
+        """Close every topic; nothing is loaded from now on."""
+        self._closed = True
+        self._forget_owners()
+        self._lists.close()
+        for _, load in list(self._loads.values()):
+            await asyncio.wait({load})
+        await asyncio.gather(*(self._unload(key) for key in list(self._topics)))
+        await self._work.wait()
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+    def _tell(self, name: TopicName, *, exists: bool) -> None:
+        if name.domain is TopicDomain.PERSISTENT:
+            for listener in list(self._listeners.values()):
+                listener(name, exists)
+
+
+def _require_unused(topic: Topic) -> None:
+    if any(producer.attached for producer in topic.producers.values()):
+        raise ProducerBusy(f"{topic.name} has producers: close them, or use force.")
+    for subscription in topic.subscriptions.values():
+        if subscription.consumers:
+            raise ConsumerBusy(
+                f"Subscription {subscription.name!r} of {topic.name} has consumers: close them, "
+                "or use force."
+            )

@@ -1,0 +1,214 @@
+"""One schema history for each topic name; segments and partitions share their topic's.
+
+Rules:
+
+- A version is a record `/schemas/<schema id>/<20 digits>`, created once and never changed; who
+  loses the race for a number reads again and decides anew.
+- A schema that is in the history already has the version it got then.
+- Deleting adds a tombstone: what came before no longer counts, and versions go on from there.
+- A client that reads whatever is there (AUTO_CONSUME) brings no schema.  One of bytes (NONE) does,
+  as in Pulsar, whose Java client sends none then, and whose Go client sends it.
+- On the wire a version is 8 bytes, big-endian.
+"""
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from broker.policies.schema_compatibility import (
+    CompatibilityStrategy,
+    IncompatibleSchema,
+    SchemaDefinition,
+    SchemaType,
+    check_reader,
+    check_successor,
+)
+from config.bounds import MAX_SCHEMA_VERSIONS, RECORD_CHANGE_TRIES
+from magnetar.protocol.pulsar_pb2 import Schema
+from magnetar.protocol.server_error import PeerError, ServerError
+from storage.clock import Clock
+from storage.metadata.keys import children_range, name_of, number
+from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflict
+
+ROOT = "/schemas"
+VERSION_BYTES = 8
+
+
+class SchemaNotFound(PeerError):
+    """The topic has no schema, or not that version."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a topic's schema."""
+
+    version: int
+    definition: SchemaDefinition
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """The end of all versions before it."""
+
+    version: int
+
+
+def version_bytes(version: int) -> bytes:
+    """A version as the wire has it."""
+    return version.to_bytes(VERSION_BYTES, "big")
+
+
+def definition_from_wire(schema: Schema) -> SchemaDefinition:
+    """What a client sent."""
+    return SchemaDefinition(
+        SchemaType(schema.type),
+        schema.schema_data,
+        schema.name,
+        {item.key: item.value for item in schema.properties},
+    )
+
+
+def definition_to_wire(definition: SchemaDefinition) -> Schema:
+    """What a client gets."""
+    schema = Schema(
+        name=definition.name,
+        schema_data=definition.data,
+        type=cast("Schema.Type", int(definition.kind)),
+    )
+    for key, value in definition.properties.items():
+        schema.properties.add(key=key, value=value)
+    return schema
+
+
+class SchemaRegistry:
+    """Stores the versions of each topic's schema and checks that a new one is compatible.
+
+    `schema_id` is `TopicName.schema_id`.
+    """
+
+    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+
+    async def history(self, schema_id: str) -> list[SchemaVersion]:
+        """Every version since the last deletion, oldest first."""
+        return _alive(await self._all(schema_id))
+
+    async def get(self, schema_id: str, version: int | None = None) -> SchemaVersion:
+        """One version, the newest by default.  Raises `SchemaNotFound`."""
+        for entry in reversed(await self.history(schema_id)):
+            if version is None or entry.version == version:
+                return entry
+        what = "no schema" if version is None else f"no schema version {version}"
+        raise SchemaNotFound(f"The topic {schema_id} has {what}: add one with a producer or REST.")
+
+    async def add(
+        self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
+    ) -> int | None:
+        """Its version in the history, added if need be; None for AUTO_CONSUME.
+
+        Bytes (NONE) are a type as any other.  Raises `IncompatibleSchema`.
+        """
+        if definition.kind is SchemaType.AUTO_CONSUME:
+            return None
+        for _ in range(RECORD_CHANGE_TRIES):
+            entries = await self._all(schema_id)
+            alive = _alive(entries)
+            for known in alive:
+                if known.definition.same_as(definition):
+                    return known.version
+            check_successor(definition, [known.definition for known in alive], strategy)
+            if len(entries) >= MAX_SCHEMA_VERSIONS:
+                raise IncompatibleSchema(
+                    f"The topic {schema_id} has {len(entries)} schema versions, the most there may "
+                    "be: use one of them."
+                )
+            version = entries[-1].version + 1 if entries else 0
+            if await self._store(schema_id, version, definition):
+                return version
+        raise VersionConflict(f"The schemas of {schema_id} change all the time: try again.")
+
+    async def check_consumer(
+        self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
+    ) -> None:
+        """A consumer's schema must read the topic's; on a topic without any it becomes the first.
+
+        Raises `IncompatibleSchema`.
+        """
+        if definition.kind is SchemaType.AUTO_CONSUME:
+            return
+        alive = await self.history(schema_id)
+        if alive:
+            check_reader(definition, [known.definition for known in alive], strategy)
+        else:
+            await self.add(schema_id, definition, strategy)
+
+    async def delete(self, schema_id: str) -> int:
+        """End the history; the version of the tombstone."""
+        for _ in range(RECORD_CHANGE_TRIES):
+            entries = await self._all(schema_id)
+            version = entries[-1].version + 1 if entries else 0
+            if await self._store(schema_id, version, None):
+                return version
+        raise VersionConflict(f"The schemas of {schema_id} change all the time: try again.")
+
+    async def forget(self, schema_id: str) -> None:
+        """Remove every trace: the topic itself is being deleted."""
+        for entry in await self._all(schema_id):
+            await self._metadata.delete(_key(schema_id, entry.version))
+
+    async def _all(self, schema_id: str) -> list[SchemaVersion | Tombstone]:
+        lo, hi = children_range(f"{ROOT}/{schema_id}")
+        return [_decode(record) for record in await self._metadata.scan(lo, hi)]
+
+    async def _store(
+        self, schema_id: str, version: int, definition: SchemaDefinition | None
+    ) -> bool:
+        value = _encode(definition, self._clock.now_ms())
+        try:
+            await self._metadata.put(_key(schema_id, version), value, expect=ABSENT)
+        except VersionConflict:
+            return False
+        return True
+
+
+def _alive(entries: list[SchemaVersion | Tombstone]) -> list[SchemaVersion]:
+    alive: list[SchemaVersion] = []
+    for entry in entries:
+        if isinstance(entry, Tombstone):
+            alive.clear()
+        else:
+            alive.append(entry)
+    return alive
+
+
+def _key(schema_id: str, version: int) -> str:
+    return f"{ROOT}/{schema_id}/{number(version)}"
+
+
+def _encode(definition: SchemaDefinition | None, timestamp_ms: int) -> bytes:
+    value: dict[str, object] = {"timestamp": timestamp_ms, "deleted": definition is None}
+    if definition is not None:
+        value["type"] = definition.kind.name
+        value["name"] = definition.name
+        value["data"] = base64.b64encode(definition.data).decode()
+        value["properties"] = definition.properties
+    return json.dumps(value).encode()
+
+
+def _decode(record: Record) -> SchemaVersion | Tombstone:
+    value = json.loads(record.value)
+    version = int(name_of(record.key))
+    if value["deleted"]:
+        return Tombstone(version)
+    definition = SchemaDefinition(
+        SchemaType[value["type"]],
+        base64.b64decode(value["data"]),
+        value["name"],
+        value["properties"],
+    )
+    return SchemaVersion(version, definition, value["timestamp"])

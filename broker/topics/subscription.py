@@ -1,0 +1,573 @@
+"""One subscription of a topic: its cursor, its consumers, and the dispatcher between them.
+
+Rules:
+
+- The type is that of the connected consumers; with none connected it may change.
+- Exclusive: the second consumer gets ConsumerBusy if the first one's connection lives.  On a
+  segment it is held instead until the first one is gone, EXCLUSIVE_HANDOVER_WAIT_S at most:
+  ordered consumers hand segments over without agreeing on who is first, and do not try again.
+- A seek disconnects the consumers that get messages, so that what they prefetched is thrown away
+  and their permits are counted anew.
+- `drained` is reported once for each time that a sealed topic has nothing more for it: everything
+  may be read (W14) and is acknowledged, and no open transaction holds an acknowledgement.
+- A non-durable subscription ends with its last consumer; a seek gives it SEEK_REATTACH_S to come
+  back.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from broker.topics.consumer import (
+    Ack,
+    Consumer,
+    KeySharedPolicy,
+    SubscribeRequest,
+    SubscriptionType,
+)
+from broker.topics.dispatch.dispatcher import Dispatcher
+from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotAllowed, SubscriptionUnavailable
+from broker.topics.dispatch.key_shared import KeySharedDispatcher
+from broker.topics.dispatch.last_message import LastMessage
+from broker.topics.dispatch.redelivery import RedeliveryCounts
+from broker.topics.dispatch.shared import SharedDispatcher
+from broker.topics.dispatch.single_active import SingleActiveDispatcher
+from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
+from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, SEEK_REATTACH_S
+from magnetar.protocol.ack_set import from_words
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import TopicDomain
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import Entry
+from txn.held_messages import HeldMessages
+from txn.pending_ack import ALL_MESSAGES
+
+log = structlog.get_logger(__name__)
+
+
+class SubscribedTopic(AckedTopic, Protocol):
+    """The topic of a subscription, and what it is told."""
+
+    @property
+    def last_message(self) -> LastMessage:
+        """The newest message that readers get."""
+        ...
+
+    async def unsubscribe(self, name: str, *, force: bool) -> None:
+        """Delete a subscription and its cursor."""
+        ...
+
+    def consumer_attached(self, subscription: str, consumer: Consumer) -> None:
+        """A consumer was added to a subscription."""
+        ...
+
+    def consumer_closed(self, subscription: str, consumer: Consumer, *, by_command: bool) -> None:
+        """A consumer is gone: by CLOSE_CONSUMER (`by_command`) or with its connection."""
+        ...
+
+    def subscription_drained(self, subscription: str) -> None:
+        """The topic is sealed and the subscription's backlog has become 0."""
+        ...
+
+    def subscription_rewound(self, subscription: str) -> None:
+        """A seek: what was drained need not be drained any longer."""
+        ...
+
+
+class Subscription:
+    """One subscription of a topic: its cursor, its consumers and their dispatcher."""
+
+    def __init__(self, topic: SubscribedTopic, name: str, cursor: Cursor) -> None:
+        self.topic = topic
+        self.name = name
+        self.cursor = cursor
+        self.type: SubscriptionType | None = None
+        self.key_shared = KeySharedPolicy()
+        self.dispatcher: Dispatcher | None = None
+        partition = topic.name.partition_index
+        self.partition_index = -1 if partition is None else partition
+        self.closed = False
+        self.drained = False
+        self.transactional: TransactionalAcks | None = None
+        self.messages_held: HeldMessages | None = None
+        """What open transactions have acknowledged; None if none ever could."""
+        self._counts = RedeliveryCounts()
+        self._change = asyncio.Lock()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._reattach: asyncio.TimerHandle | None = None
+        self._retirement: asyncio.Task[None] | None = None
+        self._past = _PastConsumers()
+
+    # What is asked about it
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """Who is connected."""
+        return () if self.dispatcher is None else tuple(self.dispatcher.consumers)
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        """The topic's entries."""
+        return self.topic.ledger
+
+    @property
+    def durable(self) -> bool:
+        """Whether it outlives its consumers."""
+        return self.cursor.durable
+
+    @property
+    def backlog(self) -> int:
+        """Entries not (wholly) acknowledged."""
+        return self.cursor.backlog
+
+    @property
+    def unacked(self) -> int:
+        """Messages sent to Shared and Key_Shared consumers and not acknowledged."""
+        return sum(consumer.unacked for consumer in self.consumers)
+
+    @property
+    def delayed(self) -> int:
+        """Entries of the backlog that are kept back until their time; 0 while nobody consumes."""
+        return 0 if self.dispatcher is None else self.dispatcher.delayed
+
+    @property
+    def active_consumer(self) -> Consumer | None:
+        """Who gets the messages of an Exclusive or Failover subscription."""
+        dispatcher = self.dispatcher
+        return dispatcher.active if isinstance(dispatcher, SingleActiveDispatcher) else None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether a sealed topic has nothing more for it: all acknowledged, or read by a reader."""
+        topic, held = self.topic, self.messages_held
+        if topic.max_read_position() != topic.ledger.last_confirmed or (held and held.any):
+            return False
+        if self.cursor.backlog == 0:
+            return True
+        if self.durable or self.dispatcher is None:
+            return False
+        read_to_end = self.dispatcher.reader.next_position > topic.ledger.last_confirmed
+        return read_to_end and not self.dispatcher.delayed
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody uses it and all that is known of it is durable."""
+        return (
+            self.durable
+            and not self.consumers
+            and not self._waiting
+            and not self._change.locked()
+            and not self.cursor.dirty
+            and (self.transactional is None or not self.transactional.pending.busy)
+        )
+
+    @property
+    def messages_out_total(self) -> int:
+        """Messages sent, by all consumers that ever were."""
+        return self._past.messages_out + sum(each.messages_out_total for each in self.consumers)
+
+    @property
+    def bytes_out_total(self) -> int:
+        """Bytes of entries sent."""
+        return self._past.bytes_out + sum(each.bytes_out_total for each in self.consumers)
+
+    @property
+    def redelivered_total(self) -> int:
+        """Messages that consumers asked to get again."""
+        return self._past.redelivered + sum(each.redelivered_total for each in self.consumers)
+
+    @property
+    def acknowledged_total(self) -> int:
+        """Acknowledgements taken, one for each message id."""
+        return self._past.acknowledged + sum(each.acknowledged_total for each in self.consumers)
+
+    def now_ms(self) -> int:
+        """The broker's clock."""
+        return self.topic.context.clock.now_ms()
+
+    async def load_transactions(self) -> None:
+        """What is acknowledged in transactions; before anybody may consume."""
+        if self.durable:
+            self.transactional = await TransactionalAcks.load(self)
+            self.messages_held = self.transactional.pending.core.held
+
+    # Consumers
+
+    async def add_consumer(self, request: SubscribeRequest) -> Consumer:
+        """Attach a consumer, after a hand-over if need be.
+
+        Raises `ConsumerBusy`, `ConsumerAssignError`, `SubscriptionUnavailable`.
+        """
+        try:
+            return await self._add_in_turn(request)
+        finally:
+            if not self.durable and not self.consumers and self._reattach is None:
+                self._retire()
+
+    async def _add_in_turn(self, request: SubscribeRequest) -> Consumer:
+        deadline = asyncio.get_running_loop().time() + EXCLUSIVE_HANDOVER_WAIT_S
+        checked: set[Consumer] = set()
+        while True:
+            async with self._change:
+                holder = self._in_the_way(request)
+                if holder is None:
+                    return self._attach(request)
+            if holder not in checked:
+                checked.add(holder)
+                connection = holder.connection
+                if connection is not request.connection and not await connection.is_alive():
+                    connection.abort("another consumer asked for its place and it is silent")
+                    self.remove_consumer(holder, by_command=False)
+                    continue
+            await self._wait_for_change(deadline)
+
+    def consumer_opened(self, consumer: Consumer) -> None:
+        """SUBSCRIBE was answered."""
+        if self.dispatcher is not None:
+            self.dispatcher.announce(consumer)
+        self.look_at_end()
+
+    def remove_consumer(self, consumer: Consumer, *, by_command: bool) -> None:
+        """Let a consumer go; what it had goes to others.  Nothing happens the second time."""
+        if self._detach(consumer, by_command=by_command) and not self.consumers:
+            self._lost_all()
+
+    def disconnect_consumers(self) -> None:
+        """CLOSE_CONSUMER to everyone; clients subscribe again by themselves."""
+        for consumer in self.consumers:
+            consumer.disconnect()
+            self._detach(consumer, by_command=False)
+
+    # What consumers do
+
+    def wake(self) -> None:
+        """Something may be sent: permits, a moved horizon."""
+        if self.dispatcher is not None:
+            self.dispatcher.wake()
+        elif self.topic.sealed:
+            self.look_at_end()
+
+    def acknowledge(self, consumer: Consumer, acks: Iterable[Ack]) -> None:
+        """Individual acknowledgements, whole entries or messages of batches."""
+        dispatcher, cursor = self.dispatcher, self.cursor
+        if consumer.closed or dispatcher is None:
+            return
+        end = self.topic.ledger.last_confirmed
+        for position, ack_set, batch_size in acks:
+            if position > end:
+                continue
+            left = 0
+            if ack_set:
+                size = _trusted_size(batch_size, ack_set)
+                if not cursor.acknowledge_batch(position, ack_set, size):
+                    left = self._left(position)
+            else:
+                cursor.acknowledge(position)
+            consumer.acknowledged_total += 1
+            dispatcher.settled(consumer, position, left)
+        if self.topic.sealed:
+            self.look_at_end()
+
+    def _left(self, position: Position) -> int:
+        """The messages of an entry that are not acknowledged."""
+        if words := self.cursor.ack_set(position):
+            return from_words(words, len(words) * 64)
+        return 0 if self.cursor.is_acknowledged(position) else ALL_MESSAGES
+
+    def acknowledge_up_to(
+        self, consumer: Consumer, position: Position, ack_set: Sequence[int]
+    ) -> None:
+        """Cumulative acknowledgement.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
+        self._require_cumulative(consumer)
+        if consumer.closed or position > self.topic.ledger.last_confirmed:
+            return
+        self.cursor.acknowledge_up_to(position, ack_set)
+        consumer.acknowledged_total += 1
+        if self.topic.sealed:
+            self.look_at_end()
+
+    def acknowledge_in(
+        self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool
+    ) -> asyncio.Task[None]:
+        """Acknowledge when the transaction commits; the task ends when that may be answered.
+
+        Await it through `asyncio.shield`.  Raises `ConsumerNotAllowed`, `SubscriptionUnavailable`,
+        `TransactionConflict`, `InvalidTxnStatus`, `TransactionNotFound`; the task too.
+        """
+        if cumulative:
+            self._require_cumulative(consumer)
+        if self.transactional is None:
+            raise ConsumerNotAllowed(
+                f"Subscription {self.name!r} is not durable: acknowledge without a transaction."
+            )
+        return self.transactional.acknowledge(consumer, txn, acks, cumulative=cumulative)
+
+    def _require_cumulative(self, consumer: Consumer) -> None:
+        if consumer.type.individual:
+            raise ConsumerNotAllowed(
+                f"Subscription {self.name!r} is {consumer.type.label} and takes individual "
+                "acknowledgements only: acknowledge each message."
+            )
+
+    def skip(self, position: Position) -> None:
+        """Acknowledge what no consumer is to see."""
+        self.cursor.acknowledge(position)
+        if self.topic.sealed:
+            self.look_at_end()
+
+    def redeliver(
+        self, consumer: Consumer, messages: Mapping[Position, int] | None, epoch: int | None
+    ) -> None:
+        """Send again what is not acknowledged: of these entries, or all that the consumer has."""
+        if consumer.closed or self.dispatcher is None:
+            return
+        if epoch is not None:
+            consumer.set_epoch(epoch)
+        self.dispatcher.redeliver(consumer, messages)
+
+    async def last_entry(self) -> Entry | None:
+        """The entry of the topic's newest message; None if there is none."""
+        return await self.topic.last_message.entry()
+
+    # Changes of the whole subscription
+
+    async def delete(self, *, force: bool) -> None:
+        """Delete the subscription and its cursor: see `Topic.unsubscribe`."""
+        await self.topic.unsubscribe(self.name, force=force)
+
+    async def seek(
+        self, position: Position, ack_set: Sequence[int] = (), batch_size: int = 0
+    ) -> None:
+        """Continue at the first entry at or after `position`.
+
+        With `ack_set` only those messages of a batch of `batch_size` at `position` are delivered.
+        What ended transactions acknowledged is finished first, so that a crash cannot apply it over
+        the new place (A7); what open ones acknowledged stays pending, as in Pulsar.
+        """
+        try:
+            async with self._change:
+                self._require_open()
+                if not self.durable:
+                    self._expect_back()
+                # Before what follows, which under their acknowledgements might never end.
+                self.disconnect_consumers()
+                self._drop_dispatcher()
+                if self.transactional is not None:
+                    await self.transactional.pending.finish_ended()
+                try:
+                    await self.cursor.reset(position)
+                finally:
+                    # The cursor has moved, even if that is not durable yet or the caller is gone.
+                    self._moved(position, ack_set, batch_size)
+        finally:
+            self._changed()
+
+    def _moved(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
+        if ack_set and batch_size:
+            self.cursor.acknowledge_batch(position, ack_set, batch_size)
+        self._counts.forget_all()
+        self.drained = False
+        self.topic.subscription_rewound(self.name)
+        self.look_at_end()
+
+    def topic_sealed(self) -> None:
+        """The ledger was terminated just now, or was so when the topic was loaded.
+
+        One that was drained may have a backlog when it is loaded: what was acknowledged last had
+        not become durable.
+        """
+        self.look_at_end()
+        if self.durable and not self.drained:
+            self.topic.subscription_rewound(self.name)
+
+    def look_at_end(self) -> None:
+        """Report `drained`, and the end of a sealed topic to consumers, when it is so far."""
+        if not self.topic.sealed or self.closed:
+            return
+        if self.durable and not self.drained and self.at_end:
+            self.drained = True
+            self.topic.subscription_drained(self.name)
+        if self.dispatcher is not None and self.at_end:
+            for consumer in self.dispatcher.consumers:
+                consumer.send_end_of_topic()
+
+    async def close(self, *, persist: bool) -> None:
+        """Let everybody go, with CLOSE_CONSUMER, and if `persist` make the cursor durable."""
+        self.closed = True
+        if self._reattach is not None:
+            self._reattach.cancel()
+            self._reattach = None
+        self.disconnect_consumers()
+        self._drop_dispatcher()
+        self._changed()
+        async with self._change:
+            if self.transactional is not None:
+                await self.transactional.pending.close()
+            if persist and self.durable:
+                await self.cursor.persist()
+
+    # Within
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise SubscriptionUnavailable(
+                f"Subscription {self.name!r} is being closed: subscribe again."
+            )
+
+    def _in_the_way(self, request: SubscribeRequest) -> Consumer | None:
+        """The exclusive consumer that has to go first.  Raises if waiting would not help."""
+        self._require_open()
+        consumers = self.consumers
+        if not consumers:
+            return None
+        if request.type is not self.type:
+            has = "" if self.type is None else self.type.label
+            raise ConsumerBusy(
+                f"Subscription {self.name!r} has {has} consumers: subscribe with that type, or "
+                "close them first."
+            )
+        if request.type is SubscriptionType.KEY_SHARED:
+            now, wanted = self.key_shared, request.key_shared
+            if (now.mode, now.allow_out_of_order) != (wanted.mode, wanted.allow_out_of_order):
+                raise ConsumerBusy(
+                    f"Subscription {self.name!r} has consumers with another Key_Shared policy: "
+                    "subscribe with theirs, or close them first."
+                )
+        return consumers[0] if request.type is SubscriptionType.EXCLUSIVE else None
+
+    async def _wait_for_change(self, deadline: float) -> None:
+        """Return when consumers went.  Raises `ConsumerBusy` where nobody waits, or too late."""
+        if not self.consumers:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = deadline - loop.time()
+        if self.topic.name.domain is TopicDomain.SEGMENT and left_s > 0:
+            changed: asyncio.Future[None] = loop.create_future()
+            self._waiting[changed] = None
+            try:
+                await asyncio.wait((changed,), timeout=left_s)
+            finally:
+                self._waiting.pop(changed, None)
+            if changed.done():
+                return
+        raise ConsumerBusy(
+            f"Subscription {self.name!r} has an exclusive consumer already: close that one, or "
+            "subscribe under another name or with another type."
+        )
+
+    def _attach(self, request: SubscribeRequest) -> Consumer:
+        if request.connection.closing:
+            raise SubscriptionUnavailable("The connection was closed: subscribe again.")
+        dispatcher = self.dispatcher
+        if dispatcher is None:
+            self.type = request.type
+            self.key_shared = request.key_shared
+            dispatcher = self._make_dispatcher(request)
+        consumer = Consumer(request, self)
+        try:
+            dispatcher.add(consumer)
+        finally:
+            if not dispatcher.consumers:
+                dispatcher.close()
+        self.dispatcher = dispatcher
+        if self._reattach is not None:
+            self._reattach.cancel()
+            self._reattach = None
+        consumer.forget_connection = request.connection.on_close(
+            lambda: self.remove_consumer(consumer, by_command=False)
+        )
+        log.debug("consumer_attached", topic=str(self.topic.name), subscription=self.name)
+        self.topic.consumer_attached(self.name, consumer)
+        return consumer
+
+    def _make_dispatcher(self, request: SubscribeRequest) -> Dispatcher:
+        if request.type is SubscriptionType.SHARED:
+            return SharedDispatcher(self, self._counts)
+        if request.type is SubscriptionType.KEY_SHARED:
+            return KeySharedDispatcher(self, self._counts, request.key_shared)
+        self._counts.forget_all()
+        return SingleActiveDispatcher(self, self._counts, request.type)
+
+    def _detach(self, consumer: Consumer, *, by_command: bool) -> bool:
+        """Take one consumer out; False if it was out already."""
+        if consumer.closed or self.dispatcher is None:
+            return False
+        consumer.closed = True
+        consumer.forget_connection()
+        consumer.connection.forget_consumer(consumer.consumer_id, consumer)
+        self.dispatcher.remove(consumer)
+        self._past.add(consumer)
+        self.topic.consumer_closed(self.name, consumer, by_command=by_command)
+        return True
+
+    def _lost_all(self) -> None:
+        self._drop_dispatcher()
+        self._changed()
+        if not self.durable and self._reattach is None:
+            self._retire()
+
+    def _drop_dispatcher(self) -> None:
+        if self.dispatcher is not None:
+            self.dispatcher.close()
+            self.dispatcher = None
+
+    def _changed(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _expect_back(self) -> None:
+        if self.consumers and self._reattach is None:
+            loop = asyncio.get_running_loop()
+            self._reattach = loop.call_later(SEEK_REATTACH_S, self._not_back)
+
+    def _not_back(self) -> None:
+        self._reattach = None
+        if not self.consumers:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Nobody reads a non-durable subscription any longer: the topic forgets it."""
+        if self.closed:
+            return
+        self.closed = True
+        self._retirement = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self.topic.unsubscribe(self.name, force=True)
+        except MagnetarError as error:
+            log.warning("reader_not_forgotten", subscription=self.name, error=str(error))
+
+
+def _trusted_size(batch_size: int, ack_set: Sequence[int]) -> int:
+    """A batch size to make bits of: the peer's, but not more than one beyond the bits it sent.
+
+    That is enough, because messages beyond the bits are acknowledged.
+    """
+    enough = len(ack_set) * 64 + 1
+    return min(batch_size, enough) if batch_size > 0 else enough
+
+
+class _PastConsumers:
+    """What consumers that are gone had counted."""
+
+    __slots__ = ("acknowledged", "bytes_out", "messages_out", "redelivered")
+
+    def __init__(self) -> None:
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.redelivered = 0
+        self.acknowledged = 0
+
+    def add(self, consumer: Consumer) -> None:
+        self.messages_out += consumer.messages_out_total
+        self.bytes_out += consumer.bytes_out_total
+        self.redelivered += consumer.redelivered_total
+        self.acknowledged += consumer.acknowledged_total

@@ -1,0 +1,587 @@
+"""One topic: producers and subscriptions over one managed ledger.
+
+Rules:
+
+- States move only as `_MOVES` says.  SEALING takes no new producers and lets attached ones
+  finish; SEALED is a terminated ledger, for ever; CLOSING answers nothing new.
+- A producer that comes back may do so while SEALING and SEALED, if it may have something stored:
+  it gets the receipts of that, and TopicTerminated for the first message that is not taken.
+- Receipts leave in SEND order of a producer, one each, and never for a producer that is closed.
+- A ledger that failed so that its end is not known, or that was FENCED, is given up: the topic
+  closes, and the next one who asks for it loads it anew.  So is a topic whose ownership was lost.
+- Consumers read up to the max read position and never see an entry of an aborted transaction.
+- What transactions left of a subscription that is gone is deleted before one of that name is made.
+"""
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import ClassVar, Protocol
+
+import structlog
+
+from broker.topics.background import Background
+from broker.topics.consumer import Consumer, SubscribeRequest
+from broker.topics.context import TopicContext
+from broker.topics.deduplication import Deduplication
+from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.dispatch.last_message import LastMessage
+from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.publishing import Publishing
+from broker.topics.sequence_store import SequenceStore
+from broker.topics.subscription import Subscription
+from broker.topics.topic_producers import TopicProducers
+from broker.topics.transactional_acks import forget_subscription
+from config.bounds import SEAL_WAIT_S
+from magnetar.protocol.frames import FrameError
+from magnetar.protocol.ids import Position
+from magnetar.protocol.message import parse_metadata, transaction_named_by
+from magnetar.protocol.names import TopicDomain, TopicName
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+from magnetar.protocol.state_table import StateTable
+from magnetar.protocol.txn_id import TxnId
+from storage.ledger.store import LedgerError
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import Entry, ManagedLedgerState
+from storage.metadata.store import MetadataError
+from txn.buffer import SegmentBuffer
+from txn.segment_owner import SegmentOwner
+
+log = structlog.get_logger(__name__)
+
+
+class TopicNotFound(PeerError):
+    """There is no such topic and it may not be created."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+
+
+class TopicTerminated(PeerError):
+    """The topic is sealed: look the layout up again and write to its successors."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_TERMINATED_ERROR
+
+
+class TopicUnavailable(PeerError):
+    """The topic is being closed or loaded: try again at once."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class SubscriptionNotFound(PeerError):
+    """The topic has no such subscription and it may not be made."""
+
+    code: ClassVar[ServerError] = ServerError.SUBSCRIPTION_NOT_FOUND
+
+
+class SubscriptionRefused(PeerError):
+    """A subscription of that name exists and is of the other durability."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class TopicState(enum.Enum):
+    """Where a topic stands in its life."""
+
+    LOADING = "loading"
+    OPEN = "open"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_S = TopicState
+_MOVES: StateTable[TopicState] = StateTable(
+    {
+        _S.LOADING: frozenset({_S.OPEN, _S.SEALED, _S.CLOSING}),
+        _S.OPEN: frozenset({_S.SEALING, _S.CLOSING}),
+        _S.SEALING: frozenset({_S.SEALED, _S.CLOSING}),
+        _S.SEALED: frozenset({_S.CLOSING}),
+        _S.CLOSING: frozenset({_S.CLOSED}),
+        _S.CLOSED: frozenset(),
+    },
+    defect=RuntimeError,
+)
+_READABLE = (_S.OPEN, _S.SEALING, _S.SEALED)
+
+
+class TopicEvents(Protocol):
+    """What is told of topics.  Calls run on the event loop, return at once and never raise.
+
+    A topic that is no segment is told of too; the receiver ignores it.
+    """
+
+    def consumer_attached(self, topic: "Topic", subscription: str, consumer: Consumer) -> None:
+        """A consumer was added to a subscription."""
+        ...
+
+    def consumer_closed(
+        self, topic: "Topic", subscription: str, consumer: Consumer, *, by_command: bool
+    ) -> None:
+        """A consumer is gone: by CLOSE_CONSUMER (`by_command`) or with its connection."""
+        ...
+
+    def subscription_drained(self, topic: "Topic", subscription: str) -> None:
+        """The topic is sealed and the subscription's backlog has become 0."""
+        ...
+
+    def subscription_rewound(self, topic: "Topic", subscription: str) -> None:
+        """A seek: what was drained need not be drained any longer."""
+        ...
+
+    def topic_unloaded(self, topic: "Topic") -> None:
+        """The topic is not loaded here any more: what is so now others may know."""
+        ...
+
+
+class Topic:
+    """One loaded topic: producers and subscriptions over a managed ledger.
+
+    Made by `TopicRegistry`, used by handlers and scalable topics.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        name: TopicName,
+        ledger: ManagedLedger,
+        store: SequenceStore,
+        buffer: SegmentBuffer,
+        events: TopicEvents,
+        give_up: "Callable[[Topic], None]",
+    ) -> None:
+        """Over an open ledger, its loaded sequence ids and transactions.
+
+        `give_up` is called when the ledger, or its ownership, is lost: the topic is to be closed.
+        """
+        self.context = context
+        self.name = name
+        self.ledger = ledger
+        self.state = TopicState.LOADING
+        self.uses = 0
+        """How often it was asked for since it was loaded; see `broker.topics.idle_topics`."""
+        self.sequence_store = store
+        self.buffer = buffer
+        self.owner = buffer.owner
+        self.last_message = LastMessage(self)
+        self._events = events
+        self._give_up = give_up
+        self._producers = TopicProducers(self)
+        self._publishing = Publishing(
+            ledger, context.publish_limits, store, buffer, self._ledger_failed
+        )
+        self._subscriptions: dict[str, Subscription] = {
+            cursor_name: Subscription(self, cursor_name, cursor)
+            for cursor_name, cursor in ledger.cursors.items()
+        }
+        self.entries_read_total = 0
+        """Of bulk readers, which are no consumers, since the topic was loaded."""
+        self.bytes_read_total = 0
+        self._past_messages_out = 0
+        self._past_bytes_out = 0
+        self._subscription_change = asyncio.Lock()
+        self._work = Background()
+        self._sealing: asyncio.Task[Position] | None = None
+        self._failure: MagnetarError | None = None
+        self._forget_appends = ledger.on_append(store.appended)
+        self._forget_read_listener = buffer.on_max_read_position(self._on_max_read_position_moved)
+        ledger.on_stop(self._ledger_failed)
+        self.publish = self._publishing.publish
+        self.refuse = self._publishing.refuse
+        self.damaged = self._publishing.damaged
+
+    @classmethod
+    async def load(
+        cls,
+        context: TopicContext,
+        name: TopicName,
+        ledger: ManagedLedger,
+        *,
+        store: SequenceStore,
+        owner: SegmentOwner,
+        events: TopicEvents,
+        give_up: "Callable[[Topic], None]",
+        buffer_class: type[SegmentBuffer] = SegmentBuffer,
+    ) -> "Topic":
+        """Load the topic of a ledger that was just opened; call `opened` to have it serve.
+
+        After a failure the ledger is still open, and the caller's.
+        """
+        await store.load(ledger)
+        async with AsyncExitStack() as on_failure:
+            # W7, A3: claims, headers and the aborted set before acknowledgements.
+            buffer = await buffer_class.load(str(name), ledger, owner, context.transactions)
+            on_failure.push_async_callback(buffer.close)
+            topic = cls(context, name, ledger, store, buffer, events, give_up)
+            on_failure.push_async_callback(topic._abandon)
+            await topic.load_transactions()
+            on_failure.pop_all()
+        return topic
+
+    async def load_transactions(self) -> None:
+        """Load what is acknowledged in open transactions; before anybody consumes (A3)."""
+        for subscription in self._subscriptions.values():
+            await subscription.load_transactions()
+
+    async def _abandon(self) -> None:
+        """Loading failed: let go of what was loaded.  The ledger and the buffer are others'."""
+        self._forget_appends()
+        self._forget_read_listener()
+        for subscription in self._subscriptions.values():
+            await subscription.close(persist=False)
+
+    def opened(self) -> None:
+        """Loaded: serve."""
+        if self.ledger.state is ManagedLedgerState.TERMINATED:
+            self._move(TopicState.SEALED)
+            for subscription in self.subscriptions.values():
+                subscription.topic_sealed()
+        else:
+            self._move(TopicState.OPEN)
+        failure = self._failure or self.owner.lost
+        if failure is not None:
+            # It came while nobody could give up what was not there yet.
+            self._ledger_failed(failure)
+
+    # What is asked about it
+
+    @property
+    def sealed(self) -> bool:
+        """True once the ledger is terminated: nothing will ever be appended."""
+        return self.state is TopicState.SEALED
+
+    @property
+    def closing(self) -> bool:
+        """Whether this instance serves nothing any more: the next one is loaded anew."""
+        return self.state in (TopicState.CLOSING, TopicState.CLOSED)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is attached and nothing is under way: closing it now disturbs nobody."""
+        return (
+            self.state in (TopicState.OPEN, TopicState.SEALED)
+            and self.ledger.state in (ManagedLedgerState.OPEN, ManagedLedgerState.TERMINATED)
+            and not self.producers
+            and not self._publishing.in_flight
+            and not self._work.busy
+            and self.buffer.idle
+            and not self._subscription_change.locked()
+            and (self._sealing is None or self._sealing.done())
+            and all(subscription.idle for subscription in self._subscriptions.values())
+        )
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name, durable and not."""
+        return self._subscriptions
+
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """By name: attached, waiting, or with something still in flight."""
+        return self._producers.by_name
+
+    @property
+    def sequences(self) -> Deduplication:
+        """The last sequence id of each producer."""
+        return self.sequence_store.sequences
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the policies want every send held against the last sequence id."""
+        return self.context.deduplicates(self.name)
+
+    @property
+    def messages_in_total(self) -> int:
+        """Messages published since the topic was loaded."""
+        now = sum(producer.messages_in for producer in self.producers.values())
+        return self._producers.past_messages_in + now
+
+    @property
+    def bytes_in_total(self) -> int:
+        """Bytes of entries published since the topic was loaded."""
+        now = sum(producer.bytes_in for producer in self.producers.values())
+        return self._producers.past_bytes_in + now
+
+    @property
+    def messages_out_total(self) -> int:
+        """Messages sent to consumers since the topic was loaded, also of subscriptions now gone."""
+        now = sum(each.messages_out_total for each in self._subscriptions.values())
+        return self._past_messages_out + now
+
+    @property
+    def bytes_out_total(self) -> int:
+        """Bytes of entries sent to consumers since the topic was loaded."""
+        now = sum(each.bytes_out_total for each in self._subscriptions.values())
+        return self._past_bytes_out + now
+
+    def max_read_position(self) -> Position:
+        """Up to where consumers may read: the max read position of transactions."""
+        return self.buffer.max_read_position
+
+    def is_aborted(self, entry: Entry) -> bool:
+        """Whether an entry at or before the max read position is never to be delivered."""
+        if not self.buffer.anything_aborted:
+            return False
+        try:
+            named = transaction_named_by(parse_metadata(entry.data))
+        except FrameError:
+            return False
+        return named is not None and self.buffer.is_aborted(TxnId(*named))
+
+    def _on_max_read_position_moved(self) -> None:
+        for subscription in list(self._subscriptions.values()):
+            subscription.wake()
+            if self.sealed:
+                subscription.look_at_end()
+
+    def require_open(self, request: ProducerRequest) -> None:
+        """Raise unless this producer may come: `TopicTerminated`, `TopicUnavailable`."""
+        if self.state in (TopicState.SEALING, TopicState.SEALED):
+            if self._producers.returns(request):
+                return
+            raise TopicTerminated(
+                f"{self.name} is sealed: look its topic up again and write to the successors."
+            )
+        if self.state is not TopicState.OPEN:
+            raise self._unavailable()
+
+    def require_readable(self) -> None:
+        """Raise `TopicUnavailable` unless what is stored may be read."""
+        if self.state not in _READABLE:
+            raise self._unavailable()
+
+    # Producers
+
+    async def add_producer(self, request: ProducerRequest) -> Producer:
+        """Attach a producer by its access mode; one that waits for others has `ready` set.
+
+        Raises `ProducerBusy`, `ProducerFenced`, `TopicTerminated`, `TopicUnavailable`.
+        """
+        self.require_open(request)
+        return await self._producers.add(request)
+
+    def producer_gone(self, producer: Producer) -> None:
+        """A closed producer has nothing in flight any more."""
+        self._producers.remove(producer)
+
+    # Subscriptions
+
+    async def subscribe(self, request: SubscribeRequest) -> Consumer:
+        """Attach a consumer, making the subscription if need be.
+
+        Raises `SubscriptionNotFound`, `SubscriptionRefused`, `ConsumerBusy` ...
+        """
+        self.require_readable()
+        subscription = self._subscriptions.get(request.subscription)
+        if subscription is None:
+            subscription = await self._work.finish(self._subscription_for(request))
+        if subscription.durable is not request.durable:
+            kind = "durable" if subscription.durable else "not durable"
+            raise SubscriptionRefused(
+                f"Subscription {request.subscription!r} exists on {self.name} and is {kind}: "
+                "use another name."
+            )
+        return await subscription.add_consumer(request)
+
+    async def create_subscription(
+        self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
+    ) -> Subscription:
+        """The durable subscription `name`, made at `start` unless it exists (then untouched)."""
+        return await self._work.finish(self._create_subscription(name, start, properties or {}))
+
+    async def unsubscribe(self, name: str, *, force: bool) -> None:
+        """Delete a subscription and its cursor.
+
+        Raises `ConsumerBusy` while it has consumers unless `force`, `SubscriptionNotFound`.
+        """
+        await self._work.finish(self._unsubscribe(name, force=force))
+
+    async def _create_subscription(
+        self, name: str, start: Position, properties: Mapping[str, str]
+    ) -> Subscription:
+        async with self._subscription_change:
+            self.require_readable()
+            existing = self._subscriptions.get(name)
+            if existing is not None and existing.durable:
+                return existing
+            return await self._make_durable(name, start, properties)
+
+    async def _unsubscribe(self, name: str, *, force: bool) -> None:
+        async with self._subscription_change:
+            subscription = self._subscriptions.get(name)
+            if subscription is None:
+                raise SubscriptionNotFound(
+                    f"{self.name} has no subscription {name!r}: see its list over REST."
+                )
+            if subscription.consumers and not force:
+                raise ConsumerBusy(
+                    f"Subscription {name!r} on {self.name} has consumers: close them, or force."
+                )
+            del self._subscriptions[name]
+            await subscription.close(persist=False)
+            self._past_messages_out += subscription.messages_out_total
+            self._past_bytes_out += subscription.bytes_out_total
+            try:
+                await self.ledger.delete_cursor(name)
+            except (MetadataError, LedgerError):
+                await self._restore(Subscription(self, name, subscription.cursor))
+                raise
+            if subscription.durable:
+                await self._forget_transactions_of(name)
+
+    async def _restore(self, subscription: Subscription) -> None:
+        """It could not be deleted, so it is still there."""
+        try:
+            await subscription.load_transactions()
+        except MagnetarError as error:
+            self._ledger_failed(error)
+        else:
+            self._keep(subscription)
+
+    async def _forget_transactions_of(self, name: str) -> None:
+        try:
+            await forget_subscription(self, name)
+        except MagnetarError as error:
+            log.warning("acknowledgement_records_left", topic=str(self.name), error=str(error))
+
+    async def _subscription_for(self, request: SubscribeRequest) -> Subscription:
+        name = request.subscription
+        async with self._subscription_change:
+            self.require_readable()
+            existing = self._subscriptions.get(name)
+            if existing is not None:
+                return existing
+            if not request.durable:
+                reader = self.ledger.open_reader_cursor(name, request.start)
+                return self._keep(Subscription(self, name, reader))
+            if not request.create:
+                raise SubscriptionNotFound(
+                    f"{self.name} has no subscription {name!r}: create it first."
+                )
+            return await self._make_durable(name, request.start, request.properties)
+
+    async def _make_durable(
+        self, name: str, start: Position, properties: Mapping[str, str]
+    ) -> Subscription:
+        await forget_subscription(self, name)
+        cursor = await self.ledger.open_cursor(name, start, properties=properties)
+        subscription = Subscription(self, name, cursor)
+        await subscription.load_transactions()
+        return self._keep(subscription)
+
+    def _keep(self, subscription: Subscription) -> Subscription:
+        self._subscriptions[subscription.name] = subscription
+        if self.sealed:
+            subscription.topic_sealed()
+        return subscription
+
+    # What its subscriptions tell
+
+    def consumer_attached(self, subscription: str, consumer: Consumer) -> None:
+        """See `TopicEvents`."""
+        self._events.consumer_attached(self, subscription, consumer)
+
+    def consumer_closed(self, subscription: str, consumer: Consumer, *, by_command: bool) -> None:
+        """See `TopicEvents`."""
+        self._events.consumer_closed(self, subscription, consumer, by_command=by_command)
+
+    def subscription_drained(self, subscription: str) -> None:
+        """See `TopicEvents`."""
+        self._events.subscription_drained(self, subscription)
+
+    def subscription_rewound(self, subscription: str) -> None:
+        """See `TopicEvents`."""
+        self._events.subscription_rewound(self, subscription)
+
+    # The end of a segment
+
+    def begin_seal(self) -> None:
+        """OPEN -> SEALING: new producers get TopicTerminated, others finish."""
+        if self.state in (TopicState.SEALING, TopicState.SEALED):
+            return
+        if self.state is not TopicState.OPEN:
+            raise self._unavailable()
+        self._move(TopicState.SEALING)
+        self._producers.refuse_waiting(TopicTerminated(f"{self.name} is being sealed."))
+
+    async def seal(self) -> Position:
+        """Terminate, and tell everybody.  The last position.
+
+        A segment's producers know that it is being sealed and go by themselves: they are waited
+        for, but not for long.  Those of other topics are not told before.
+        Idempotent; after a failure it may be called again.
+        """
+        self.begin_seal()
+        if self._sealing is None:
+            self._sealing = asyncio.get_running_loop().create_task(self._seal())
+        sealing = self._sealing
+        try:
+            return await asyncio.shield(sealing)
+        finally:
+            if sealing.done() and (sealing.cancelled() or sealing.exception() is not None):
+                self._sealing = None
+
+    async def _seal(self) -> Position:
+        if self.state is TopicState.SEALING and self.name.domain is TopicDomain.SEGMENT:
+            gone = await self._producers.wait_gone(SEAL_WAIT_S)
+            log.debug("segment_sealing", topic=str(self.name), producers_gone=gone)
+        last = await self.ledger.terminate()
+        if self.state is TopicState.SEALING:
+            self._move(TopicState.SEALED)
+            await self._producers.disconnect_all()
+            for subscription in list(self._subscriptions.values()):
+                subscription.topic_sealed()
+            await self.sequence_store.end()
+        return last
+
+    # The end of this instance
+
+    async def close(self) -> None:
+        """Disconnect everybody, make cursors durable, release the ledger.
+
+        Raises the first failure, after everything was tried.
+        """
+        if self.closing:
+            return
+        self._move(TopicState.CLOSING)
+        if self._sealing is not None:
+            self._sealing.cancel()
+        await self._producers.disconnect_all()
+        failures: list[MagnetarError] = []
+        async with self._subscription_change:
+            for subscription in list(self._subscriptions.values()):
+                try:
+                    await subscription.close(persist=True)
+                except MagnetarError as error:
+                    failures.append(error)
+        await self._work.wait()
+        self._forget_appends()
+        self._forget_read_listener()
+        for close in (self.buffer.close, self.sequence_store.close, self.ledger.close):
+            try:
+                await close()
+            except MagnetarError as error:
+                failures.append(error)
+        self._move(TopicState.CLOSED)
+        if failures:
+            raise failures[0]
+
+    def ownership_lost(self, error: MagnetarError) -> None:
+        """Another process owns the segment now."""
+        self._ledger_failed(error)
+
+    def _ledger_failed(self, error: MagnetarError) -> None:
+        """The ledger must be opened anew; what is in flight may turn up later (W4)."""
+        self._failure = error
+        self.buffer.stop(error)
+        if self.state in _READABLE:
+            log.warning("topic_given_up", topic=str(self.name), error=str(error))
+            self._give_up(self)
+
+    def _unavailable(self) -> TopicUnavailable:
+        return TopicUnavailable(f"{self.name} is {self.state.value}: try again at once.")
+
+    def _move(self, to: TopicState) -> None:
+        self.state = _MOVES.move(self.state, to, "{}", self.name)

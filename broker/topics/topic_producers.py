@@ -1,0 +1,276 @@
+"""The producers of one topic: names, access, coming and going.
+
+Rules:
+
+- A name belongs to one producer.  Who comes back (same producer, higher epoch) replaces its stale
+  self; anybody else waits for proof that the holder is dead, or gets ProducerBusy.
+- A producer is admitted only when nothing is in flight any more of the one that it replaces, or of
+  those that it puts out: what is stored later was sent later.
+- A producer comes back to a sealed topic if something is stored there under its name, or its
+  predecessor still has something in flight.
+- The topic epoch is a property of the managed ledger, durable before an exclusive producer starts.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from broker.topics.context import TopicContext
+from broker.topics.deduplication import NO_POSITION, Deduplication
+from broker.topics.producer import (
+    Producer,
+    ProducerReplaced,
+    ProducerRequest,
+    ProducerState,
+    PublishedTopic,
+)
+from broker.topics.producer_access import (
+    AccessMode,
+    Admission,
+    ProducerAccess,
+    ProducerBusy,
+    ProducerFenced,
+)
+from broker.topics.sequence_store import SequenceStore
+from config.bounds import WAITING_PRODUCERS
+from magnetar.protocol.server_error import MagnetarError
+from storage.managed_ledger.ledger import ManagedLedger
+
+log = structlog.get_logger(__name__)
+
+TOPIC_EPOCH_PROPERTY = "pulsar.topic.epoch"
+
+
+class AdmittingTopic(PublishedTopic, Protocol):
+    """The topic whose producers these are."""
+
+    @property
+    def context(self) -> TopicContext:
+        """What all topics are given."""
+        ...
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        """Where the topic epoch is kept."""
+        ...
+
+    @property
+    def sequence_store(self) -> SequenceStore:
+        """Keeps the sequence ids of producers."""
+        ...
+
+    @property
+    def sequences(self) -> Deduplication:
+        """The last sequence id of each producer."""
+        ...
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the policies want every send held against the last sequence id."""
+        ...
+
+    def require_open(self, request: ProducerRequest) -> None:
+        """Raise unless this producer may come."""
+        ...
+
+
+class TopicProducers:
+    """Admits the producers of one topic by their access mode and name, and removes them."""
+
+    def __init__(self, topic: AdmittingTopic) -> None:
+        self._topic = topic
+        self._producers: dict[str, Producer] = {}
+        epoch = topic.ledger.properties.get(TOPIC_EPOCH_PROPERTY)
+        self._access = ProducerAccess(int(epoch) if epoch is not None else None)
+        self._promotions: set[asyncio.Task[None]] = set()
+        self._nobody: asyncio.Future[None] | None = None
+        self.past_messages_in = 0
+        self.past_bytes_in = 0
+
+    @property
+    def by_name(self) -> Mapping[str, Producer]:
+        """Everybody who is attached, waits, or still has something in flight."""
+        return self._producers
+
+    def returns(self, request: ProducerRequest) -> bool:
+        """Whether it is a producer that comes back, for receipts that it may not have got."""
+        name = request.name
+        if request.epoch == 0 or not name:
+            return False
+        known = self._topic.sequences.get(name)
+        return name in self._producers or (known is not None and known.position != NO_POSITION)
+
+    async def add(self, request: ProducerRequest) -> Producer:
+        """A producer that is OPEN, or WAITING with `ready` to wait for.
+
+        Raises `ProducerBusy`, `ProducerFenced`, and what the topic's state forbids.
+        """
+        name = request.name or self._topic.context.producer_names.next()
+        now_ms = self._topic.context.clock.now_ms()
+        producer = Producer(self._topic, name, request, now_ms)
+        try:
+            await self._take_name(producer)
+            await self._admit(producer)
+        except BaseException:
+            producer.disconnected()
+            raise
+        return producer
+
+    def remove(self, producer: Producer) -> None:
+        """It is closed and nothing of it is in flight."""
+        name = producer.name
+        if self._producers.get(name) is not producer:
+            return
+        del self._producers[name]
+        self.past_messages_in += producer.messages_in
+        self.past_bytes_in += producer.bytes_in
+        sequences = self._topic.sequences
+        if sequences.get(name) is producer.sequence:
+            sequences.detach(name, self._topic.context.clock.now_ms())
+        self._access.leave(name)
+        self._promote_next()
+        if not self._producers and self._nobody is not None and not self._nobody.done():
+            self._nobody.set_result(None)
+
+    async def wait_gone(self, timeout_s: float) -> bool:
+        """Whether everybody left within the time."""
+        if self._producers:
+            self._nobody = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._nobody,), timeout=timeout_s)
+        return not self._producers
+
+    def refuse_waiting(self, error: MagnetarError) -> None:
+        """Whoever waits to be exclusive gets `error`."""
+        for name in self._access.clear_queue():
+            self._fail_waiting(self._producers[name], error)
+
+    async def disconnect_all(self) -> None:
+        """Put everybody out, after the receipts of what was sent before."""
+        for task in self._promotions:
+            task.cancel()
+        await _dismiss(list(self._producers.values()))
+
+    # Names
+
+    async def _take_name(self, producer: Producer) -> None:
+        while (holder := self._producers.get(producer.name)) is not None:
+            await self._displace(holder, producer)
+            self._require_wanted(producer)
+        self._producers[producer.name] = producer
+
+    async def _displace(self, holder: Producer, producer: Producer) -> None:
+        """Return when `holder` has moved a step out of the way.  Raises `ProducerBusy`."""
+        if holder.state is ProducerState.CLOSED:
+            await holder.idle()
+        elif producer.replaces(holder):
+            holder.disconnected()
+        elif holder.connection is producer.connection or await holder.connection.is_alive():
+            raise ProducerBusy(
+                f"A producer named {producer.name!r} is connected to {self._topic.name}: close "
+                "it first, or use another name."
+            )
+        else:
+            holder.connection.abort("another producer took over and this peer is silent")
+            holder.disconnected()
+
+    def _require_wanted(self, producer: Producer) -> None:
+        """The topic takes producers, and this one was not closed while it waited."""
+        self._topic.require_open(producer.request)
+        if producer.state is ProducerState.CLOSED:
+            raise ProducerReplaced(
+                f"Producer {producer.name!r} was closed while it was being opened: open it again."
+            )
+
+    # Access
+
+    async def _admit(self, producer: Producer) -> None:
+        mode = producer.request.access_mode
+        if mode is not AccessMode.SHARED:
+            await self._drained()
+            self._require_wanted(producer)
+        if mode is AccessMode.WAIT_FOR_EXCLUSIVE and len(self._access.waiting) >= WAITING_PRODUCERS:
+            raise ProducerBusy(
+                f"{WAITING_PRODUCERS} producers wait for {self._topic.name}: try again later."
+            )
+        admission = self._access.admit(producer.name, mode, producer.request.topic_epoch)
+        if admission is Admission.QUEUED:
+            producer.move(ProducerState.WAITING)
+            producer.ready = asyncio.get_running_loop().create_future()
+            return
+        if admission is Admission.ADMITTED_ALONE:
+            await self._put_others_out(producer)
+        await self._open(producer)
+
+    async def _drained(self) -> None:
+        """Wait for what closed producers still have in flight."""
+        for other in list(self._producers.values()):
+            if other.state is ProducerState.CLOSED:
+                await other.idle()
+
+    async def _put_others_out(self, producer: Producer) -> None:
+        self.refuse_waiting(
+            ProducerFenced(
+                f"Producer {producer.name!r} took {self._topic.name} by fencing: open a new "
+                "producer to compete again."
+            )
+        )
+        await _dismiss([other for other in self._producers.values() if other is not producer])
+
+    async def _open(self, producer: Producer) -> None:
+        """The admitted producer begins to count its sequence ids."""
+        store = self._topic.sequence_store
+        request = producer.request
+        producer.sequence = store.sequences.attach(producer.name)
+        if request.epoch > 0:
+            await store.publish_time_of(producer.sequence)
+        producer.track(
+            producer.sequence,
+            enforce=self._topic.deduplicates,
+            resends=request.epoch > 0,
+        )
+        if request.access_mode is not AccessMode.SHARED:
+            producer.topic_epoch = self._access.epoch
+            await self._topic.ledger.set_properties(
+                {TOPIC_EPOCH_PROPERTY: str(producer.topic_epoch)}
+            )
+        self._require_wanted(producer)
+        producer.move(ProducerState.OPEN)
+
+    def _promote_next(self) -> None:
+        name = self._access.promote()
+        if name is None:
+            return
+        task = asyncio.get_running_loop().create_task(self._promote(self._producers[name]))
+        self._promotions.add(task)
+        task.add_done_callback(self._promotions.discard)
+
+    async def _promote(self, producer: Producer) -> None:
+        try:
+            if self._access.promote() != producer.name:
+                return
+            producer.move(ProducerState.OPENING)
+            self._access.take(producer.name)
+            await self._open(producer)
+        except MagnetarError as error:
+            self._fail_waiting(producer, error)
+            return
+        if producer.ready is not None and not producer.ready.done():
+            producer.ready.set_result(None)
+
+    def _fail_waiting(self, producer: Producer, error: MagnetarError) -> None:
+        log.debug("waiting_producer_refused", producer=producer.name, error=str(error))
+        if producer.ready is not None and not producer.ready.done():
+            producer.ready.set_exception(error)
+            producer.ready.exception()
+        producer.disconnected()
+
+
+async def _dismiss(producers: Sequence[Producer]) -> None:
+    """Take nothing more from them, answer what is in flight, then send CLOSE_PRODUCER."""
+    for producer in producers:
+        producer.stop_taking()
+    for producer in producers:
+        await producer.idle()
+        producer.disconnect()

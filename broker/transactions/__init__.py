@@ -1,0 +1,1 @@
+"""What of transactions a broker serves: coordinators, joining, watches."""

@@ -1,0 +1,121 @@
+"""WATCH_TC_ASSIGNMENTS: which broker leads each transaction coordinator, now and as that changes.
+
+Rules (Pulsar's, as its clients rely on them):
+
+- A snapshot is always whole: all coordinators that have a leader.  It is told at once when every
+  one has, and at each change; while some have none, every TXN_ASSIGNMENTS_RETRY_S.
+- Changes within one turn of the loop are told together.
+- Closing something never is an error.
+"""
+
+import asyncio
+from typing import ClassVar, cast
+
+from broker.topics.client_connection import ClientConnection
+from config.bounds import TXN_ASSIGNMENTS_RETRY_S, TXN_WATCHES
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandWatchTcAssignmentsUpdate,
+    TcAssignmentsSnapshot,
+)
+from magnetar.protocol.pulsar_pb2 import ServerError as WireError
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+from txn.coordinators import Coordinators
+
+
+class TooManyWatches(PeerError):
+    """The connection watches the coordinators too often."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+class AssignmentWatches:
+    """Serves WATCH_TC_ASSIGNMENTS: the leader of each coordinator, then each change."""
+
+    def __init__(self, coordinators: Coordinators) -> None:
+        self._coordinators = coordinators
+        self._watches: dict[ClientConnection, dict[int, None]] = {}
+        self._timer: asyncio.Handle | None = None
+        self._forget = coordinators.on_change(self._changed)
+
+    def open(self, connection: ClientConnection, watch_id: int) -> None:
+        """Tell the assignments from now on.  Raises `TooManyWatches`."""
+        watches = self._watches.get(connection)
+        if watches is None:
+            watches = self._watches[connection] = {}
+            connection.on_close(lambda: (self._watches.pop(connection, None), None)[1])
+        if watch_id not in watches and len(watches) >= TXN_WATCHES:
+            raise TooManyWatches(
+                f"This connection watches the coordinators {len(watches)} times: close some."
+            )
+        watches[watch_id] = None
+        if self._complete:
+            connection.send(self._update(watch_id, self._snapshot()))
+        else:
+            self._tell_later()
+
+    def close_one(self, connection: ClientConnection, watch_id: int) -> None:
+        """Tell nothing more to it."""
+        self._watches.get(connection, {}).pop(watch_id, None)
+
+    def close(self) -> None:
+        """Tell nothing more to anybody."""
+        self._forget()
+        self._watches.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def _complete(self) -> bool:
+        return len(self._coordinators.assignments()) >= self._coordinators.parallelism
+
+    def _changed(self) -> None:
+        if not self._complete:
+            self._tell_later()
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TXN_ASSIGNMENTS_RETRY_S, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        snapshot = self._snapshot()
+        for connection, watches in self._watches.items():
+            for watch_id in watches:
+                connection.send(self._update(watch_id, snapshot))
+        if self._watches and not self._complete:
+            self._tell_later()
+
+    def _snapshot(self) -> TcAssignmentsSnapshot:
+        snapshot = TcAssignmentsSnapshot(parallelism=self._coordinators.parallelism)
+        for number, leader in sorted(self._coordinators.assignments().items()):
+            snapshot.assignments.add(
+                tc_id=number,
+                broker_service_url=leader.broker_url,
+                broker_service_url_tls=leader.broker_url_tls,
+            )
+        return snapshot
+
+    def _update(self, watch_id: int, snapshot: TcAssignmentsSnapshot) -> BaseCommand:
+        return watch_update(CommandWatchTcAssignmentsUpdate(watch_id=watch_id, snapshot=snapshot))
+
+
+def watch_update(update: CommandWatchTcAssignmentsUpdate) -> BaseCommand:
+    """WATCH_TC_ASSIGNMENTS_UPDATE."""
+    return BaseCommand(
+        type=BaseCommand.WATCH_TC_ASSIGNMENTS_UPDATE, watch_tc_assignments_update=update
+    )
+
+
+def watch_error(watch_id: int, error: MagnetarError) -> BaseCommand:
+    """The update that says why there is no snapshot."""
+    return watch_update(
+        CommandWatchTcAssignmentsUpdate(
+            watch_id=watch_id, error=cast("WireError", int(error.code)), message=str(error)
+        )
+    )

@@ -1,0 +1,1 @@
+"""Connections of clients: frames to calls, answers to frames."""

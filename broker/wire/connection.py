@@ -1,0 +1,568 @@
+"""One peer: frames in, replies out.
+
+Rules:
+
+- States move only as `_MOVES` says; READY begins with CONNECT, and nothing else is heard before.
+- Whatever a peer sends wrongly ends this connection with one (rate-bounded) log line, never the
+  process.
+- Writes of one loop turn leave in one write.  Above CONNECTION_WRITE_HIGH_WATER `writable` is
+  False and reading stops, so a peer that does not read cannot make us queue more replies.
+- Reading stops for named reasons and goes on when the last one is gone; frames that were decoded
+  already are held back, in order.
+- Requests in progress are tasks of the connection; above MAX_PENDING_REQUESTS nothing more is
+  read, and the end of the connection cancels them.
+"""
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, cast
+
+import structlog
+
+from broker.topics.consumer import Consumer
+from broker.topics.producer import Producer
+from broker.wire.outbox import Outbox
+from broker.wire.protocol_violation import ProtocolViolation
+from broker.wire.served import ServedBroker
+from config.bounds import (
+    CLOSE_FLUSH_S,
+    CONNECTION_WRITE_HIGH_WATER,
+    CONNECTION_WRITE_LIMIT,
+    ECHO_WAIT_S,
+    HANDSHAKE_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    LIVENESS_CHECK_S,
+    MAX_FRAME_SIZE,
+    MAX_PENDING_REQUESTS,
+    RECENTLY_CLOSED_PRODUCERS,
+)
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.frames import FrameDecoder, FrameError, Received, Send, encode_command
+from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing, FeatureFlags
+from magnetar.protocol.pulsar_pb2 import ServerError as WireError
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.state_table import StateTable
+
+__all__ = ["Connection", "ConnectionState", "ProtocolViolation", "UnexpectedFailure"]
+
+log = structlog.get_logger(__name__)
+
+_CONNECT = int(BaseCommand.CONNECT)
+_NO_REQUEST = 2**64 - 1
+"""Request id -1 of the wire: an answer to no request."""
+_REQUESTS = "requests"
+_WRITING = "writing"
+_PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
+
+
+class ConnectionState(enum.Enum):
+    """Where a connection stands in its life."""
+
+    HANDSHAKE = "handshake"
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_MOVES: StateTable[ConnectionState] = StateTable(
+    {
+        ConnectionState.HANDSHAKE: frozenset(
+            {ConnectionState.READY, ConnectionState.CLOSING, ConnectionState.CLOSED}
+        ),
+        ConnectionState.READY: frozenset({ConnectionState.CLOSING, ConnectionState.CLOSED}),
+        ConnectionState.CLOSING: frozenset({ConnectionState.CLOSED}),
+        ConnectionState.CLOSED: frozenset(),
+    },
+    defect=RuntimeError,
+)
+_SERVING = (ConnectionState.HANDSHAKE, ConnectionState.READY)
+
+
+class TopicWatch(Protocol):
+    """A watch that ends with its connection."""
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        ...
+
+
+class ConnectionHost(ServedBroker, Protocol):
+    """The broker, as its connections know it."""
+
+    connections: "set[Connection]"
+
+
+class Connection(asyncio.Protocol):
+    """One connection of a client: decodes frames, runs their handlers, writes the replies.
+
+    `producers` and `consumers` hold what is attached under the peer's ids; while an open is in
+    progress its place is taken by a future.
+    """
+
+    def __init__(
+        self, broker: ConnectionHost, handlers: "Mapping[int, Handler]", send: "SendHandler"
+    ) -> None:
+        self.broker = broker
+        self.state = ConnectionState.HANDSHAKE
+        self.closing = False
+        """True from the decision to close on."""
+        self._ready = False
+        self.remote = ""
+        self.client_version = ""
+        self.protocol_version = 0
+        self.features = FeatureFlags()
+        self.principal: str | None = None
+        """Who the peer is; None without authentication."""
+        self.connected_ms = 0
+        self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
+        self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
+        self.closed_producers: dict[int, None] = {}
+        self.topic_watches: dict[int, TopicWatch] = {}
+        self.inflight_bytes = 0
+        self._handlers = handlers
+        self._send = send
+        self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._forward: Callable[[bytes], None] | None = None
+        """Who gets all that is read, once the connection is handed over."""
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._outbox: Outbox
+        self.put: Callable[[bytes], None]
+        """Queue one encoded frame, without asking whether the connection is still open."""
+        self._held: list[Received] = []
+        self._frame_error: FrameError | None = None
+        self.paused: set[str] = set()
+        """Why nothing is read."""
+        self._reading = True
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._on_close: dict[object, Callable[[], None]] = {}
+        self._liveness: list[asyncio.Future[None]] = []
+        self._pings: deque[asyncio.Future[None] | None] = deque()
+        """PINGs without their PONG, oldest first, and who waits for it."""
+        self._heard = True
+        self._ping_sent = False
+        self._output_seen = 0
+        self._timer: asyncio.TimerHandle
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set up output, limits and the handshake timer."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unknown")
+        self.connected_ms = self.broker.clock.now_ms()
+        self._outbox = Outbox(
+            self._transport,
+            high_water=CONNECTION_WRITE_HIGH_WATER,
+            limit=CONNECTION_WRITE_LIMIT,
+            on_change=self._writable_changed,
+            give_up=self._give_up_writing,
+        )
+        self.put = self._outbox.put
+        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
+        self.broker.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Serve the frames that `data` completes."""
+        self._heard = True
+        if self._liveness:
+            self._answer_liveness()
+        if self.closing:
+            return
+        if self._forward is not None:
+            self._forward(data)
+            return
+        try:
+            frames: Sequence[Received] = self._decoder.feed(data)
+        except FrameError as error:
+            frames = error.frames_before
+            self._frame_error = error
+        if self._held or self.paused:
+            self._held.extend(frames)
+        else:
+            self._serve(frames)
+        if self._frame_error is not None and not self._held and not self.closing:
+            self._violated(self._frame_error)
+
+    def eof_received(self) -> bool:
+        """The peer is done: so are we."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is above the high water."""
+        self._outbox.transport_full(True)
+
+    def resume_writing(self) -> None:
+        """The transport's buffer has drained."""
+        self._outbox.transport_full(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._end()
+        self._move(ConnectionState.CLOSED)
+        self._timer.cancel()
+        self._outbox.discard()
+        self.broker.connections.discard(self)
+        self._gone.set_result(None)
+        if exc is not None:
+            log.debug("connection_lost", remote=self.remote, error=str(exc))
+
+    # Output
+
+    @property
+    def writable(self) -> bool:
+        """False while more than the high water is queued towards the peer."""
+        return self._outbox.writable
+
+    def send(self, command: BaseCommand) -> None:
+        """Queue a command.  Nothing happens once the connection is closing."""
+        if not self.closing:
+            self._outbox.put(encode_command(command))
+
+    def send_encoded(self, *buffers: bytes) -> None:
+        """Queue encoded frames.  Look at `writable` before each batch of messages."""
+        if not self.closing:
+            for buffer in buffers:
+                self._outbox.put(buffer)
+
+    def reply_error(self, request_id: int, error: MagnetarError) -> None:
+        """Queue ERROR with the error's code and sentence."""
+        self.send(
+            BaseCommand(
+                type=BaseCommand.ERROR,
+                error=CommandError(
+                    request_id=request_id,
+                    error=cast("WireError", int(error.code)),
+                    message=str(error),
+                ),
+            )
+        )
+
+    def on_writable(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once, when the connection is (again) writable; never if it closes."""
+        self._outbox.when_writable(callback)
+
+    # Ids
+
+    def forget_producer(self, producer_id: int, producer: object) -> None:
+        """Free the id if it is this producer's; late SENDs for it are dropped for a while."""
+        if self.producers.get(producer_id) is producer:
+            del self.producers[producer_id]
+            self.remember_closed(producer_id)
+
+    def remember_closed(self, producer_id: int) -> None:
+        """SENDs for this id that are still on their way are no violation."""
+        closed = self.closed_producers
+        closed.pop(producer_id, None)
+        closed[producer_id] = None
+        if len(closed) > RECENTLY_CLOSED_PRODUCERS:
+            del closed[next(iter(closed))]
+
+    def forget_consumer(self, consumer_id: int, consumer: object) -> None:
+        """Free the id if it is this consumer's."""
+        if self.consumers.get(consumer_id) is consumer:
+            del self.consumers[consumer_id]
+
+    # Life
+
+    def ready(self) -> None:
+        """CONNECT was accepted: begin to keep alive."""
+        self._move(ConnectionState.READY)
+        self._timer.cancel()
+        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+
+    def hand_over(self, receiver: Callable[[bytes], None]) -> bool:
+        """From now on give everything that is read to `receiver`, keep-alive included.
+
+        False if the peer has sent more already: what that is meant for cannot be told.
+        """
+        if self._held or self._decoder.buffered_size:
+            return False
+        self._forward = receiver
+        self._move(ConnectionState.READY)
+        self._timer.cancel()
+        return True
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run `callback` when the connection ends; returns what takes it off the list again."""
+        if self.closing:
+            self._loop.call_soon(callback)
+            return lambda: None
+        token = object()
+        self._on_close[token] = callback
+        return lambda: (self._on_close.pop(token, None), None)[1]
+
+    def close(self, why: str) -> None:
+        """Flush what is queued, then end the connection."""
+        if self.closing:
+            return
+        log.debug("connection_closing", remote=self.remote, why=why)
+        self._outbox.flush()
+        self._move(ConnectionState.CLOSING)
+        self._end()
+        self._timer.cancel()
+        self._timer = self._loop.call_later(CLOSE_FLUSH_S, self._transport.abort)
+        self._transport.close()
+
+    def abort(self, why: str) -> None:
+        """End the connection at once; what is queued is lost."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        log.debug("connection_aborted", remote=self.remote, why=why)
+        if not self.closing:
+            self._move(ConnectionState.CLOSING)
+        self._end()
+        self._transport.abort()
+
+    async def is_alive(self) -> bool:
+        """Whether the peer says anything within LIVENESS_CHECK_S, PONG at least."""
+        if self.closing:
+            return False
+        if self.paused:
+            return True
+        heard: asyncio.Future[None] = self._loop.create_future()
+        self._liveness.append(heard)
+        self._ping()
+        await asyncio.wait((heard,), timeout=LIVENESS_CHECK_S)
+        return heard.done() and not self.closing
+
+    async def echo(self) -> None:
+        """Return when the peer has answered a PING of now: what it wrote before has been served.
+
+        Returns after ECHO_WAIT_S in any case, and when the connection ends.
+        """
+        if self.closing:
+            return
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._ping(answered)
+        await asyncio.wait((answered,), timeout=ECHO_WAIT_S)
+
+    def pong(self) -> None:
+        """PONG came: the answer to the oldest PING."""
+        answered = self._pings.popleft() if self._pings else None
+        if answered is not None and not answered.done():
+            answered.set_result(None)
+
+    async def requests_done(self) -> None:
+        """Return when no request is in progress."""
+        while self._tasks and not self.closing:
+            await asyncio.wait(self._tasks)
+
+    async def closed(self) -> None:
+        """Return when the socket is gone."""
+        await asyncio.shield(self._gone)
+
+    # Input
+
+    def pause_reading(self, why: str) -> None:
+        """Hear nothing until every reason is taken back."""
+        if self._reading and not self.closing:
+            self._reading = False
+            self._transport.pause_reading()
+        self.paused.add(why)
+
+    def resume_reading(self, why: str) -> None:
+        """Take one reason back."""
+        if why not in self.paused:
+            return
+        self.paused.discard(why)
+        if not self.paused and not self.closing:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Serve what was held back, then read again."""
+        if self.paused or self.closing:
+            return
+        held, self._held = self._held, []
+        self._serve(held)
+        if self.paused or self.closing:
+            return
+        if self._frame_error is not None:
+            self._violated(self._frame_error)
+            return
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _serve(self, frames: Sequence[Received]) -> None:
+        handlers = self._handlers
+        at, end = 0, len(frames)
+        while at < end:
+            frame = frames[at]
+            if self.paused:
+                if not self.closing:
+                    self._held.extend(frames[at:])
+                return
+            if not self._ready and not self._may_begin(frame):
+                return
+            if isinstance(frame, Send):
+                at = self._serve_sends(frames, at)
+                continue
+            at += 1
+            command = frame.command
+            handler = handlers.get(command.type)
+            if handler is None:
+                self._unexpected(command)
+                continue
+            try:
+                result = handler(self, command, frame.entry)
+            except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
+                self._failed(command, error)
+                continue
+            if result is not None:
+                self._start(command, result)
+
+    def _serve_sends(self, frames: Sequence[Received], at: int) -> int:
+        """Serve the SEND at frames[at], and what can be served with it; returns where that ends."""
+        try:
+            return self._send(self, frames, at)
+        except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
+            self._violated(self._as_answer("SEND", error))
+            return at + 1
+
+    def _may_begin(self, frame: Received) -> bool:
+        """Whether a connection that is not READY may hear this."""
+        if self.closing:
+            return False
+        kind = BaseCommand.SEND if isinstance(frame, Send) else frame.command.type
+        if kind == _CONNECT:
+            return True
+        self._violated(
+            ProtocolViolation(
+                f"{BaseCommand.Type.Name(kind)} came before CONNECT: send CONNECT first."
+            )
+        )
+        return False
+
+    def _start(self, command: BaseCommand, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, command))
+        if len(self._tasks) >= MAX_PENDING_REQUESTS:
+            self.pause_reading(_REQUESTS)
+
+    def _done(self, command: BaseCommand, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if len(self._tasks) < MAX_PENDING_REQUESTS // 2:
+            self.resume_reading(_REQUESTS)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(command, error)
+
+    def _failed(self, command: BaseCommand, error: BaseException) -> None:
+        """Answer what a handler raised."""
+        name = BaseCommand.Type.Name(command.type)
+        answer = self._as_answer(name, error)
+        request_id = getattr(getattr(command, FIELD_OF_TYPE[command.type]), "request_id", None)
+        if request_id is None or isinstance(answer, ProtocolViolation | FrameError):
+            self._violated(answer)
+        else:
+            log.debug("request_refused", command=name, remote=self.remote, error=str(answer))
+            self.reply_error(request_id, answer)
+
+    def _as_answer(self, name: str, error: BaseException) -> MagnetarError:
+        """What the peer is told of an error; a fault of ours is logged."""
+        if isinstance(error, MagnetarError):
+            return error
+        log.error("request_failed", command=name, remote=self.remote, exc_info=error)
+        return UnexpectedFailure(f"The broker failed on {name}: its log has the cause.")
+
+    def _unexpected(self, command: BaseCommand) -> None:
+        self._violated(
+            ProtocolViolation(
+                f"{BaseCommand.Type.Name(command.type)} is no request that a broker serves: "
+                "check the client against protocol version 21."
+            )
+        )
+
+    def _violated(self, error: MagnetarError) -> None:
+        """End the connection for what the peer did."""
+        held_back = self.broker.violations.take()
+        if held_back is not None:
+            log.warning(
+                "connection_refused",
+                remote=self.remote,
+                client=self.client_version,
+                error=type(error).__name__,
+                why=str(error),
+                not_logged_before=held_back,
+            )
+        if self.state is ConnectionState.HANDSHAKE:
+            self.reply_error(_NO_REQUEST, error)
+        self.close(str(error))
+
+    # Timers and bookkeeping
+
+    def _move(self, to: ConnectionState) -> None:
+        self.state = _MOVES.move(self.state, to, "A connection")
+        self._ready = to is ConnectionState.READY
+        self.closing = to not in _SERVING
+
+    def _end(self) -> None:
+        """Once: cancel requests, tell who listens."""
+        self._held.clear()
+        for task in self._tasks:
+            task.cancel()
+        self._answer_liveness()
+        while self._pings:
+            self.pong()
+        callbacks = list(self._on_close.values())
+        self._on_close.clear()
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("close_callback_failed", remote=self.remote)
+
+    def _ping(self, answered: asyncio.Future[None] | None = None) -> None:
+        """One without a waiter is enough for all: any sign of life will do for them."""
+        if answered is not None or not self._pings:
+            self._pings.append(answered)
+            self.send_encoded(_PING_FRAME)
+
+    def _answer_liveness(self) -> None:
+        waiting, self._liveness = self._liveness, []
+        for heard in waiting:
+            if not heard.done():
+                heard.set_result(None)
+
+    def _handshake_late(self) -> None:
+        self.abort(f"no CONNECT within {HANDSHAKE_TIMEOUT_S} s")
+
+    def _keep_alive(self) -> None:
+        """Every KEEP_ALIVE_S: PING a silent peer, give up one that stays silent or never reads."""
+        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        stuck = _WRITING in self.paused and self._outbox.drained_bytes == self._output_seen
+        self._output_seen = self._outbox.drained_bytes
+        silent = not self._heard and not self.paused
+        self._heard = False
+        if not silent and not stuck:
+            self._ping_sent = False
+        elif self._ping_sent:
+            self.abort("the peer reads nothing" if stuck else "the peer does not answer PING")
+        else:
+            self._ping_sent = True
+            self._ping()
+
+    def _writable_changed(self, writable: bool) -> None:
+        if writable:
+            self.resume_reading(_WRITING)
+        else:
+            self.pause_reading(_WRITING)
+
+    def _give_up_writing(self) -> None:
+        self._loop.call_soon(self.abort, "more is queued than the peer may leave unread")
+
+
+class UnexpectedFailure(MagnetarError):
+    """A fault of ours, as the peer is told."""
+
+
+Handler = Callable[[Connection, BaseCommand, bytes | None], Awaitable[None] | None]
+"""Serves a command, with its entry if it has one: see `broker.wire.handlers`."""
+SendHandler = Callable[[Connection, Sequence[Received], int], int]
+"""Publishes the SEND at a place of these, with those behind it; where they end."""

@@ -1,0 +1,340 @@
+"""Consumers: SUBSCRIBE, FLOW, ACK, REDELIVER_UNACKNOWLEDGED_MESSAGES, UNSUBSCRIBE, CLOSE_CONSUMER.
+
+Rules:
+
+- FLOW, ACK and REDELIVER for a consumer that is still opening, or closed, are dropped: they cross
+  CLOSE_CONSUMER and seeks all the time.
+- An ACK with a request id is answered when it is durable; one without never is.
+- An ACK in a transaction holds its messages in the turn in which it came, so that what follows it
+  meets them held; it counts as a request in progress until that is durable, answered or not.
+- CLOSE_CONSUMER takes back a SUBSCRIBE in progress, and is answered even if there is no consumer.
+- What the client could not understand before SUCCESS (who is active, the end of the topic) follows
+  it in the same turn.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from types import MappingProxyType
+from typing import Final, cast
+
+from broker.topics.consumer import (
+    Ack,
+    Consumer,
+    KeySharedMode,
+    KeySharedPolicy,
+    SubscribeRequest,
+    SubscriptionType,
+)
+from broker.topics.dispatch.errors import (
+    ConsumerBusy,
+    ConsumerNotAllowed,
+    ConsumerNotFound,
+    SubscriptionUnavailable,
+)
+from broker.topics.dispatch.start_position import position_of, start_position
+from broker.topics.schemas import definition_from_wire
+from broker.wire.connection import Connection, Handler
+from broker.wire.handlers import consume_position
+from magnetar.protocol.ack_set import MAX_BATCH_SIZE, from_words
+from magnetar.protocol.ids import Position, from_wire
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandAck,
+    CommandAckResponse,
+    CommandSubscribe,
+    CommandSuccess,
+    KeySharedMeta,
+    MessageIdData,
+)
+from magnetar.protocol.pulsar_pb2 import ServerError as WireError
+from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.txn_id import TxnId
+from txn.pending_ack import ALL_MESSAGES
+
+_CUMULATIVE: Final = int(CommandAck.Cumulative)
+_NO_ACK_SET: Final = ()
+_COMPACTED_READERS: Final = (CommandSubscribe.Exclusive, CommandSubscribe.Failover)
+"""A topic that was never compacted, as all are, gives them every message."""
+
+
+# SUBSCRIBE
+
+
+async def subscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """Open a consumer; SUCCESS when it is attached."""
+    request = command.subscribe
+    consumer_id = request.consumer_id
+    known = connection.consumers.get(consumer_id)
+    if isinstance(known, Consumer):
+        _succeed(connection, request.request_id)
+        return
+    if known is not None:
+        raise SubscriptionUnavailable(
+            f"Consumer {consumer_id} is being opened on this connection: wait for the answer."
+        )
+    opening = asyncio.get_running_loop().create_task(_open(connection, request))
+    connection.consumers[consumer_id] = opening
+    try:
+        await opening
+    except asyncio.CancelledError:
+        if connection.closing or not opening.cancelled():
+            opening.cancel()
+            raise
+        raise SubscriptionUnavailable(
+            f"Consumer {consumer_id} was closed while it was being opened: subscribe again."
+        ) from None
+    finally:
+        if connection.consumers.get(consumer_id) is opening:
+            del connection.consumers[consumer_id]
+
+
+async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
+    """Everything from the name to SUCCESS.  CLOSE_CONSUMER cancels it."""
+    broker = connection.broker
+    _require_served(request)
+    name = parse_topic_name(request.topic)
+    topic = await broker.topics.get(name, create=request.force_topic_creation)
+    if request.HasField("schema"):
+        policies = await broker.namespaces.require(name.namespace_name)
+        await broker.schemas.check_consumer(
+            name.schema_id, definition_from_wire(request.schema), policies.schema_compatibility
+        )
+    start = await start_position(topic, request, broker.scalable.inherits_subscription)
+    consumer = await topic.subscribe(_in_our_terms(connection, request, start))
+    if consumer.closed:
+        raise SubscriptionUnavailable(
+            f"Subscription {request.subscription!r} was closed just now: subscribe again."
+        )
+    connection.consumers[request.consumer_id] = consumer
+    _succeed(connection, request.request_id)
+    consumer.opened()
+    return consumer
+
+
+def _require_served(request: CommandSubscribe) -> None:
+    """Raise `ConsumerNotAllowed` for what no subscription here can do."""
+    if not request.subscription.strip():
+        raise ConsumerNotAllowed("SUBSCRIBE came without a subscription name: give one.")
+    if request.replicate_subscription_state:
+        raise ConsumerNotAllowed(
+            "There is one cluster, so the state of no subscription is replicated: subscribe "
+            "without replicateSubscriptionState."
+        )
+    if request.read_compacted and request.sub_type not in _COMPACTED_READERS:
+        raise ConsumerNotAllowed(
+            "readCompacted needs a subscription with one active consumer: subscribe as Exclusive "
+            "or Failover, or without it."
+        )
+    if request.key_shared_meta.entryBucketDispatch:
+        raise ConsumerNotAllowed(
+            "Segments have no entry buckets: subscribe to them as Exclusive, or as Key_Shared "
+            "without entryBucketDispatch."
+        )
+
+
+def _in_our_terms(
+    connection: Connection, request: CommandSubscribe, start: Position
+) -> SubscribeRequest:
+    kind = SubscriptionType(request.sub_type)
+    return SubscribeRequest(
+        connection=connection,
+        consumer_id=request.consumer_id,
+        subscription=request.subscription,
+        type=kind,
+        consumer_name=request.consumer_name or f"{connection.remote}-{request.consumer_id}",
+        durable=request.durable,
+        start=start,
+        priority_level=request.priority_level,
+        consumer_epoch=max(from_wire(request.consumer_epoch), 0),
+        key_shared=_policy(request.key_shared_meta),
+        properties={item.key: item.value for item in request.subscription_properties},
+        metadata={item.key: item.value for item in request.metadata},
+    )
+
+
+def _policy(meta: KeySharedMeta) -> KeySharedPolicy:
+    return KeySharedPolicy(
+        mode=KeySharedMode(meta.key_shared_mode),
+        allow_out_of_order=meta.allow_out_of_order_delivery,
+        ranges=tuple((item.start, item.end) for item in meta.hash_ranges),
+    )
+
+
+# FLOW, ACK, REDELIVER
+
+
+def flow(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """Permits for so many more messages."""
+    request = command.flow
+    consumer = connection.consumers.get(request.consumer_id)
+    if isinstance(consumer, Consumer):
+        consumer.flow(request.message_permits)
+
+
+def acknowledge(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> Coroutine[None, None, None] | None:
+    """Individual or cumulative; ACK_RESPONSE if it has a request id."""
+    ack = command.ack
+    consumer = connection.consumers.get(ack.consumer_id)
+    wants_answer = ack.HasField("request_id")
+    try:
+        if not isinstance(consumer, Consumer):
+            raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
+        if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
+            return _answer_when_held(connection, ack, _hold(connection, consumer, ack))
+        _apply(consumer, ack)
+    except MagnetarError as error:
+        if wants_answer:
+            _ack_response(connection, ack, error)
+        return None
+    return _answer_when_durable(connection, consumer, ack) if wants_answer else None
+
+
+def _apply(consumer: Consumer, ack: CommandAck) -> None:
+    if ack.ack_type == _CUMULATIVE:
+        if len(ack.message_id) != 1:
+            raise ConsumerNotAllowed(
+                f"A cumulative acknowledgement came with {len(ack.message_id)} message ids: "
+                "send exactly one."
+            )
+        (last,) = ack.message_id
+        consumer.subscription.acknowledge_up_to(consumer, position_of(last), list(last.ack_set))
+        return
+    consumer.subscription.acknowledge(consumer, _acks_of(ack))
+
+
+def _acks_of(ack: CommandAck) -> list[Ack]:
+    return [
+        (
+            Position(item.ledger_id, item.entry_id),
+            list(item.ack_set) if item.ack_set else _NO_ACK_SET,
+            item.batch_size,
+        )
+        for item in ack.message_id
+    ]
+
+
+def _hold(connection: Connection, consumer: Consumer, ack: CommandAck) -> asyncio.Task[None]:
+    """Acknowledge when the transaction commits; the task ends when the messages are held."""
+    if not connection.broker.transactions.enabled:
+        raise ConsumerNotAllowed(
+            "Transactions are not enabled on this broker: acknowledge without one."
+        )
+    txn = TxnId(ack.txnid_most_bits, ack.txnid_least_bits)
+    cumulative = ack.ack_type == _CUMULATIVE
+    return consumer.subscription.acknowledge_in(consumer, txn, _acks_of(ack), cumulative=cumulative)
+
+
+async def _answer_when_held(
+    connection: Connection, ack: CommandAck, held: asyncio.Task[None]
+) -> None:
+    refusal: MagnetarError | None = None
+    try:
+        await asyncio.shield(held)
+    except MagnetarError as error:
+        refusal = error
+    if ack.HasField("request_id"):
+        _ack_response(connection, ack, refusal)
+
+
+async def _answer_when_durable(connection: Connection, consumer: Consumer, ack: CommandAck) -> None:
+    try:
+        await consumer.subscription.cursor.persist()
+    except MagnetarError as error:
+        _ack_response(connection, ack, error)
+    else:
+        _ack_response(connection, ack, None)
+
+
+def _ack_response(connection: Connection, ack: CommandAck, error: MagnetarError | None) -> None:
+    response = CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+    if ack.HasField("txnid_most_bits"):
+        response.txnid_most_bits = ack.txnid_most_bits
+        response.txnid_least_bits = ack.txnid_least_bits
+    if error is not None:
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
+    connection.send(BaseCommand(type=BaseCommand.ACK_RESPONSE, ack_response=response))
+
+
+def redeliver(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """Send again what the client did not process: the named entries, or everything."""
+    request = command.redeliver_unacknowledged_messages
+    consumer = connection.consumers.get(request.consumer_id)
+    if isinstance(consumer, Consumer):
+        epoch = from_wire(request.consumer_epoch) if request.HasField("consumer_epoch") else None
+        messages: dict[Position, int] | None = None
+        if request.message_ids:
+            messages = {}
+            for item in request.message_ids:
+                position = Position(item.ledger_id, item.entry_id)
+                messages[position] = messages.get(position, 0) | _wanted_of(item)
+        consumer.subscription.redeliver(consumer, messages, epoch)
+
+
+def _wanted_of(item: MessageIdData) -> int:
+    """The messages of an entry that a client asks for: its `ack_set`, or all."""
+    words = item.ack_set[: MAX_BATCH_SIZE // 64]
+    return from_words(words, len(words) * 64) if words else ALL_MESSAGES
+
+
+# UNSUBSCRIBE, CLOSE_CONSUMER
+
+
+async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """Delete the subscription of a consumer and its cursor."""
+    request = command.unsubscribe
+    consumer = connection.consumers.get(request.consumer_id)
+    if not isinstance(consumer, Consumer):
+        raise ConsumerNotFound(f"There is no consumer {request.consumer_id}: subscribe first.")
+    subscription = consumer.subscription
+    others = len(subscription.consumers) - 1
+    if others > 0 and not request.force:
+        raise ConsumerBusy(
+            f"Subscription {subscription.name!r} has {others} more consumers: close them first, "
+            "or unsubscribe with force."
+        )
+    consumer.close()
+    if subscription.durable:
+        try:
+            await subscription.delete(force=request.force)
+        except MagnetarError as error:
+            # Its client takes the consumer for attached again: it must come back, after the answer.
+            connection.reply_error(request.request_id, error)
+            consumer.disconnect()
+            return
+    _succeed(connection, request.request_id)
+
+
+def close_consumer(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """Detach a consumer; what it has not acknowledged goes to others."""
+    request = command.close_consumer
+    consumer = connection.consumers.pop(request.consumer_id, None)
+    if isinstance(consumer, Consumer):
+        consumer.close()
+    elif consumer is not None:
+        consumer.cancel()
+    _succeed(connection, request.request_id)
+
+
+def _succeed(connection: Connection, request_id: int) -> None:
+    connection.send(
+        BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request_id))
+    )
+
+
+HANDLERS: Mapping[int, Handler] = MappingProxyType(
+    {
+        BaseCommand.SUBSCRIBE: subscribe,
+        BaseCommand.FLOW: flow,
+        BaseCommand.ACK: acknowledge,
+        BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver,
+        BaseCommand.UNSUBSCRIBE: unsubscribe,
+        BaseCommand.CLOSE_CONSUMER: close_consumer,
+        BaseCommand.SEEK: consume_position.seek,
+        BaseCommand.GET_LAST_MESSAGE_ID: consume_position.get_last_message_id,
+        BaseCommand.CONSUMER_STATS: consume_position.consumer_stats,
+    }
+)

@@ -1,0 +1,127 @@
+"""Where a consumer stands and where it is to go: SEEK, GET_LAST_MESSAGE_ID, CONSUMER_STATS.
+
+Rules:
+
+- SEEK disconnects the consumers of the subscription, moves the cursor and then answers.  Clients
+  subscribe again by themselves; until then they must not see messages of the old place.
+- The id of a seek is the first to be delivered; with an ack set, from those messages of its batch.
+- The last message id is that of what is delivered (`last_message`); -1:-1 when there is nothing.
+"""
+
+from datetime import UTC, datetime
+
+from broker.topics.consumer import Consumer
+from broker.topics.dispatch.entry_facts import facts_of, last_batch_index
+from broker.topics.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
+from broker.topics.dispatch.last_message import entry_at
+from broker.topics.dispatch.start_position import first_published_since, position_of
+from broker.wire.connection import Connection
+from magnetar.protocol.ids import Position, from_wire, to_wire
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandConsumerStatsResponse,
+    CommandGetLastMessageIdResponse,
+    CommandSuccess,
+    MessageIdData,
+)
+from storage.managed_ledger.ledger import ManagedLedger
+
+
+def _consumer(connection: Connection, consumer_id: int) -> Consumer:
+    consumer = connection.consumers.get(consumer_id)
+    if not isinstance(consumer, Consumer):
+        raise ConsumerNotFound(f"There is no consumer {consumer_id}: subscribe first.")
+    return consumer
+
+
+async def seek(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """Move the subscription to a message id or a publish time."""
+    request = command.seek
+    subscription = _consumer(connection, request.consumer_id).subscription
+    if request.HasField("message_id"):
+        position = position_of(request.message_id)
+        ack_set = list(request.message_id.ack_set)
+        batch_size = await batch_size_at(subscription.ledger, position) if ack_set else 0
+        await subscription.seek(position, ack_set, batch_size)
+    elif request.HasField("message_publish_time"):
+        since_ms = from_wire(request.message_publish_time)
+        await subscription.seek(await first_published_since(subscription.ledger, since_ms))
+    else:
+        raise ConsumerNotAllowed("SEEK came without a place: give a message id or a publish time.")
+    connection.send(
+        BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request.request_id))
+    )
+
+
+async def batch_size_at(ledger: ManagedLedger, position: Position) -> int:
+    """How many messages an entry holds; 0 if there is none."""
+    found = await entry_at(ledger, position)
+    return 0 if found is None else facts_of(found.data)[0]
+
+
+async def get_last_message_id(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> None:
+    """The newest message, and how far the subscription has acknowledged."""
+    request = command.get_last_message_id
+    consumer = _consumer(connection, request.consumer_id)
+    subscription = consumer.subscription
+    newest = await subscription.last_entry()
+    if newest is None:
+        message_id = _message_id(Position(-1, -1), consumer.partition, -1)
+    else:
+        message_id = _message_id(newest.position, consumer.partition, last_batch_index(newest.data))
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE,
+            get_last_message_id_response=CommandGetLastMessageIdResponse(
+                request_id=request.request_id,
+                last_message_id=message_id,
+                consumer_mark_delete_position=_message_id(subscription.cursor.mark_delete, -1, -1),
+            ),
+        )
+    )
+
+
+def _message_id(position: Position, partition: int, batch_index: int) -> MessageIdData:
+    message_id = MessageIdData(
+        ledger_id=to_wire(position.ledger_id), entry_id=to_wire(position.entry_id)
+    )
+    if partition != -1:
+        message_id.partition = partition
+    if batch_index != -1:
+        message_id.batch_index = batch_index
+    return message_id
+
+
+def consumer_stats(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """What the broker knows of a consumer.  Rates are not kept and are 0."""
+    request = command.consumer_stats
+    consumer = _consumer(connection, request.consumer_id)
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.CONSUMER_STATS_RESPONSE,
+            consumer_stats_response=CommandConsumerStatsResponse(
+                request_id=request.request_id,
+                msg_rate_out=0.0,
+                msg_throughput_out=0.0,
+                msg_rate_redeliver=0.0,
+                msg_rate_expired=0.0,
+                message_ack_rate=0.0,
+                consumer_name=consumer.name,
+                available_permits=max(consumer.permits, 0),
+                unacked_messages=consumer.unacked,
+                blocked_consumer_on_unacked_msgs=consumer.blocked_on_unacked,
+                address=consumer.connection.remote,
+                connected_since=_iso(consumer.connected_ms),
+                type=consumer.type.label,
+                msg_backlog=consumer.subscription.backlog,
+            ),
+        )
+    )
+
+
+def _iso(time_ms: int) -> str:
+    """A time as Pulsar's statistics write it."""
+    seconds = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return seconds.isoformat(timespec="milliseconds").replace("+00:00", "Z")

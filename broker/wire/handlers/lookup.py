@@ -1,0 +1,108 @@
+"""LOOKUP and PARTITIONED_METADATA.  Errors travel inside the commands' own responses.
+
+Rules:
+
+- A lookup says which broker serves a name; it neither makes a topic nor asks whether there is one.
+- A name with an owner is answered Connect.  One without goes to the broker that is chosen for it:
+  Connect if that is this one or another broker has sent the client here (`authoritative`), else
+  Redirect, so that the chosen one confirms it.
+- A broker has one listener, named "internal" as Pulsar's default; a client that asks for another
+  one would get an address that is not meant for it, and is refused.
+- A scalable topic's layout is told by every broker: its lookup is answered by whoever is asked.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, cast
+
+from broker.placement import Placed, Placement
+from broker.wire.connection import Connection, Handler
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+)
+from magnetar.protocol.pulsar_pb2 import ServerError as WireError
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+
+LISTENERS = frozenset({"", "internal"})
+"""Names under which a client may ask for the broker's only listener."""
+
+
+class UnknownListener(PeerError):
+    """The broker listens under no such name: look up without one."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """LOOKUP: the broker that serves a name of any domain."""
+    request = command.lookup
+    response = CommandLookupTopicResponse(request_id=request.request_id)
+    try:
+        name = parse_topic_name(request.topic)
+        require_listener(request.advertised_listener_name)
+        connection.broker.topics.require_served(name)
+        placed = placed_for_client(
+            connection.broker.placement, name, authoritative=request.authoritative
+        )
+        response.response = (
+            CommandLookupTopicResponse.Connect
+            if placed.connect
+            else CommandLookupTopicResponse.Redirect
+        )
+        response.broker_service_url = placed.address.url
+        if placed.address.url_tls is not None:
+            response.broker_service_url_tls = placed.address.url_tls
+        response.authoritative = True
+        response.proxy_through_service_url = False
+    except MagnetarError as error:
+        response.response = CommandLookupTopicResponse.Failed
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
+    connection.send(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=response))
+
+
+def require_listener(name: str) -> None:
+    """Raise `UnknownListener` for any but the one that there is."""
+    if name not in LISTENERS:
+        raise UnknownListener(
+            f"The broker has no listener {name!r}: leave the listener's name out of the client's "
+            "settings."
+        )
+
+
+def placed_for_client(placement: Placement, name: TopicName, *, authoritative: bool) -> Placed:
+    """Where a client goes with a name.  Raises `PlacementNotReady`."""
+    if name.domain is TopicDomain.TOPIC and not placement.draining:
+        return Placed(placement.me, connect=True, here=True)
+    return placement.place(name, authoritative=authoritative)
+
+
+async def partitioned_metadata(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> None:
+    """PARTITIONED_METADATA: how many partitions a topic has."""
+    request = command.partitioned_metadata
+    response = CommandPartitionedTopicMetadataResponse(request_id=request.request_id)
+    try:
+        response.partitions = await connection.broker.topics.partitions_of(
+            parse_topic_name(request.topic), create=request.metadata_auto_creation_enabled
+        )
+        response.response = CommandPartitionedTopicMetadataResponse.Success
+    except MagnetarError as error:
+        response.response = CommandPartitionedTopicMetadataResponse.Failed
+        response.error = cast("WireError", int(error.code))
+        response.message = str(error)
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.PARTITIONED_METADATA_RESPONSE,
+            partitioned_metadata_response=response,
+        )
+    )
+
+
+HANDLERS: Mapping[int, Handler] = {
+    BaseCommand.LOOKUP: lookup,
+    BaseCommand.PARTITIONED_METADATA: partitioned_metadata,
+}

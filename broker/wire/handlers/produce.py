@@ -1,0 +1,250 @@
+"""PRODUCER, SEND, CLOSE_PRODUCER.
+
+Rules:
+
+- While a PRODUCER is in progress its id is held by a future.  CLOSE_PRODUCER takes it back: the
+  open is not answered then, the close is.  A second PRODUCER for the id is refused meanwhile, and
+  answered like the first one afterwards.
+- SENDs for a producer closed a while ago are dropped quietly: they were on their way.  For an id
+  that never was a producer, or is not one yet, they end the connection.
+- SENDs with a message id, or of a marker, are refused one by one: they are for shadow topics and
+  other clusters, of which there are none.
+- CLOSE_PRODUCER is answered when all earlier SENDs are durable and have their receipts.
+- The stock client closes a segment's producer as soon as it hears of a newer layout, which may be
+  before the segment's broker hears of the seal.  It writes CLOSE_PRODUCER ahead of SENDs that it
+  has queued already, and routes those anew, out of order, when they get no receipt.  So a
+  segment's producers may send on until they answer a PING, and only then is the close taken.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, cast
+
+from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.producer_access import AccessMode
+from broker.topics.publish_errors import MessageRefused
+from broker.topics.schemas import definition_from_wire, version_bytes
+from broker.topics.topic import Topic, TopicState
+from broker.wire.connection import Connection, Handler
+from broker.wire.protocol_violation import ProtocolViolation
+from magnetar.protocol.frame_error import ReplicatorOnly
+from magnetar.protocol.frames import Received, Send
+from magnetar.protocol.ids import EARLIEST, from_wire, to_wire
+from magnetar.protocol.names import TopicDomain, parse_topic_name
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandProducer,
+    CommandProducerSuccess,
+    CommandSuccess,
+)
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+
+Opening = asyncio.Future[Producer]
+
+
+class ProducerOpening(PeerError):
+    """The id is taken by a PRODUCER in progress: wait for its answer."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class ProducerNotFound(PeerError):
+    """The connection has no such producer: open it first."""
+
+    code: ClassVar[ServerError] = ServerError.UNKNOWN_ERROR
+
+
+def producer(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> Awaitable[None] | None:
+    """PRODUCER: take the id at once, open in the background."""
+    request = command.producer
+    known = connection.producers.get(request.producer_id)
+    if isinstance(known, Producer):
+        _succeed(connection, request.request_id, known, ready=True)
+        return None
+    if known is not None:
+        raise ProducerOpening(
+            f"Producer {request.producer_id} is being opened on this connection: wait for it."
+        )
+    opening: Opening = asyncio.get_running_loop().create_future()
+    connection.producers[request.producer_id] = opening
+    return _open(connection, request, opening)
+
+
+async def _open(connection: Connection, request: CommandProducer, opening: Opening) -> None:
+    """Attach the producer and answer, unless CLOSE_PRODUCER takes `opening` back first."""
+    task = asyncio.current_task()
+    if opening.cancelled() or task is None:
+        return
+    opening.add_done_callback(lambda future: future.cancelled() and task.cancel())
+    try:
+        attached = await _attach(request, connection)
+    except asyncio.CancelledError:
+        if connection.closing or not opening.cancelled():
+            raise
+        return
+    except BaseException:
+        if connection.producers.get(request.producer_id) is opening:
+            del connection.producers[request.producer_id]
+        raise
+    if attached.ready is None:
+        _opened(connection, request, attached)
+        return
+    _succeed(connection, request.request_id, attached, ready=False)
+    opening.add_done_callback(lambda _: attached.disconnected())
+    attached.ready.add_done_callback(
+        lambda ready: _waited(connection, request, opening, attached, ready.exception())
+    )
+
+
+def _waited(
+    connection: Connection,
+    request: CommandProducer,
+    opening: Opening,
+    attached: Producer,
+    error: BaseException | None,
+) -> None:
+    """A producer that waited to be exclusive is so now, or will never be."""
+    if connection.producers.get(request.producer_id) is not opening:
+        return
+    if error is None:
+        _opened(connection, request, attached)
+        return
+    del connection.producers[request.producer_id]
+    if isinstance(error, MagnetarError):
+        connection.reply_error(request.request_id, error)
+
+
+def _opened(connection: Connection, request: CommandProducer, attached: Producer) -> None:
+    connection.producers[request.producer_id] = attached
+    connection.closed_producers.pop(request.producer_id, None)
+    _succeed(connection, request.request_id, attached, ready=True)
+
+
+async def _attach(request: CommandProducer, connection: Connection) -> Producer:
+    name = parse_topic_name(request.topic)
+    topic = await connection.broker.topics.get(name, create=True)
+    wanted = _request_of(request, connection)
+    topic.require_open(wanted)
+    version = await _schema_version(connection, topic, request)
+    if request.initial_subscription_name and topic.state is TopicState.OPEN:
+        await topic.create_subscription(request.initial_subscription_name, EARLIEST)
+    return await topic.add_producer(replace(wanted, schema_version=version))
+
+
+def _request_of(request: CommandProducer, connection: Connection) -> ProducerRequest:
+    return ProducerRequest(
+        connection=connection,
+        producer_id=request.producer_id,
+        name=request.producer_name,
+        user_provided_name=bool(request.producer_name) and request.user_provided_producer_name,
+        epoch=request.epoch,
+        access_mode=AccessMode(request.producer_access_mode),
+        topic_epoch=from_wire(request.topic_epoch) if request.HasField("topic_epoch") else None,
+        properties={item.key: item.value for item in request.metadata},
+    )
+
+
+async def _schema_version(connection: Connection, topic: Topic, request: CommandProducer) -> bytes:
+    """The version of the producer's schema, added to the topic's history if it may be."""
+    if not request.HasField("schema"):
+        return b""
+    broker = connection.broker
+    policies = await broker.namespaces.require(topic.name.namespace_name)
+    version = await broker.schemas.add(
+        topic.name.schema_id, definition_from_wire(request.schema), policies.schema_compatibility
+    )
+    return b"" if version is None else version_bytes(version)
+
+
+def _succeed(connection: Connection, request_id: int, attached: Producer, *, ready: bool) -> None:
+    success = CommandProducerSuccess(
+        request_id=request_id,
+        producer_name=attached.name,
+        last_sequence_id=attached.last_sequence_id,
+        schema_version=attached.request.schema_version,
+        producer_ready=ready,
+    )
+    if attached.topic_epoch is not None:
+        success.topic_epoch = to_wire(attached.topic_epoch)
+    connection.send(BaseCommand(type=BaseCommand.PRODUCER_SUCCESS, producer_success=success))
+
+
+def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
+    """SEND, the hot path: frames[at], with those behind it that can be published with it.
+
+    Returns where those end.  Raises `ProtocolViolation` for a producer that is not open.
+    """
+    request = cast("Send", frames[at])
+    attached = connection.producers.get(request.producer_id)
+    if isinstance(attached, Producer):
+        if request.plain:
+            return attached.topic.publish(attached, frames, at)
+        if isinstance(request.error, ReplicatorOnly):
+            attached.topic.refuse(attached, request, request.error)
+        elif request.entry is None:
+            attached.topic.damaged(attached, request)
+        elif request.txnid is not None and not connection.broker.transactions.enabled:
+            attached.topic.refuse(
+                attached, request, MessageRefused("Transactions are off: send without one.")
+            )
+        else:
+            return attached.topic.publish(attached, frames, at)
+    elif request.producer_id not in connection.closed_producers:
+        raise ProtocolViolation(
+            f"SEND names producer {request.producer_id}, which is not open: wait for "
+            "PRODUCER_SUCCESS first."
+        )
+    return at + 1
+
+
+def close_producer(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> Awaitable[None] | None:
+    """CLOSE_PRODUCER: take back an open in progress, or finish what is in flight."""
+    request = command.close_producer
+    known = connection.producers.get(request.producer_id)
+    if isinstance(known, Producer):
+        return _close(connection, request.request_id, known)
+    if known is not None:
+        known.cancel()
+        del connection.producers[request.producer_id]
+        connection.remember_closed(request.producer_id)
+    elif request.producer_id not in connection.closed_producers:
+        raise ProducerNotFound(
+            f"There is no producer {request.producer_id} on this connection: open it first."
+        )
+    _closed(connection, request.request_id)
+    return None
+
+
+def _close(connection: Connection, request_id: int, attached: Producer) -> Awaitable[None]:
+    """Stop taking SENDs: in this turn of the loop already, unless more may be on their way."""
+    topic = attached.topic
+    sends_may_follow = topic.name.domain is TopicDomain.SEGMENT and not topic.sealed
+    if not sends_may_follow:
+        attached.release_id()
+    return _finish(connection, request_id, attached, sends_may_follow=sends_may_follow)
+
+
+async def _finish(
+    connection: Connection, request_id: int, attached: Producer, *, sends_may_follow: bool
+) -> None:
+    if sends_may_follow:
+        await connection.echo()
+    await attached.close()
+    _closed(connection, request_id)
+
+
+def _closed(connection: Connection, request_id: int) -> None:
+    connection.send(
+        BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request_id))
+    )
+
+
+HANDLERS: Mapping[int, Handler] = {
+    BaseCommand.PRODUCER: producer,
+    BaseCommand.CLOSE_PRODUCER: close_producer,
+}

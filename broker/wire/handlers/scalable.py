@@ -1,0 +1,110 @@
+"""Scalable topics: layouts, ordered consumers, namespaces (commands 70 to 78, and 82).
+
+Rules:
+
+- Requests are refused inside their own response; closing something never is an error.
+- With scalable topics switched off, requests are NotAllowed in their own response and the rest is
+  answered with ERROR, whatever they name.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from broker.scalable.answers import dag_error, subscribe_error, success, topics_error
+from broker.wire.connection import Connection, Handler
+from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from magnetar.protocol.pulsar_pb2 import BaseCommand
+from magnetar.protocol.server_error import PeerError, ServerError
+
+
+class ScalableTopicsOff(PeerError):
+    """The operator has switched scalable topics off."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Scalable topics are switched off on this broker: set scalable_topics_enabled, or use "
+            "persistent:// topics."
+        )
+
+
+def _is_on(connection: Connection) -> bool:
+    return connection.broker.settings.scalable_topics_enabled
+
+
+async def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """SCALABLE_TOPIC_LOOKUP: the layout, now and at each change."""
+    request = command.scalable_topic_lookup
+    if not _is_on(connection):
+        connection.send(dag_error(request.session_id, ScalableTopicsOff()))
+        return
+    await connection.broker.scalable.sessions.open(
+        connection,
+        request.session_id,
+        request.topic,
+        create_if_missing=request.create_if_missing,
+    )
+
+
+def close_lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """SCALABLE_TOPIC_CLOSE.  No answer."""
+    if _is_on(connection):
+        session_id = command.scalable_topic_close.session_id
+        connection.broker.scalable.sessions.close(connection, session_id)
+    else:
+        connection.reply_error(UNSOLICITED_REQUEST_ID, ScalableTopicsOff())
+
+
+async def subscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """SCALABLE_TOPIC_SUBSCRIBE: register an ordered consumer."""
+    request = command.scalable_topic_subscribe
+    if not _is_on(connection):
+        connection.send(subscribe_error(request.request_id, ScalableTopicsOff()))
+        return
+    await connection.broker.scalable.controllers.subscribe(connection, request)
+
+
+async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """SCALABLE_TOPIC_UNSUBSCRIBE: an ordered consumer leaves."""
+    request = command.scalable_topic_unsubscribe
+    if not _is_on(connection):
+        raise ScalableTopicsOff
+    await connection.broker.scalable.controllers.unsubscribe(connection, request.consumer_id)
+    connection.send(success(request.request_id))
+
+
+def watch_namespace(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """WATCH_SCALABLE_TOPICS: the topics of a namespace, now and as they change."""
+    request = command.watch_scalable_topics
+    if not _is_on(connection):
+        connection.send(topics_error(request.watch_id, ScalableTopicsOff()))
+        return
+    connection.broker.scalable.namespace_watches.open(
+        connection,
+        request.watch_id,
+        request.namespace,
+        [(item.key, item.value) for item in request.property_filters],
+        request.current_hash if request.HasField("current_hash") else None,
+    )
+
+
+def close_namespace_watch(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> None:
+    """WATCH_SCALABLE_TOPICS_CLOSE.  No answer."""
+    if _is_on(connection):
+        watch_id = command.watch_scalable_topics_close.watch_id
+        connection.broker.scalable.namespace_watches.close(connection, watch_id)
+    else:
+        connection.reply_error(UNSOLICITED_REQUEST_ID, ScalableTopicsOff())
+
+
+HANDLERS: Mapping[int, Handler] = {
+    BaseCommand.SCALABLE_TOPIC_LOOKUP: lookup,
+    BaseCommand.SCALABLE_TOPIC_CLOSE: close_lookup,
+    BaseCommand.SCALABLE_TOPIC_SUBSCRIBE: subscribe,
+    BaseCommand.SCALABLE_TOPIC_UNSUBSCRIBE: unsubscribe,
+    BaseCommand.WATCH_SCALABLE_TOPICS: watch_namespace,
+    BaseCommand.WATCH_SCALABLE_TOPICS_CLOSE: close_namespace_watch,
+}

@@ -1,0 +1,94 @@
+"""CONNECT, PING, PONG.
+
+Rules:
+
+- The handshake settles the protocol version (the lower one of both) and what each side can do.
+- A `proxy_to_broker_url` that is empty or names this broker is a direct connection; one that names
+  another live broker of this cluster is forwarded there, and no other.
+"""
+
+from collections.abc import Awaitable, Mapping
+from typing import ClassVar
+
+from broker.wire import forwarding
+from broker.wire.connection import Connection, ConnectionState, Handler, ProtocolViolation
+from broker.wire.served import ServedBroker
+from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnected, CommandPong, FeatureFlags
+from magnetar.protocol.server_error import PeerError, ServerError
+
+PROTOCOL_VERSION = 21
+
+
+class NoProxy(PeerError):
+    """The connection is meant for a broker that is none of this cluster: connect to that one."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+def features_of(broker: ServedBroker) -> FeatureFlags:
+    """What this broker can do."""
+    return FeatureFlags(
+        supports_topic_watchers=True,
+        supports_get_partitioned_metadata_without_auto_creation=True,
+        supports_topic_watcher_reconcile=True,
+        supports_scalable_topics=broker.settings.scalable_topics_enabled,
+        supports_tc_metadata_discovery=broker.settings.transactions_enabled,
+    )
+
+
+def connect(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> Awaitable[None] | None:
+    """CONNECT: the handshake."""
+    request = command.connect
+    if connection.state is not ConnectionState.HANDSHAKE:
+        raise ProtocolViolation("CONNECT came twice: send it once, first.")
+    target, placement = f"pulsar://{request.proxy_to_broker_url}", connection.broker.placement
+    if request.proxy_to_broker_url and target != placement.broker_url:
+        if placement.draining:
+            raise forwarding.BrokerUnreachable(
+                "This broker stops, and forwards nothing more: connect through another one."
+            )
+        for each in placement.brokers.values():
+            if each.url == target:
+                return forwarding.forward(connection, request, each)
+        raise NoProxy(
+            f"{request.proxy_to_broker_url!r} is no live broker of this cluster, so nothing is "
+            "forwarded there: connect to that one directly, or look up again."
+        )
+    connection.client_version = request.client_version
+    connection.protocol_version = min(request.protocol_version, PROTOCOL_VERSION)
+    connection.features = request.feature_flags
+    connection.ready()
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.CONNECTED,
+            connected=CommandConnected(
+                server_version=f"Magnetar {connection.broker.version}",
+                protocol_version=connection.protocol_version,
+                max_message_size=connection.broker.max_message_size,
+                feature_flags=features_of(connection.broker),
+                transaction_keys=connection.broker.settings.transactions_enabled,
+                transaction_groups=connection.broker.settings.transactions_enabled,
+                segment_reads=True,
+            ),
+        )
+    )
+    return None
+
+
+def ping(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """PING: answered at once."""
+    connection.send(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+
+
+def pong(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """PONG: whoever waits for it goes on."""
+    connection.pong()
+
+
+HANDLERS: Mapping[int, Handler] = {
+    BaseCommand.CONNECT: connect,
+    BaseCommand.PING: ping,
+    BaseCommand.PONG: pong,
+}

@@ -1,0 +1,11 @@
+"""What a peer does that the protocol forbids."""
+
+from typing import ClassVar
+
+from magnetar.protocol.server_error import PeerError, ServerError
+
+
+class ProtocolViolation(PeerError):
+    """The peer sent what the protocol forbids here; the connection ends."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR

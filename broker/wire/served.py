@@ -1,0 +1,37 @@
+"""What connections and the handlers of commands need of the broker, so that they do not make it."""
+
+from typing import Protocol
+
+from broker.placement import Placement
+from broker.policies.namespaces import Namespaces
+from broker.scalable.service import ScalableTopics
+from broker.topics.registry import TopicRegistry
+from broker.topics.schemas import SchemaRegistry
+from broker.topics.segment_reads import SegmentReads
+from broker.transactions.service import Transactions
+from broker.wire.log_limit import LogLimit
+from config.settings import Settings
+from storage.clock import Clock
+
+
+class ServedBroker(Protocol):
+    """The services behind the binary protocol."""
+
+    settings: Settings
+    clock: Clock
+    placement: Placement
+    namespaces: Namespaces
+    schemas: SchemaRegistry
+    topics: TopicRegistry
+    transactions: Transactions
+    scalable: ScalableTopics
+    segment_reads: SegmentReads
+    violations: LogLimit
+    version: str
+    serving: bool
+    """Whether clients are let in."""
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload that producers may send."""
+        ...

@@ -1,0 +1,77 @@
+"""The listening socket of the binary protocol.
+
+Rules: every accepted socket gets a `Connection`; above `max_connections` it is closed at once, and
+that is logged at a bounded rate.
+"""
+
+import asyncio
+import socket
+from collections.abc import Mapping
+
+import structlog
+
+from broker.wire.connection import Connection, ConnectionHost, Handler, SendHandler
+from config.bounds import LISTEN_BACKLOG
+
+log = structlog.get_logger(__name__)
+
+
+class BinaryServer:
+    """Listens for connections of the binary protocol, a bounded number of them."""
+
+    def __init__(
+        self, broker: ConnectionHost, handlers: Mapping[int, Handler], send: SendHandler
+    ) -> None:
+        self._broker = broker
+        self._handlers = handlers
+        self._send = send
+        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        self.port = 0
+
+    def bind(self, host: str, port: int) -> None:
+        """Take the port; `port` is then the one really used.  Raises OSError when it is taken."""
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((host, port))
+        self.port = self._socket.getsockname()[1]
+
+    async def start(self) -> None:
+        """Let clients in."""
+        loop = asyncio.get_running_loop()
+        if self._socket is None:
+            raise RuntimeError("The server was started before it was bound.")
+        self._server = await loop.create_server(
+            self._accept, sock=self._socket, backlog=LISTEN_BACKLOG
+        )
+        self._socket = None
+
+    def _accept(self) -> asyncio.Protocol:
+        broker = self._broker
+        if len(broker.connections) < broker.settings.max_connections:
+            return Connection(broker, self._handlers, self._send)
+        held_back = broker.violations.take()
+        if held_back is not None:
+            log.warning(
+                "connection_limit_reached",
+                max_connections=broker.settings.max_connections,
+                not_logged_before=held_back,
+            )
+        return _Refused()
+
+    async def stop(self) -> None:
+        """Accept nothing more; connections live on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class _Refused(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()

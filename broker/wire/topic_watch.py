@@ -1,0 +1,129 @@
+"""WATCH_TOPIC_LIST: a client hears which topics of a namespace match its pattern, from now on.
+
+Rules: the first answer holds everything (nothing if the client's hash says it has that already);
+later ones hold what changed, several changes together.  The hash is CRC32C of the sorted names
+joined by commas, as clients make it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import ClassVar
+
+from broker.scalable.namespace_watch import topics_hash
+from broker.wire.connection import Connection
+from broker.wire.topic_pattern import TopicPattern
+from config.bounds import TOPIC_LIST_PAUSE_S, TOPIC_LIST_WATCHERS
+from magnetar.protocol.names import TopicName, parse_namespace_name, parse_topic_name
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandWatchTopicList,
+    CommandWatchTopicListSuccess,
+    CommandWatchTopicUpdate,
+)
+from magnetar.protocol.server_error import PeerError, ServerError
+
+
+class TooManyWatchers(PeerError):
+    """The connection watches enough: close a watch first."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+def without_domain(name: str) -> str:
+    """What patterns are held against."""
+    return name.partition("://")[2] or name
+
+
+class TopicListWatch:
+    """One watch of one connection.  Ends with it, or by `close`."""
+
+    def __init__(self, connection: Connection, request: CommandWatchTopicList) -> None:
+        """Raises `UnsupportedPattern`, `InvalidNamespaceName`."""
+        self._connection = connection
+        self._watcher_id = request.watcher_id
+        self._namespace = parse_namespace_name(request.namespace)
+        self._pattern = TopicPattern(without_domain(request.topics_pattern))
+        self._names: set[str] = set()
+        self._added: set[str] = set()
+        self._removed: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._answered = False
+        self._forget: list[Callable[[], None]] = []
+
+    async def start(self, request: CommandWatchTopicList) -> None:
+        """Answer, and begin to follow."""
+        topics = self._connection.broker.topics
+        self._forget.append(self._connection.on_close(self.close))
+        self._forget.append(await topics.follow(self._namespace, self._changed))
+        if self._connection.closing:
+            self.close()
+            return
+        listed = await topics.list_names(self._namespace)
+        self._names = {name for name in listed if self._matches(parse_topic_name(name))}
+        self._names = (self._names | self._added) - self._removed
+        self._added.clear()
+        self._removed.clear()
+        self._answered = True
+        known = topics_hash(self._names)
+        answer = CommandWatchTopicListSuccess(
+            request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=known
+        )
+        if request.topics_hash != known:
+            answer.topic.extend(sorted(self._names))
+        self._connection.send(
+            BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=answer)
+        )
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        for forget in self._forget:
+            forget()
+        self._forget.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _matches(self, name: TopicName) -> bool:
+        whole = without_domain(str(name.partitioned))
+        return name.namespace_name == self._namespace and self._pattern.matches(whole)
+
+    def _changed(self, name: TopicName, exists: bool) -> None:
+        if not self._matches(name):
+            return
+        arrived, gone = (self._added, self._removed) if exists else (self._removed, self._added)
+        arrived.add(str(name))
+        gone.discard(str(name))
+        if self._answered and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        added = self._added - self._names
+        removed = self._removed & self._names
+        self._added.clear()
+        self._removed.clear()
+        if not added and not removed:
+            return
+        self._names = (self._names | added) - removed
+        self._connection.send(
+            BaseCommand(
+                type=BaseCommand.WATCH_TOPIC_UPDATE,
+                watch_topic_update=CommandWatchTopicUpdate(
+                    watcher_id=self._watcher_id,
+                    new_topics=sorted(added),
+                    deleted_topics=sorted(removed),
+                    topics_hash=topics_hash(self._names),
+                ),
+            )
+        )
+
+
+def require_room(connection: Connection, watcher_id: int) -> None:
+    """End the watch that has the id; refuse a new one above the bound."""
+    former = connection.topic_watches.pop(watcher_id, None)
+    if former is not None:
+        former.close()
+    if len(connection.topic_watches) >= TOPIC_LIST_WATCHERS:
+        raise TooManyWatchers(
+            f"This connection has {TOPIC_LIST_WATCHERS} topic watches: close one first."
+        )

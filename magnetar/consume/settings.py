@@ -1,0 +1,324 @@
+"""Pure: what can be set of consumers, checked when it is given.
+
+As in `magnetar.settings`: frozen, units last in the names, `InvalidArgument` for what cannot be.
+`SubscribeSettings` is what one SUBSCRIBE needs; consumers make it of what users set.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Literal, TypedDict
+
+from magnetar.bounds import CHUNKED_BYTES
+from magnetar.errors import InvalidArgument
+from magnetar.message_id import EntryId
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.settings import check_positive, member_of
+
+__all__ = [
+    "CheckpointOptions",
+    "CheckpointSettings",
+    "DeadLetterPolicy",
+    "InitialPosition",
+    "InitialPositionName",
+    "NackDelay",
+    "QueueOptions",
+    "QueueSettings",
+    "ReceivingOptions",
+    "ReceivingSettings",
+    "StreamOptions",
+    "StreamSettings",
+    "SubscribeSettings",
+    "SubscriptionKind",
+    "SubscriptionOptions",
+    "SubscriptionSettings",
+]
+
+
+class SubscriptionKind(enum.Enum):
+    """How consumers of a subscription share a segment."""
+
+    EXCLUSIVE = pb.CommandSubscribe.Exclusive
+    SHARED = pb.CommandSubscribe.Shared
+    KEY_SHARED = pb.CommandSubscribe.Key_Shared
+
+
+class InitialPosition(enum.Enum):
+    """Where a subscription begins that is new."""
+
+    LATEST = pb.CommandSubscribe.Latest
+    EARLIEST = pb.CommandSubscribe.Earliest
+
+
+InitialPositionName = Literal["latest", "earliest"]
+
+
+@dataclass(frozen=True, slots=True)
+class NackDelay:
+    """How long a message waits that was not processed: longer each time, up to a limit."""
+
+    min_ms: int = 1000
+    max_ms: int = 60_000
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_ms <= self.max_ms or not self.multiplier >= 1:
+            raise InvalidArgument(
+                f"Delays from {self.min_ms} to {self.max_ms} ms, growing {self.multiplier} times, "
+                "are none; give 0 <= min_ms <= max_ms and a multiplier of 1 or more."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    """The treatment of messages that are delivered again and again."""
+
+    max_redelivery_count: int
+    """A message that comes after so many redeliveries is a dead letter."""
+    topic: str | None = None
+    """Where dead letters go; `<topic>-DLQ` beside the topic unless given."""
+
+    def __post_init__(self) -> None:
+        check_positive("max_redelivery_count", self.max_redelivery_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeSettings:
+    """The settings of one segment consumer."""
+
+    subscription: str
+    kind: SubscriptionKind
+    durable: bool = True
+    """Whether the broker keeps the subscription; else nothing is acknowledged or comes again."""
+    initial_position: InitialPosition = InitialPosition.LATEST
+    start_after: EntryId | None = None
+    """For what is not durable: reading begins behind it."""
+    consumer_name: str = ""
+    """Empty: the broker makes one."""
+    incarnation: str = ""
+    """Another one for each consumer of that name (`protocol/incarnation.py`); empty: not told."""
+    priority_level: int = 0
+    schema: pb.Schema | None = None
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    consumer_properties: Mapping[str, str] = field(default_factory=dict)
+    key_shared: pb.KeySharedMeta | None = None
+    receiver_queue_size: int = 1000
+    ack_grouping_ms: int = 100
+    nack_delay: NackDelay = NackDelay()
+    processing_timeout_ms: int = 0
+    """0: none."""
+    max_pending_chunked_messages: int = 10
+    max_pending_chunked_bytes: int = CHUNKED_BYTES
+    expire_chunked_after_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        if not self.subscription.strip():
+            raise InvalidArgument("The subscription has no name; give it one.")
+        check_positive("receiver_queue_size", self.receiver_queue_size)
+        check_positive("max_pending_chunked_messages", self.max_pending_chunked_messages)
+        check_positive("max_pending_chunked_bytes", self.max_pending_chunked_bytes)
+        for name in (
+            "ack_grouping_ms",
+            "expire_chunked_after_ms",
+            "priority_level",
+            "processing_timeout_ms",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise InvalidArgument(f"{name} is {value!r}; give it a number of 0 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivingSettings:
+    """The settings that every consumer has."""
+
+    consumer_name: str | None = None
+    """In statistics of the broker; on each segment `<name>-seg-<id>`.  To the controller of a
+    stream, or of a group, it says who it is: who comes back under its name gets back what it had.
+    """
+    consumer_properties: Mapping[str, str] = field(default_factory=dict)
+    """Properties of this consumer, in statistics of the broker."""
+    receiver_queue_size: int = 1000
+    """Messages of each segment that are fetched ahead."""
+    receiver_queue_bytes: int = 64 * 1024 * 1024
+    """Bytes of all segments above which nothing more is asked for."""
+    max_pending_chunked_messages: int = 10
+    """Messages in pieces of which some are missing, on each segment."""
+    max_pending_chunked_bytes: int = CHUNKED_BYTES
+    """Bytes of all of them; of one alone there may be more."""
+    expire_chunked_after_ms: int = 60_000
+    """Time after which a message in pieces of which some are missing is given up; 0: never."""
+
+    def _check(self) -> None:
+        """Check what `SubscribeSettings` does not.  Raises `InvalidArgument`."""
+        check_positive("receiver_queue_bytes", self.receiver_queue_bytes)
+        if self.consumer_name is not None and not self.consumer_name.strip():
+            raise InvalidArgument("consumer_name is empty; give it a name, or leave it out.")
+
+    def _receiving(
+        self,
+        subscription: str,
+        kind: SubscriptionKind,
+        consumer_name: str,
+        schema: pb.Schema | None,
+    ) -> SubscribeSettings:
+        """Return the settings for one segment.  Raises `InvalidArgument`."""
+        return SubscribeSettings(
+            subscription=subscription,
+            kind=kind,
+            consumer_name=consumer_name,
+            schema=schema,
+            consumer_properties=self.consumer_properties,
+            receiver_queue_size=self.receiver_queue_size,
+            max_pending_chunked_messages=self.max_pending_chunked_messages,
+            max_pending_chunked_bytes=self.max_pending_chunked_bytes,
+            expire_chunked_after_ms=self.expire_chunked_after_ms,
+        )
+
+
+class ReceivingOptions(TypedDict, total=False):
+    """The fields of `ReceivingSettings`, to be given by name."""
+
+    consumer_name: str | None
+    consumer_properties: Mapping[str, str]
+    receiver_queue_size: int
+    receiver_queue_bytes: int
+    max_pending_chunked_messages: int
+    max_pending_chunked_bytes: int
+    expire_chunked_after_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSettings(ReceivingSettings):
+    """The settings that every consumer of a subscription has."""
+
+    initial_position: InitialPosition | InitialPositionName = InitialPosition.LATEST
+    """Where the subscription begins if it is new."""
+    ack_grouping_ms: int = 100
+    """How long an acknowledgement may wait for others; 0: not at all."""
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    """Kept with the subscription if it is new."""
+
+    def _subscribing(
+        self,
+        subscription: str,
+        kind: SubscriptionKind,
+        consumer_name: str,
+        schema: pb.Schema | None,
+    ) -> SubscribeSettings:
+        """Return the settings for one segment.  Raises `InvalidArgument`."""
+        return replace(
+            self._receiving(subscription, kind, consumer_name, schema),
+            initial_position=member_of(InitialPosition, self.initial_position),
+            ack_grouping_ms=self.ack_grouping_ms,
+            subscription_properties=self.subscription_properties,
+        )
+
+
+class SubscriptionOptions(ReceivingOptions, total=False):
+    """The fields of `SubscriptionSettings`, to be given by name."""
+
+    initial_position: InitialPosition | InitialPositionName
+    ack_grouping_ms: int
+    subscription_properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings(SubscriptionSettings):
+    """The settings of `Client.queue_consumer`."""
+
+    nack_delay: NackDelay = NackDelay()
+    """How long a message that was not processed waits until it comes again."""
+    processing_timeout_s: float | None = None
+    """After that a message comes again that was handed out and is neither acknowledged nor
+    negatively acknowledged; None or 0: it never does (the Java client's `processingTimeout`).
+    """
+    dead_letters: DeadLetterPolicy | None = None
+    """The treatment of messages that come again too often; None: they keep coming."""
+    priority_level: int = 0
+    """Consumers of a lower level get messages first."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.processing_timeout_s:
+            check_positive("processing_timeout_s", self.processing_timeout_s)
+        self.of_segment("-", 0, None)
+
+    def of_segment(
+        self, subscription: str, segment_id: int, schema: pb.Schema | None
+    ) -> SubscribeSettings:
+        """Return the settings to subscribe to a segment with.  Raises `InvalidArgument`."""
+        name = "" if self.consumer_name is None else f"{self.consumer_name}-seg-{segment_id}"
+        return replace(
+            self._subscribing(subscription, SubscriptionKind.SHARED, name, schema),
+            priority_level=self.priority_level,
+            nack_delay=self.nack_delay,
+            processing_timeout_ms=ceil((self.processing_timeout_s or 0) * 1000),
+        )
+
+
+class QueueOptions(SubscriptionOptions, total=False):
+    """The fields of `QueueSettings`, to be given by name."""
+
+    nack_delay: NackDelay
+    processing_timeout_s: float | None
+    dead_letters: DeadLetterPolicy | None
+    priority_level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings(SubscriptionSettings):
+    """The settings of `Client.stream_consumer`."""
+
+    hand_over_timeout_s: float | None = None
+    """How long a segment that goes to another consumer waits until what was handed out of it is
+    acknowledged; what is not by then is delivered to the other one again.  None: without limit."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.hand_over_timeout_s is not None:
+            check_positive("hand_over_timeout_s", self.hand_over_timeout_s)
+        self.of_segment("-", "-", 0, None)
+
+    def of_segment(
+        self, subscription: str, consumer_name: str, segment_id: int, schema: pb.Schema | None
+    ) -> SubscribeSettings:
+        """Return the settings to subscribe to a segment with.  Raises `InvalidArgument`."""
+        name = f"{consumer_name}-seg-{segment_id}"
+        return self._subscribing(subscription, SubscriptionKind.EXCLUSIVE, name, schema)
+
+
+class StreamOptions(SubscriptionOptions, total=False):
+    """The fields of `StreamSettings`, to be given by name."""
+
+    hand_over_timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings(ReceivingSettings):
+    """The settings of `Client.checkpoint_consumer`."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        self.of_segment("-", "-", 0, None, EntryId(0, 0))
+
+    def of_segment(
+        self,
+        reader: str,
+        consumer_name: str,
+        segment_id: int,
+        schema: pb.Schema | None,
+        start_after: EntryId,
+    ) -> SubscribeSettings:
+        """Return the settings to read a segment with.  Raises `InvalidArgument`."""
+        name = f"{consumer_name}-seg-{segment_id}"
+        return replace(
+            self._receiving(reader, SubscriptionKind.EXCLUSIVE, name, schema),
+            durable=False,
+            start_after=start_after,
+        )
+
+
+class CheckpointOptions(ReceivingOptions, total=False):
+    """The fields of `CheckpointSettings`, to be given by name."""

@@ -1,0 +1,34 @@
+"""Pure: how long to wait before something is tried again.
+
+Rules: each pause is twice the one before, up to a limit; a success begins anew.  Luck changes one
+pause and not those after it, so that what was lost together does not come back together.
+"""
+
+from collections.abc import Callable
+
+
+class Backoff:
+    """The pauses of one series of attempts.
+
+    `luck` gives the factor of each pause; without it they are exact.
+    """
+
+    __slots__ = ("_first_s", "_limit_s", "_luck", "_next_s")
+
+    def __init__(
+        self, first_s: float, limit_s: float, luck: Callable[[], float] | None = None
+    ) -> None:
+        self._first_s = first_s
+        self._limit_s = limit_s
+        self._luck = luck
+        self._next_s = first_s
+
+    def pause_s(self) -> float:
+        """The next pause; the one after it is twice as long."""
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, self._limit_s)
+        return pause_s if self._luck is None else pause_s * self._luck()
+
+    def reset(self) -> None:
+        """Begin with the first pause again: it worked."""
+        self._next_s = self._first_s

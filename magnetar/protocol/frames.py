@@ -1,0 +1,327 @@
+"""Frames: the unit of the wire.  All integers are big-endian.
+
+    simple    u32 total, u32 command size, command
+    payload   u32 total, u32 command size, command, entry            (SEND and MESSAGE, only these)
+    entry     [u16 0x0e01, u32 crc32c,] u32 metadata size, metadata, payload
+
+`total` counts what follows it.  An entry is handed over, stored and sent as one opaque buffer that
+always begins with magic and checksum; one that came without gets them.  The checksum is compared on
+arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEntryMetadata` before the
+entry; it is taken off and handed over beside it.
+
+Nothing is allocated on the word of a length: a decoder holds the bytes it was fed, never more than
+one frame and one chunk of them, and copies each a bounded number of times.  A command has a limit
+of its own, since its bytes become objects: what is too large is refused when its head is there.
+"""
+
+from struct import Struct
+from typing import Final
+
+from magnetar.protocol.checksum import (
+    BROKER_METADATA_MAGIC,
+    CHECKED_FROM,
+    CHECKSUM_MAGIC,
+    crc32c,
+    seal_entry,
+)
+from magnetar.protocol.commands import encode_command, parse_command
+from magnetar.protocol.frame_error import (
+    ChecksumMismatch,
+    FrameError,
+    FrameTooLarge,
+    MalformedCommand,
+    MalformedEntry,
+    MalformedFrame,
+    MissingPayload,
+    ReplicatorOnly,
+    UnexpectedPayload,
+)
+from magnetar.protocol.hot_frames import encode_message_head, encode_send_receipt
+from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandSend
+from magnetar.protocol.received import Frame, Received, Send
+from magnetar.protocol.send import TRANSACTION_BYTE, may_name_transaction, parse_send
+
+__all__ = [
+    "MAX_COMMAND_SIZE",
+    "ChecksumMismatch",
+    "Frame",
+    "FrameDecoder",
+    "FrameError",
+    "FrameTooLarge",
+    "MalformedCommand",
+    "MalformedEntry",
+    "MalformedFrame",
+    "MissingPayload",
+    "Received",
+    "ReplicatorOnly",
+    "Send",
+    "UnexpectedPayload",
+    "encode_command",
+    "encode_message",
+    "encode_message_head",
+    "encode_send",
+    "encode_send_receipt",
+]
+
+_U32: Final = Struct(">I")
+_SIZES: Final = Struct(">II")
+_ENTRY_HEAD: Final = Struct(">HII")
+_unpack_entry_head: Final = _ENTRY_HEAD.unpack_from
+_ENTRY_HEAD_BYTES: Final = _ENTRY_HEAD.size
+_HEADER: Final = 8
+"""Bytes of the two sizes that begin every frame."""
+MAX_COMMAND_SIZE: Final = 1024 * 1024
+"""Largest command of a client.  The largest that clients send are ACKs of thousands of messages and
+schemas; parsed, an ACK of tiny ids takes some forty times its bytes."""
+_SEND: Final = BaseCommand.SEND
+_MESSAGE: Final = BaseCommand.MESSAGE
+_MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
+_new_tuple: Final = tuple.__new__
+"""A NamedTuple without the call of its Python constructor."""
+
+
+class FrameDecoder:
+    """Cuts the bytes of one peer into frames.  After a `FrameError` it stays broken."""
+
+    __slots__ = ("_buffer", "_error", "_max_command_size", "_max_frame_size", "_needed")
+
+    def __init__(self, max_frame_size: int, max_command_size: int = MAX_COMMAND_SIZE) -> None:
+        """Refuse frames of which more than `max_frame_size` bytes follow the first size, and
+        commands of more than `max_command_size` bytes.
+        """
+        self._max_frame_size = max_frame_size
+        self._max_command_size = max_command_size
+        self._buffer = bytearray()
+        self._needed = 0
+        self._error: FrameError | None = None
+
+    @property
+    def buffered_size(self) -> int:
+        """Bytes held of a frame that is not complete."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Received]:
+        """The frames that `data` completes, in order.
+
+        Raises a `FrameError` for the first bad frame, which takes along those completed before it
+        in `frames_before`; every later call raises it again, without these.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
+            self._buffer = bytearray()
+        frames: list[Received] = []
+        failure: FrameError | None = None
+        try:
+            self._cut(data, frames)
+        except FrameError as error:
+            # Raised anew: the traceback, which callers may keep, would keep all that was parsed.
+            failure = type(error)(*error.args)
+        if failure is not None:
+            self._error = type(failure)(*failure.args)
+            failure.frames_before = tuple(frames)
+            del data
+            raise failure
+        return frames
+
+    def _cut(self, data: bytes, frames: list[Received]) -> None:
+        """Append the whole frames of `data`; keep the rest and note how much would complete it."""
+        position = 0
+        available = len(data)
+        limit = self._max_frame_size
+        needed = 4
+        unpack_sizes = _SIZES.unpack_from
+        while available - position >= 4:
+            if available - position >= _HEADER:
+                total, command_size = unpack_sizes(data, position)
+            else:
+                ((total,), command_size) = _U32.unpack_from(data, position), -1
+            if total > limit:
+                raise FrameTooLarge(
+                    f"A frame of {total} bytes is announced and {limit} is the most; send smaller "
+                    "messages, or raise the broker's largest message size."
+                )
+            if total < 4:
+                raise MalformedFrame(
+                    f"A frame of {total} bytes has no room for the size of its command; "
+                    "check that the peer speaks the Pulsar binary protocol."
+                )
+            if command_size < 0:
+                needed = _HEADER
+                break
+            if command_size > total - 4 or command_size > self._max_command_size:
+                raise self._bad_command_size(command_size, total - 4)
+            end = position + 4 + total
+            if end > available:
+                needed = 4 + total
+                break
+            frames.append(_decode(data, position + _HEADER, command_size, end))
+            position = end
+        if position < available:
+            self._buffer += data[position:] if position else data
+            self._needed = needed
+
+    def _bad_command_size(self, command_size: int, left: int) -> FrameError:
+        if command_size > left:
+            return MalformedFrame(
+                f"A command of {command_size} bytes is announced in a frame that has "
+                f"{left} left; the first size counts all bytes after itself."
+            )
+        return FrameTooLarge(
+            f"A command of {command_size} bytes is announced and {self._max_command_size} is the "
+            "most; split it, for example into several acknowledgements."
+        )
+
+
+def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Received:
+    """The frame whose command begins at data[command_start], and which ends before data[end]."""
+    command_end = command_start + command_size
+    known = parse_send(data, command_start, command_end)
+    if known is not None:
+        stored = data[command_end:end]
+        room = end - command_end - _ENTRY_HEAD_BYTES
+        if room >= 0:  # as `_checked` does, without its call: nearly every SEND
+            magic, checksum, size = _unpack_entry_head(stored)
+            if magic == _MAGIC and size <= room and crc32c(stored[CHECKED_FROM:]) == checksum:
+                raw = stored[_ENTRY_HEAD_BYTES : _ENTRY_HEAD_BYTES + size]
+                plain = TRANSACTION_BYTE not in raw or not may_name_transaction(raw)
+                return _new_tuple(Send, (*known, stored, plain, False, None, None))
+        return _usual_send(known, _checked(_SEND, stored))
+    command = parse_command(data[command_start:command_end])
+    kind = command.type
+    if kind == _SEND:
+        return _rare_send(command.send, _checked(_SEND, data[command_end:end]))
+    if kind == _MESSAGE:
+        metadata, entry_start = _broker_metadata(data, command_end, end)
+        entry = _checked(_MESSAGE, data[entry_start:end])
+        if isinstance(entry, bytes):
+            return Frame(command, entry, None, metadata)
+        return Frame(command, None, entry, metadata)
+    if command_end != end:
+        raise UnexpectedPayload(
+            f"{end - command_end} bytes follow a {BaseCommand.Type.Name(kind)} command; "
+            "only SEND and MESSAGE carry a payload."
+        )
+    return Frame(command)
+
+
+def _usual_send(known: tuple[int, int, int, int], checked: bytes | ChecksumMismatch) -> Send:
+    """A SEND whose fields were read by hand, with an entry that has no checksum or a wrong one."""
+    if isinstance(checked, bytes):
+        return Send(*known, checked, plain=not _names_transaction(checked))
+    return Send(*known, None, plain=False, error=checked)
+
+
+def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
+    """A SEND that the generated parser has read."""
+    entry: bytes | None = None
+    error: ChecksumMismatch | ReplicatorOnly | None = None
+    if not isinstance(checked, bytes):
+        error = checked
+    elif send.marker or send.HasField("message_id"):
+        error = _replicator_only()
+    else:
+        entry = checked
+    in_transaction = send.HasField("txnid_least_bits") or send.HasField("txnid_most_bits")
+    return Send(
+        send.producer_id,
+        send.sequence_id,
+        send.highest_sequence_id,
+        send.num_messages,
+        entry,
+        plain=not (entry is None or send.is_chunk or in_transaction or _names_transaction(entry)),
+        is_chunk=send.is_chunk,
+        txnid=(send.txnid_most_bits, send.txnid_least_bits) if in_transaction else None,
+        error=error,
+    )
+
+
+def _replicator_only() -> ReplicatorOnly:
+    return ReplicatorOnly(
+        "The SEND has a message id, or is a marker, as replicators send to shadow topics and other "
+        "clusters. There is one cluster and no shadow topic: send messages without either."
+    )
+
+
+def _names_transaction(entry: bytes) -> bool:
+    """Whether its message may be part of a transaction."""
+    _, _, size = _unpack_entry_head(entry)
+    return may_name_transaction(entry[_ENTRY_HEAD_BYTES : _ENTRY_HEAD_BYTES + size])
+
+
+def _broker_metadata(data: bytes, start: int, end: int) -> tuple[bytes | None, int]:
+    """What a broker put before the entry at `start`, and where the entry begins."""
+    if data[start : start + 2] != BROKER_METADATA_MAGIC or end - start < 6:
+        return None, start
+    (size,) = _U32.unpack_from(data, start + 2)
+    entry_start = start + 6 + size
+    if entry_start > end:
+        raise MalformedEntry(
+            f"Broker entry metadata of {size} bytes is announced and {end - start - 6} are left; "
+            "look at what the broker stores before its entries."
+        )
+    return data[start + 6 : entry_start], entry_start
+
+
+def _checked(kind: "BaseCommand.Type", entry: bytes) -> bytes | ChecksumMismatch:
+    """The entry of a command of that type, as it is stored, or what is wrong with its checksum."""
+    size = len(entry)
+    if size >= _ENTRY_HEAD.size:
+        magic, checksum, metadata_size = _unpack_entry_head(entry)
+        if magic == _MAGIC:
+            if metadata_size > size - 10:
+                raise _overlong_metadata(kind, metadata_size, size - 10)
+            actual = crc32c(entry[CHECKED_FROM:])
+            if actual != checksum:
+                return _mismatch(kind, checksum, actual)
+            return entry
+    return _seal_unchecked(kind, entry)
+
+
+def _seal_unchecked(kind: "BaseCommand.Type", entry: bytes) -> bytes:
+    """The entry of a peer that sends no checksum, with one."""
+    size = len(entry)
+    if size == 0:
+        raise MissingPayload(
+            f"{BaseCommand.Type.Name(kind)} came without a payload; "
+            "send message metadata and payload in the same frame."
+        )
+    if size < 4 or entry[:2] == CHECKSUM_MAGIC:
+        raise MalformedEntry(
+            f"The {size} bytes after {BaseCommand.Type.Name(kind)} are too few for message "
+            "metadata; send its size, the metadata and the payload."
+        )
+    (metadata_size,) = _U32.unpack_from(entry)
+    if metadata_size > size - 4:
+        raise _overlong_metadata(kind, metadata_size, size - 4)
+    return seal_entry(entry)
+
+
+def _overlong_metadata(kind: "BaseCommand.Type", metadata_size: int, left: int) -> MalformedEntry:
+    return MalformedEntry(
+        f"{BaseCommand.Type.Name(kind)} announces {metadata_size} bytes of metadata and "
+        f"{left} are left in its frame; the size counts the MessageMetadata alone."
+    )
+
+
+def _mismatch(kind: "BaseCommand.Type", announced: int, actual: int) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"The entry of a {BaseCommand.Type.Name(kind)} has the CRC32C {actual:08x} and "
+        f"announces {announced:08x}: it was damaged on its way; send it again."
+    )
+
+
+def encode_message(command: BaseCommand, entry: bytes) -> tuple[bytes, bytes]:
+    """The frame of a MESSAGE as (head, entry), to be written one after the other uncopied."""
+    body = command.SerializeToString()
+    size = len(body)
+    return _SIZES.pack(size + 4 + len(entry), size) + body, entry
+
+
+def encode_send(command: BaseCommand, entry: bytes) -> bytes:
+    """The frame of a SEND, whole."""
+    return b"".join(encode_message(command, entry))

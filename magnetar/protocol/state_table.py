@@ -1,0 +1,55 @@
+"""Pure: which states may follow which, and the one check of a move.
+
+Rules: a table names every state of its enum, and nobody changes it.  A move that it does not list
+is a defect of ours, which is raised as the error that the owner's callers know for defects.
+"""
+
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
+
+S = TypeVar("S", bound=enum.Enum)
+
+
+class StateTable(Mapping[S, frozenset[S]]):
+    """For each state those that may follow it.
+
+    `defect` is raised, with a sentence, for a move that is not listed.  Raises ValueError if a
+    state of the enum is missing.
+    """
+
+    __slots__ = ("_defect", "_next")
+
+    def __init__(self, next_states: Mapping[S, Collection[S]], *, defect: type[Exception]) -> None:
+        missing = {state for known in next_states for state in type(known)} - next_states.keys()
+        if missing:
+            raise ValueError(f"Say which states may follow {missing}: none is an answer too.")
+        # Tuples: an enum's hash is Python code, and what is listed is found here by identity.
+        self._next = {state: tuple(after) for state, after in next_states.items()}
+        self._defect = defect
+
+    def __getitem__(self, state: S) -> frozenset[S]:
+        return frozenset(self._next[state])
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._next)
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def move(self, now: S, to: S, who: str, *named: object) -> S:
+        """Return `to`, if it may follow `now`; raise the table's defect otherwise.
+
+        `who` moves, as the beginning of a sentence.  `named` are put into its braces only when
+        the error is raised: a move that is allowed formats nothing.
+        """
+        if to not in self._next[now]:
+            raise self._defect(
+                f"{who.format(*named)} cannot go from {_words(now)} to {_words(to)}: "
+                "report this as a defect."
+            )
+        return to
+
+
+def _words(state: enum.Enum) -> str:
+    return state.name.lower().replace("_", " ")

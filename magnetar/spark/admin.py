@@ -1,0 +1,147 @@
+"""Requests to a broker's REST interface, for data that the binary protocol does not have."""
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final, cast
+
+from magnetar.errors import ClientError
+
+__all__ = ["AdminFailed", "AdminRest", "topic_path"]
+
+TIMEOUT_S: Final = 60
+REDIRECTS_MAX: Final = 5
+"""Redirects to other brokers (307, 308) that one request follows."""
+_NEXT_STEP: Final = "Ask again later; the broker's log may tell more."
+_NEXT_STEPS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        HTTPStatus.UNAUTHORIZED: "Give a token that the broker accepts.",
+        HTTPStatus.FORBIDDEN: "Give the token of a role that may ask for this.",
+        HTTPStatus.NOT_FOUND: "Check the name of the topic, and that the broker is Magnetar's.",
+    }
+)
+_SENT_ON: Final = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
+Json = Mapping[str, object]
+
+
+class AdminFailed(ClientError):
+    """The REST interface refused, or was not there."""
+
+
+class AdminRest:
+    """The REST interface of one broker, or of several behind one address."""
+
+    def __init__(
+        self, url: str, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`url` as http://host:8080; `token` for brokers that ask for one; `tls` for https."""
+        if not url.startswith(("http://", "https://")):
+            raise AdminFailed(f"{url!r} is no REST address; give one as http://host:8080.")
+        self._url = url.rstrip("/")
+        https = urllib.request.HTTPSHandler(context=tls)
+        self._opener = urllib.request.build_opener(_NotFollowed, https)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def get(self, path: str) -> object:
+        """The JSON that is there.  Raises `AdminFailed`."""
+        return self.call("GET", path)
+
+    def call(self, method: str, path: str, body: object | None = None) -> object:
+        """Send one request; the decoded JSON, None for an empty answer.  Raises `AdminFailed`."""
+        with self._open(method, path, body) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def lines(self, path: str) -> Iterator[Json]:
+        """Iterate over an answer of JSON lines.
+
+        Raises `AdminFailed`, also when the last line is missing.
+        """
+        try:
+            opened = self._open("GET", path, None)
+        except AdminFailed as error:
+            if not _is_missing(error):
+                raise
+            raise AdminFailed(
+                f"{self._url}{path} is not there: only brokers of Magnetar tell it, and Apache "
+                "Pulsar's do not; give the REST address of one of Magnetar's."
+            ) from error
+        with opened as answer:
+            for line in answer:
+                told = cast("Json", json.loads(line))
+                if told.get("end") is True:
+                    return
+                yield told
+        raise AdminFailed(f"{self._url}{path} broke off in the middle; ask again.")
+
+    def find(self, path: str) -> object | None:
+        """The JSON that is there; None for 404.  Raises `AdminFailed` for anything else."""
+        try:
+            return self.get(path)
+        except AdminFailed as error:
+            if _is_missing(error):
+                return None
+            raise
+
+    def _open(self, method: str, path: str, body: object | None) -> http.client.HTTPResponse:
+        url = self._url + path
+        data = None if body is None else json.dumps(body).encode()
+        headers = {
+            **self._headers,
+            **({} if data is None else {"Content-Type": "application/json"}),
+        }
+        for _ in range(REDIRECTS_MAX):
+            request = urllib.request.Request(url, data=data, method=method, headers=headers)
+            try:
+                answer = self._opener.open(request, timeout=TIMEOUT_S)
+                return cast("http.client.HTTPResponse", answer)
+            except urllib.error.HTTPError as error:
+                if error.code in _SENT_ON and error.headers.get("Location"):
+                    url = urllib.parse.urljoin(url, error.headers["Location"])
+                    continue
+                raise AdminFailed(
+                    f"{url} refused ({error.code}): {_reason(error).rstrip('. ')}. "
+                    f"{_NEXT_STEPS.get(error.code, _NEXT_STEP)}"
+                ) from error
+            except (OSError, http.client.HTTPException) as error:
+                raise AdminFailed(
+                    f"{url} does not answer ({error}); is it the address of the REST interface?"
+                ) from error
+        raise AdminFailed(f"{url} was sent on {REDIRECTS_MAX} times; the topic moves, ask again.")
+
+
+class _NotFollowed(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors here, so that every method can be sent on."""
+
+    def redirect_request(self, *_args: object, **_kwargs: object) -> None:
+        """Never."""
+
+
+def _is_missing(error: AdminFailed) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, urllib.error.HTTPError) and cause.code == HTTPStatus.NOT_FOUND
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    text = error.read().decode(errors="replace")
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return str(error.reason) if text.lstrip().startswith("<") else text[:500]
+    return str(told.get("reason", text)) if isinstance(told, dict) else text[:500]
+
+
+def topic_path(topic: str) -> str:
+    """`topic://tenant/namespace/name` as the part of a path, escaped."""
+    domain, _, rest = topic.partition("://")
+    tenant, namespace, name = rest.split("/", 2)
+    names = name.rsplit("/", 1) if domain == "segment" else [name]
+    return "/".join(
+        urllib.parse.quote(part, safe="") for part in (domain, tenant, namespace, *names)
+    )

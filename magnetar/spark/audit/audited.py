@@ -1,0 +1,187 @@
+"""The segments that an audit found right for good, so that the next one reads only new ones.
+
+Pure but for `load` and `store`.  Rules:
+
+- Kept is a sealed segment of which everything could be read (its horizon was its end), from an
+  audit without violation: no entry will come, and no transaction that has rows there will end.
+- It is known again by its name and its end: a topic that was made anew has other ledgers.
+- With it is kept what later audits hold other things against: the rows that readers get, and the
+  last message of each producer.  A segment with more than PRODUCERS_KEPT of them is not kept, nor
+  is one that could not be checked as a whole: with messages in pieces that lay across ranges, with
+  encrypted entries, or of which retention took something meanwhile.
+- What records say of its transactions is still looked at each time; its entries are not.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+from magnetar.protocol.ids import Position
+from magnetar.spark.audit.snapshot import SegmentState, Snapshot
+from magnetar.spark.errors import PipelineError
+from magnetar.spark.range_facts import SeenProducer, SeenRange, Stamp, Tally
+
+__all__ = [
+    "Audited",
+    "AuditedSegment",
+    "InvalidState",
+    "audited_now",
+    "decode",
+    "encode",
+    "load",
+    "still_audited",
+    "store",
+]
+
+VERSION: Final = 1
+PRODUCERS_KEPT: Final = 10_000
+
+
+class InvalidState(PipelineError):
+    """The state file of an earlier audit cannot be used."""
+
+
+class AuditedSegment(NamedTuple):
+    """One segment that need not be read again."""
+
+    topic: str
+    end: Position
+    readable: Tally
+    last_of_producer: Mapping[str, Stamp]
+
+    def producers(self, segment_id: int) -> list[SeenProducer]:
+        """Its producers, as a scan gives them; only later messages are compared with them."""
+        return [
+            SeenProducer(segment_id, name, stamp, stamp, 0)
+            for name, stamp in self.last_of_producer.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The segments of a topic that need not be read again."""
+
+    topic: str
+    segments: Mapping[int, AuditedSegment]
+
+
+def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment]:
+    """The segments of which nothing has changed.
+
+    Raises `InvalidState` if it is of another topic.
+    """
+    if kept.topic != snapshot.topic:
+        raise InvalidState(
+            f"The state is of an audit of {kept.topic}, not of {snapshot.topic}; "
+            "give each topic a file of its own."
+        )
+    return {
+        segment_id: before
+        for segment_id, before in kept.segments.items()
+        if (segment := snapshot.segments.get(segment_id)) is not None
+        and segment.sealed
+        and (segment.topic, segment.raw_end) == (before.topic, before.end)
+    }
+
+
+def audited_now(
+    snapshot: Snapshot,
+    before: Mapping[int, AuditedSegment],
+    seen: Mapping[int, SeenRange],
+    readable: Mapping[int, tuple[int, int]],
+) -> Audited:
+    """The segments that need not be read again after an audit without violations."""
+    kept = dict(before)
+    for segment_id, segment in snapshot.segments.items():
+        scanned = seen.get(segment_id)
+        if segment_id in before or not _is_final(segment, scanned):
+            continue
+        producers = {} if scanned is None else scanned.producers
+        kept[segment_id] = AuditedSegment(
+            segment.topic,
+            segment.raw_end,
+            Tally(*readable.get(segment_id, (0, 0))),
+            {name: each.last for name, each in producers.items()},
+        )
+    return Audited(snapshot.topic, kept)
+
+
+def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
+    if not segment.sealed or segment.horizon < segment.raw_end or segment.trimmed_to is not None:
+        return False
+    if scanned is None:
+        return True
+    return (
+        not (scanned.incomplete or scanned.encrypted) and len(scanned.producers) <= PRODUCERS_KEPT
+    )
+
+
+def encode(audited: Audited) -> str:
+    """As JSON; the same facts, the same text."""
+    segments = {
+        str(segment_id): {
+            "end": list(each.end),
+            "producers": {name: list(stamp) for name, stamp in each.last_of_producer.items()},
+            "readable": list(each.readable),
+            "topic": each.topic,
+        }
+        for segment_id, each in audited.segments.items()
+    }
+    document = {"segments": segments, "topic": audited.topic, "v": VERSION}
+    return json.dumps(document, sort_keys=True) + "\n"
+
+
+def decode(text: str) -> Audited:
+    """Raises `InvalidState`."""
+    try:
+        document = json.loads(text)
+        if document["v"] != VERSION:
+            raise InvalidState(
+                f"The state is of version {document['v']}, this audit writes {VERSION}; "
+                "give another file, and everything is read again."
+            )
+        segments = cast("dict[str, dict[str, object]]", document["segments"])
+        found = {int(segment_id): _segment(each) for segment_id, each in segments.items()}
+        return Audited(str(document["topic"]), found)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidState(
+            "The state is not what an audit wrote; give another file, and everything is read again."
+        ) from error
+
+
+def load(path: Path) -> Audited | None:
+    """Read the state of an earlier audit; None if there is none.  Raises `InvalidState`."""
+    try:
+        return decode(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidState(
+            f"The state {path} cannot be read ({error}); give another file."
+        ) from error
+
+
+def store(path: Path, audited: Audited) -> None:
+    """Keep it there, as a whole or not at all.  Raises `InvalidState`."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        beside.write_text(encode(audited), "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise InvalidState(
+            f"The state {path} cannot be written ({error}); give another file."
+        ) from error
+
+
+def _segment(told: Mapping[str, object]) -> AuditedSegment:
+    end = cast("list[int]", told["end"])
+    readable = cast("list[int]", told["readable"])
+    producers = cast("dict[str, list[int]]", told["producers"])
+    return AuditedSegment(
+        str(told["topic"]),
+        Position(*end),
+        Tally(*readable),
+        {name: Stamp(*stamp) for name, stamp in producers.items()},
+    )

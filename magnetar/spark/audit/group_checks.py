@@ -1,0 +1,189 @@
+"""V6, V7: batches, epochs and positions of queries, as groups and keys recorded them.
+
+Pure.  Rules:
+
+- A query's batches that committed have each number once, one after the other, as far as their
+  headers are there; their epochs never fall, and their positions never go back.
+- Headers that have ended are collected in any order, so a batch that is missing is missed only
+  where the header before it need not have been collected either.
+- Looked at are the queries that wrote to the topic, or read it, by what their groups say.
+- What a key tells of its last group is what that group's header says, while that is there and has
+  ended.
+- A key is one of an owner's: keys of the same name that are another owner's, or another
+  coordinator's, are other keys, with queries of their own.
+- A coordinator's numbers rise, and a key has one coordinator and one open group: groups are in the
+  order of their numbers, whatever the clocks of brokers say.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+from magnetar.protocol.txn_id import TxnId
+from magnetar.spark.audit.snapshot import Snapshot, State, TransactionState
+from magnetar.spark.audit.violations import Findings, Rule, Violation
+
+__all__ = ["check_batches", "check_positions"]
+
+
+class _Query(NamedTuple):
+    """A query, under a transaction key of one owner at one coordinator."""
+
+    coordinator: int
+    owner: str
+    key: str
+    query: str
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner!r}" if self.owner else ""
+        return f"Query {self.query!r} under key {self.key!r}{owner}"
+
+
+def check_batches(snapshot: Snapshot, findings: Findings) -> None:
+    """Check the batches and epochs of each query (V6)."""
+    for query, groups in _by_query(snapshot).items():
+        for before, after in pairwise(groups):
+            findings.count_check(Rule.V6)
+            if _may_be_collected(before, after, snapshot):
+                findings.cannot_tell(
+                    "Batches between groups of which the first ended so long ago that the headers "
+                    "between them may have been collected."
+                )
+                continue
+            what = _between(before, after)
+            if what is not None:
+                findings.add(Violation(Rule.V6, f"{query}: {what}.", txn=after.txn))
+
+
+def _may_be_collected(
+    before: TransactionState, after: TransactionState, snapshot: Snapshot
+) -> bool:
+    """Whether batches are missing between them, whose headers need not be there any more."""
+    assert before.commit is not None, "only what has committed"
+    assert after.commit is not None, "only what has committed"
+    has_hole = after.commit.batch > before.commit.batch + 1
+    return has_hole and (before.kept_until_ms or 0) <= snapshot.taken_ms
+
+
+def _between(before: TransactionState, after: TransactionState) -> str | None:
+    first, second = before.commit, after.commit
+    assert first is not None, "only what has committed"
+    assert second is not None, "only what has committed"
+    if second.batch == first.batch:
+        return f"batch {first.batch} was committed twice, by {before.txn} and {after.txn}"
+    if second.batch < first.batch:
+        return f"batch {second.batch} was committed after batch {first.batch}"
+    if second.batch > first.batch + 1:
+        return f"there is no batch between {first.batch} and {second.batch}"
+    if (after.epoch or 0) < (before.epoch or 0):
+        return (
+            f"batch {second.batch} is of epoch {after.epoch}, the one before it of {before.epoch}"
+        )
+    return None
+
+
+def check_positions(snapshot: Snapshot, findings: Findings) -> None:
+    """Check the positions of each query, and the last group of each key (V7)."""
+    for key in snapshot.keys:
+        if key.last is None or key.last_group is None:
+            continue
+        header = snapshot.transactions.get(key.last_group)
+        findings.count_check(Rule.V7)
+        if header is None or header.state is State.OPEN:
+            continue  # Keys are read after the headers: it may have committed meanwhile.
+        commit = header.commit
+        if header.state is not State.COMMITTED or commit is None:
+            findings.add(
+                Violation(
+                    Rule.V7,
+                    f"Key {key.key!r} says that its last batch was committed by {key.last_group}, "
+                    f"which is {header.state.value}.",
+                    txn=header.txn,
+                )
+            )
+        elif (commit.query, commit.batch, commit.positions) != (
+            key.last.query,
+            key.last.batch,
+            key.last.positions,
+        ):
+            findings.add(
+                Violation(
+                    Rule.V7,
+                    f"Key {key.key!r} has other positions or another batch than its last group.",
+                    txn=header.txn,
+                )
+            )
+    for query, groups in _by_query(snapshot).items():
+        for before, after in pairwise(groups):
+            findings.count_check(Rule.V7)
+            if _goes_back(before, after):
+                findings.add(
+                    Violation(
+                        Rule.V7,
+                        f"{query}: its positions go back between {before.txn} and {after.txn}.",
+                        txn=after.txn,
+                    )
+                )
+
+
+def _by_query(snapshot: Snapshot) -> Mapping[_Query, Sequence[TransactionState]]:
+    """Groups that committed, in the order in which they ended."""
+    found: dict[_Query, list[TransactionState]] = {}
+    for header in snapshot.transactions.values():
+        if header.state is State.COMMITTED and header.commit is not None:
+            coordinator = TxnId.parse(header.txn).most
+            query = _Query(coordinator, header.owner, header.key or "", header.commit.query)
+            found.setdefault(query, []).append(header)
+    topics = {each.topic for each in snapshot.segments.values()}
+    for query, groups in list(found.items()):
+        if not any(_touches(each, topics, snapshot.topic) for each in groups):
+            del found[query]
+        groups.sort(key=lambda each: TxnId.parse(each.txn).least)
+    return found
+
+
+def _touches(header: TransactionState, segments: set[str], topic: str) -> bool:
+    """Whether a group wrote to the topic, or its query reads it."""
+    commit = header.commit
+    assert commit is not None, "only what has committed"
+    counted = (*commit.winners.values(), commit.totals or {})
+    if any(name in segments for counts in counted for name in counts):
+        return True
+    return any(read == topic for read, _, _ in _places(header))
+
+
+def _goes_back(before: TransactionState, after: TransactionState) -> bool:
+    """Whether a segment that both name is at an earlier place afterwards."""
+    first, second = _places(before), _places(after)
+    return any(second[where] < place for where, place in first.items() if where in second)
+
+
+def _places(header: TransactionState) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """Places by topic, name and segment, of positions that are cuts; others are left alone."""
+    assert header.commit is not None, "only what has committed"
+    text = header.commit.positions
+    if not text:
+        return {}
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return {}
+    found: dict[tuple[str, str, str], tuple[int, ...]] = {}
+    for cut in cast("list[object]", told if isinstance(told, list) else [told]):
+        if not isinstance(cut, dict) or not isinstance(cut.get("pos"), dict):
+            continue
+        for segment, place in cut["pos"].items():
+            at = _place(place)
+            if at is not None:
+                found[str(cut.get("topic")), str(cut.get("name")), str(segment)] = at
+    return found
+
+
+def _place(told: object) -> tuple[int, ...] | None:
+    """None: whoever committed under the key keeps other positions than cuts."""
+    if told == "END":
+        return (2**63,)
+    if not isinstance(told, list) or not all(isinstance(part, int) for part in told):
+        return None
+    return tuple(told)

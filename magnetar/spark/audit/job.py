@@ -1,0 +1,209 @@
+"""The audit as a job of Spark: a snapshot, a scan in parallel, the rules.
+
+Rules:
+
+- The driver keeps what goes with segments, ranges and headers, never with rows.  What goes with
+  transactions and segments is put together by Spark, and gone through partition by partition.
+- Ranges are of about RANGE_BYTES, so that work is even and a task that fails does little again.
+- Rows are looked at one by one only where a producer's order was broken as a whole
+  (`suspect_job`).
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import SparkSession
+
+from magnetar import Client
+from magnetar.errors import TopicNotFound
+from magnetar.layout import Layout
+from magnetar.protocol.ids import EARLIEST
+from magnetar.spark.admin import AdminRest
+from magnetar.spark.audit.audited import Audited, AuditedSegment, audited_now, still_audited
+from magnetar.spark.audit.dag_picture import generations
+from magnetar.spark.audit.group_checks import check_batches, check_positions
+from magnetar.spark.audit.order_checks import check_entries, check_views
+from magnetar.spark.audit.records import Plan, take_snapshot, trimmed_since
+from magnetar.spark.audit.report import Report
+from magnetar.spark.audit.scan import AuditedRange
+from magnetar.spark.audit.scan_tasks import (
+    Counted,
+    Scanned,
+    counted,
+    readable_of,
+    scanned,
+    transactions_of,
+    without_transactions,
+)
+from magnetar.spark.audit.snapshot import SegmentState, Snapshot
+from magnetar.spark.audit.suspect_job import check_order
+from magnetar.spark.audit.table_view import table_view
+from magnetar.spark.audit.transaction_checks import (
+    check_claims,
+    check_counts,
+    check_seen,
+    expected_of_groups,
+)
+from magnetar.spark.audit.violations import Findings
+from magnetar.spark.connecting import Connected, connected
+from magnetar.spark.offload.place import Place as TablePlace
+from magnetar.spark.options import Connection
+from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, joined
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+__all__ = ["audit"]
+
+RANGE_BYTES: Final = 64 * 1024 * 1024
+
+
+def audit(
+    spark: SparkSession,
+    connection: Connection,
+    rest: AdminRest,
+    topic: str,
+    *,
+    readers_view: bool = False,
+    table: TablePlace | None = None,
+    kept: Audited | None = None,
+) -> Report:
+    """Audit one topic; `readers_view`: also read it as consumers do, and compare.
+
+    `table`: where an offload wrote; that is compared, too.  `kept`: of an earlier audit, what need
+    not be read again.  Raises `AdminFailed`, `InvalidManifest`, `InvalidState`, `PlaceFailed`, and
+    what the client does.
+    """
+    began_s = time.monotonic()
+    client = connected(connection)
+    planner = _Planner(client)
+    snapshot = take_snapshot(topic, planner, rest)
+    before = {} if kept is None else still_audited(kept, snapshot)
+    every = _parts(snapshot, client)
+    parts = [part for part in every if part.segment_id not in before]
+    findings = Findings()
+    context = spark.sparkContext
+    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(scanned, connection))
+    ranges.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        scan_began_s = time.monotonic()
+        ranges.count()  # Everything else goes through what this has found.
+        scan_s = time.monotonic() - scan_began_s
+        snapshot = trimmed_since(snapshot, planner)
+        _check_transactions(ranges, snapshot, before, findings)
+        facts = ranges.map(without_transactions).collect()
+        readable = _readable_before(before) | _by_segment(ranges.map(readable_of).collect())
+    finally:
+        ranges.unpersist()
+    seen = _segments([each for _, each in facts])
+    for each in seen.values():
+        check_entries(each, snapshot, findings)
+    producers = [one for each in seen.values() for one in each.producers.values()]
+    producers += [one for number, each in before.items() for one in each.producers(number)]
+    check_order(spark, connection, every, producers, snapshot, findings)
+    check_claims(snapshot, findings)
+    check_batches(snapshot, findings)
+    check_positions(snapshot, findings)
+    if readers_view:
+        views = {"raw": readable, "readers": _readers_view(spark, connection, parts)}
+        snapshot = trimmed_since(snapshot, planner)
+        check_views(views, snapshot, findings)
+    if table is not None:
+        views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
+        check_views(views, snapshot, findings)
+    took_s = time.monotonic() - began_s
+    now = audited_now(snapshot, before, seen, readable) if findings.is_clean else None
+    return Report(snapshot, findings, seen, took_s, scan_s, before, now)
+
+
+def _readable_before(before: Mapping[int, AuditedSegment]) -> dict[int, tuple[int, int]]:
+    return {
+        segment_id: (each.readable.messages, each.readable.hash_sum)
+        for segment_id, each in before.items()
+    }
+
+
+def _readers_view(
+    spark: SparkSession, connection: Connection, parts: Sequence[AuditedRange]
+) -> dict[int, tuple[int, int]]:
+    readable = [part for part in parts if part.readable]
+    ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
+    return _by_segment(ranges.map(partial(counted, connection)).collect())
+
+
+def _by_segment(rows: Iterable[Counted]) -> dict[int, tuple[int, int]]:
+    found: dict[int, Tally] = {}
+    for segment_id, tally in rows:
+        found[segment_id] = found.get(segment_id, NO_ROWS).plus(tally)
+    return {segment_id: (tally.messages, tally.hash_sum) for segment_id, tally in found.items()}
+
+
+def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
+    by_segment: dict[int, list[SeenRange]] = {}
+    for each in ranges:
+        by_segment.setdefault(each.segment_id, []).append(each)
+    return {
+        segment_id: joined(sorted(found, key=attrgetter("start")))
+        for segment_id, found in sorted(by_segment.items())
+    }
+
+
+def _check_transactions(
+    ranges: "RDD[Scanned]", snapshot: Snapshot, before: Collection[int], findings: Findings
+) -> None:
+    """Check what all ranges saw of each transaction and segment, one partition at a time."""
+    together = ranges.flatMap(transactions_of).reduceByKey(SeenTransaction.plus)
+
+    def one_by_one() -> Iterator[SeenTransaction]:
+        for _, seen in together.toLocalIterator():
+            check_seen(seen, snapshot, findings)
+            yield seen
+
+    check_counts(expected_of_groups(snapshot), one_by_one(), snapshot, findings, before)
+
+
+class _Planner:
+    """The client, as a `Planner` of the snapshot."""
+
+    def __init__(self, client: Connected) -> None:
+        self._client = client
+
+    def layout(self, topic: str) -> Layout:
+        """The DAG now."""
+        return self._client.run(Client.layout, topic)
+
+    def plan_range(self, segment_topic: str) -> Plan:
+        """Plan the whole of a segment, from its very first entry."""
+        return self._client.run(Client.plan_range, segment_topic, EARLIEST)
+
+
+def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
+    """Ranges of all segments, split at the max read position."""
+    depth = generations(snapshot)
+    found: list[AuditedRange] = []
+    for segment_id, segment in snapshot.segments.items():
+        found += _parts_of(segment, depth[segment_id], client)
+    return found
+
+
+def _parts_of(segment: SegmentState, depth: int, client: Connected) -> Iterator[AuditedRange]:
+    at = segment.earliest
+    while at < segment.horizon:
+        try:
+            plan = client.run(
+                Client.plan_range, segment.topic, at, end=segment.horizon, max_bytes=RANGE_BYTES
+            )
+        except TopicNotFound:
+            return  # Retention took it meanwhile.
+        if plan.end <= at:
+            break
+        yield AuditedRange(segment.segment_id, segment.topic, at, plan.end, depth)
+        at = plan.end
+    if at < segment.raw_end:
+        yield AuditedRange(
+            segment.segment_id, segment.topic, at, segment.raw_end, depth, readable=False
+        )

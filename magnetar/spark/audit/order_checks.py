@@ -1,0 +1,106 @@
+"""V3, V4: entries that are missing, producers whose rows are to be looked at, views that differ.
+
+Pure.  Rules:
+
+- Entries of a ledger are numbered without a gap, and ledgers that have ended hold as many as their
+  record says.
+- Whoever looks at a producer's messages as a whole sees suspects only (`suspects`): their rows are
+  looked at one by one (`row_checks`).
+- From a parent to its child only the publish times are compared: each segment has sequence ids of
+  its own.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from magnetar.protocol.ids import Position
+from magnetar.spark.audit.snapshot import Snapshot
+from magnetar.spark.audit.violations import Findings, Rule, Violation
+from magnetar.spark.range_facts import SeenProducer, SeenRange, missing_of
+
+__all__ = ["check_entries", "check_views", "suspects"]
+
+
+def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> None:
+    """All of one segment."""
+    segment = snapshot.segments[seen.segment_id]
+    findings.count_check(Rule.V3)
+    for hole in missing_of(seen, segment.entries_of, segment.earliest):
+        taken = hole.before(segment.trimmed_to)
+        if taken:
+            findings.cannot_tell("Entries that retention took while the audit ran.", taken)
+        first, many = hole.first + taken, hole.last - hole.first + 1 - taken
+        if many:
+            findings.add(
+                Violation(
+                    Rule.V3,
+                    f"{many} entries of ledger {hole.ledger_id} are missing, {first} to "
+                    f"{hole.last}.",
+                    seen.segment_id,
+                    Position(hole.ledger_id, first),
+                )
+            )
+    if seen.encrypted:
+        findings.cannot_tell(
+            f"Encrypted entries of segment {seen.segment_id}: nobody without their keys can open "
+            "them, so their rows are held against nothing.",
+            seen.encrypted,
+        )
+    for position in seen.damaged:
+        findings.add(
+            Violation(
+                Rule.V3,
+                f"The entry {position.text} cannot be taken apart.",
+                seen.segment_id,
+                position,
+            )
+        )
+
+
+def suspects(
+    producers: Iterable[SeenProducer], snapshot: Snapshot, findings: Findings
+) -> dict[str, frozenset[int]]:
+    """Producers whose rows are to be looked at one by one, and in which segments."""
+    by_place = {(each.segment_id, each.producer): each for each in producers}
+    found: dict[str, set[int]] = {}
+    for (segment_id, name), each in by_place.items():
+        findings.count_check(Rule.V4)
+        if each.suspect is not None:
+            found.setdefault(name, set()).add(segment_id)
+        for child in snapshot.segments[segment_id].child_ids:
+            later = by_place.get((child, name))
+            if later is None:
+                continue
+            findings.count_check(Rule.V4)
+            if later.first.publish_time_ms <= each.last.publish_time_ms:
+                found.setdefault(name, set()).update((segment_id, child))
+    return {name: frozenset(segments) for name, segments in found.items()}
+
+
+def check_views(
+    views: Mapping[str, Mapping[int, tuple[int, int]]], snapshot: Snapshot, findings: Findings
+) -> None:
+    """V2, V3: every view has the same rows of each segment: messages and hash sum by segment.
+
+    The first one is what the others are held against, where retention took nothing meanwhile.
+    """
+    names = list(views)
+    for name in names[1:]:
+        for segment_id, told in views[name].items():
+            if snapshot.segments[segment_id].trimmed_to is not None:
+                findings.cannot_tell(
+                    "Views of segments of which retention took entries while the audit ran."
+                )
+                continue
+            findings.count_check(Rule.V2)
+            first = views[names[0]].get(segment_id, (0, 0))
+            if first == told:
+                continue
+            more = told[0] > first[0]
+            findings.add(
+                Violation(
+                    Rule.V2 if more else Rule.V3,
+                    f"The view {name!r} has {told[0]} rows, {names[0]!r} has {first[0]}"
+                    + ("." if told[0] != first[0] else ", but not the same ones."),
+                    segment_id,
+                )
+            )

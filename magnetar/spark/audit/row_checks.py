@@ -1,0 +1,132 @@
+"""V3, V4: rows of suspect producers, one by one: which are there twice, or in the wrong order.
+
+Pure.  Rules:
+
+- A row is there twice if an entry behind it has one that is the same: of that producer, with that
+  number and that publish time, key (or none) and value.  Rows of one entry may be the same: some
+  clients number batches, not the messages in them.
+- Copies are found among rows that are sorted by what they are (`copies_marked`), and the order is
+  looked at among those of one producer and key, sorted by place (`check_key`).  So each has to
+  remember one row, however many there are of a key.
+- Rows without key are in no order that anybody was promised: only copies of them are told.  They
+  may lie in any segment, and each numbers its own: equal ones of two segments are no copies.
+- From a parent to its child only publish times are compared: each segment has sequence ids of its
+  own.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from magnetar.protocol.ids import Position
+from magnetar.spark.audit.violations import Findings, Rule, Violation
+from magnetar.spark.range_facts import Stamp
+
+__all__ = ["KeyedRow", "Place", "Sent", "SuspectRow", "check_key", "copies_marked"]
+
+
+class Place(NamedTuple):
+    """The place of a row; places compare in the order of the topic, along each path of its DAG."""
+
+    depth: int
+    segment_id: int
+    ledger_id: int
+    entry_id: int
+    batch_index: int
+
+    @property
+    def position(self) -> Position:
+        """The position of the entry in its segment."""
+        return Position(self.ledger_id, self.entry_id)
+
+    def is_beside(self, other: "Place") -> bool:
+        """Whether both are in one entry."""
+        return self[:-1] == other[:-1]
+
+
+class Sent(NamedTuple):
+    """The identity of a row: another row with the same one is a copy."""
+
+    producer: str
+    stamp: Stamp
+    content: int
+    """The hash of its key and value."""
+    segment_id: int = -1
+    """The segment of a row without key; -1 for a row with a key."""
+
+
+SuspectRow = tuple[tuple[Sent, Place], str | None]
+"""A row of a suspect producer, and its key."""
+
+
+class KeyedRow(NamedTuple):
+    """One row, among the rows of its producer and key in the order of the topic."""
+
+    place: Place
+    stamp: Stamp
+    original: Place | None = None
+    """The place of the first one, if this row is a copy."""
+
+
+def copies_marked(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None, KeyedRow]]:
+    """Producer, key and row of all that have a key or are copies.  Rows must be sorted."""
+    what: Sent | None = None
+    first: Place | None = None
+    for (sent, place), key in rows:
+        original = None
+        if first is None or sent != what:
+            what, first = sent, place
+        elif not place.is_beside(first):
+            original = first
+        if key is not None or original is not None:
+            yield sent.producer, key, KeyedRow(place, sent.stamp, original)
+
+
+def check_key(producer: str, key: str | None, rows: Iterable[KeyedRow], findings: Findings) -> None:
+    """Check all rows of one producer and key, in the order of the topic (V3, V4).
+
+    Without key: its copies, in any order.
+    """
+    highest: KeyedRow | None = None
+    for row in rows:
+        if row.original is not None:
+            findings.count_check(Rule.V3)
+            findings.add(_twice(producer, key, row, row.original))
+            continue
+        findings.count_check(Rule.V4)
+        if highest is not None and not _may_follow(row, highest):
+            findings.add(_out_of_order(producer, key, highest, row))
+            continue
+        highest = row
+
+
+def _may_follow(row: KeyedRow, before: KeyedRow) -> bool:
+    if row.place.segment_id != before.place.segment_id:
+        return row.stamp.publish_time_ms >= before.stamp.publish_time_ms
+    if row.stamp == before.stamp:
+        return row.place.is_beside(before.place)
+    return row.stamp.may_follow(before.stamp)
+
+
+def _twice(producer: str, key: str | None, row: KeyedRow, first: Place) -> Violation:
+    return Violation(
+        Rule.V3,
+        f"Message {row.stamp.sequence_id} of producer {producer!r} {_with(key)} is there twice: in "
+        f"segment {first.segment_id} at {first.position.text}, and here.",
+        row.place.segment_id,
+        row.place.position,
+    )
+
+
+def _out_of_order(producer: str, key: str | None, before: KeyedRow, row: KeyedRow) -> Violation:
+    return Violation(
+        Rule.V4,
+        f"Message {row.stamp.sequence_id} of producer {producer!r} {_with(key)} comes after "
+        f"{before.stamp.sequence_id}, which it sent later: that is in segment "
+        f"{before.place.segment_id} at {before.place.position.text}.",
+        row.place.segment_id,
+        row.place.position,
+    )
+
+
+def _with(key: str | None) -> str:
+    return "without key" if key is None else f"with key {key!r}"

@@ -1,0 +1,317 @@
+"""The sub-commands `magnetar pipeline ...`: jobs of Spark on topics.
+
+Rules:
+
+- Nothing of Spark is imported until a job runs.  Without it a sentence says what to install.
+- A job runs in the Spark that `--master` names; under `spark-submit` in that one
+  (`deploy/spark/jobs.py audit ...` takes the same options, and so does `python -m magnetar.spark`).
+- Mistakes that the command line alone shows are reported before Spark starts.
+- The last line of output is a sentence, whatever Spark has printed.
+- Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations; 3: a
+  replay has not reached its end, and goes on when it is run again; 130 and 143: Ctrl-C and SIGTERM
+  have ended it (`magnetar.spark.ending`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from magnetar.cli.common import TopicArgument, topic_named
+from magnetar.cli.connecting import Where, connecting
+from magnetar.spark.ending import ending_on_signals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from magnetar.spark.admin import AdminRest
+    from magnetar.spark.options import Connection
+
+__all__ = ["app", "register"]
+
+VIOLATIONS_FOUND: Final = 2
+NOT_FINISHED: Final = 3
+EXTRA: Final = ("numpy", "obstore", "pandas", "pyarrow", "pyspark", "xxhash")
+"""Libraries of the extra `magnetar[spark]`: the names that they are installed and imported by."""
+AGAIN: Final = "Run the same command again: it begins anew."
+GO_ON: Final = "What is done stays; run the same command again to go on."
+app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
+AdminUrl = Annotated[
+    str,
+    typer.Option(
+        "--admin-url", envvar="MAGNETAR_ADMIN_URL", show_envvar=True, help="REST of any broker"
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", help="Of Spark [local[*], or what spark-submit was given]"),
+]
+
+
+def register(to: typer.Typer) -> None:
+    """Add the commands."""
+    to.add_typer(app, name="pipeline")
+
+
+@app.callback()
+def _of_all_jobs() -> None:
+    """Jobs of Spark on topics."""
+
+
+@app.command()
+@connecting
+def audit(
+    topic: TopicArgument,
+    admin_url: AdminUrl = "http://127.0.0.1:8080",
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write a page with a picture of the DAG")
+    ] = None,
+    readers: Annotated[
+        bool, typer.Option("--readers", help="Read it as consumers do, too, and compare")
+    ] = False,
+    table: Annotated[
+        str | None, typer.Option("--table", help="Compare the table that an offload wrote there")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="Keep here what was right for good; it is not read again"),
+    ] = None,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
+    name = topic_named(topic)
+    with ending_on_signals("audit", AGAIN):
+        from magnetar.spark.audit.audited import load, store
+
+        with _explain_missing_library():
+            from magnetar.spark.offload.place import place_of
+
+        connection, rest = _connection(where), rest_of(admin_url, where)
+        place = None if table is None else place_of(table)
+        kept = None if state is None else load(state)
+        if report is not None:
+            report.open("a").close()  # An audit may take hours: its page has a place to go.
+        with _spark(master, f"audit of {topic}") as spark:
+            from magnetar.spark.audit.console import show
+            from magnetar.spark.audit.job import audit as run
+            from magnetar.spark.audit.report import page
+
+            found = run(spark, connection, rest, name, readers_view=readers, table=place, kept=kept)
+            show(found)
+            if state is not None and found.audited is not None:
+                store(state, found.audited)
+            if report is not None:
+                report.write_text(page(found), "utf-8")
+                typer.echo(f"The report is in {report}.")
+    if not found.findings.is_clean:
+        raise typer.Exit(VIOLATIONS_FOUND)
+
+
+@app.command()
+@connecting
+def replay(
+    source: TopicArgument,
+    target: TopicArgument,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="A directory or URI of this replay's own")
+    ],
+    start: Annotated[
+        str, typer.Option("--start", help="earliest, latest, a time, or a cut")
+    ] = "earliest",
+    end: Annotated[str, typer.Option("--end", help="The same; where it ends")] = "latest",
+    row_filter: Annotated[
+        str | None, typer.Option("--where", help="SQL on the source's columns: which rows")
+    ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option("--select", help="SQL that makes a column: 'upper(key) AS key'; repeatable"),
+    ] = None,
+    decode: Annotated[
+        str, typer.Option("--decode", help="avro or json: values as the column data")
+    ] = "none",
+    rows_per_batch: Annotated[
+        int | None, typer.Option("--max-rows-per-trigger", min=1, help="Of one batch")
+    ] = None,
+    rows_per_second: Annotated[
+        int | None, typer.Option("--rows-per-second", min=1, help="That are read, at most")
+    ] = None,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Write a range of a topic into another one, exactly once; the same command goes on."""
+    names = topic_named(source), topic_named(target)
+    with ending_on_signals("replay", GO_ON):
+        from magnetar.spark.replay.request import Replay
+
+        connection = _connection(where)
+        asked = Replay(*names, start, end, row_filter, tuple(select or ()), decode)
+        with _spark(master, f"replay of {source}") as spark:
+            from magnetar.spark.progress import Progress
+            from magnetar.spark.replay.job import Speed
+            from magnetar.spark.replay.job import replay as run
+
+            speed = Speed(rows_per_batch, rows_per_second)
+            with Progress("Replay") as progress:
+                outcome = run(spark, connection, asked, checkpoint, speed, progress)
+            typer.echo(outcome.sentence())
+    if not outcome.finished:
+        raise typer.Exit(NOT_FINISHED)
+
+
+@app.command()
+@connecting
+def compact(
+    topic: TopicArgument,
+    target: TopicArgument,
+    generation: Annotated[
+        str | None, typer.Option("--generation", help="Ends the name of the target: TARGET-NAME")
+    ] = None,
+    end: Annotated[
+        str, typer.Option("--end", help="latest, a time, or a cut: what comes later is not read")
+    ] = "latest",
+    tombstones: Annotated[
+        str | None,
+        typer.Option(
+            "--drop-tombstones-older-than", help="As 7d or 12h; keys whose last value is null"
+        ),
+    ] = None,
+    keyless: Annotated[
+        bool, typer.Option("--keep-keyless/--drop-keyless", help="Rows without key")
+    ] = True,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Make a new topic of the last row of each key; run again, it finds what is made."""
+    names = topic_named(topic), topic_named(target)
+    with ending_on_signals("compaction", AGAIN):
+        from magnetar.spark.compact.request import Compaction, generation_topic, milliseconds
+
+        connection = _connection(where)
+        asked = Compaction(
+            names[0],
+            generation_topic(names[1], generation),
+            end,
+            None if tombstones is None else milliseconds(tombstones),
+            keyless,
+        )
+        with _spark(master, f"compaction of {topic}") as spark:
+            from magnetar.spark.compact.job import compact as run
+            from magnetar.spark.progress import Progress
+
+            with Progress("Compaction") as progress:
+                made = run(spark, connection, asked, progress)
+            typer.echo(made.sentence())
+
+
+@app.command()
+@connecting
+def offload(
+    topic: TopicArgument,
+    to: Annotated[str, typer.Option("--to", help="A path, or s3://BUCKET/PREFIX")],
+    admin_url: AdminUrl = "http://127.0.0.1:8080",
+    copies: Annotated[
+        str | None,
+        typer.Option("--copies", help="Where brokers put raw copies, below their offload_url"),
+    ] = None,
+    drop: Annotated[
+        bool, typer.Option("--drop-hot", help="Delete ledgers that were copied and read again")
+    ] = False,
+    master: Master = None,
+    *,
+    where: Where,
+) -> None:
+    """Copy sealed segments to an object store, and write their rows as a table of Parquet."""
+    name = topic_named(topic)
+    with ending_on_signals("offload", GO_ON):
+        with _explain_missing_library():
+            from magnetar.spark.offload.place import place_of
+
+        connection, rest, place = _connection(where), rest_of(admin_url, where), place_of(to)
+        with _spark(master, f"offload of {topic}") as spark:
+            from magnetar.spark.offload.job import offload as run
+
+            done = run(
+                spark,
+                connection,
+                rest,
+                name,
+                place,
+                copies_url=copies,
+                drop=drop,
+                progress=typer.echo,
+            )
+    rows = sum(each.rows for each in done.now.values())
+    typer.echo(
+        f"Offloaded {len(done.now)} segments with {rows:,} rows; {len(done.before)} were before."
+    )
+    for segment_id, why in done.waiting.items():
+        typer.echo(f"Segment {segment_id} {why}: run the same command again later.")
+    if drop:
+        typer.echo(f"Deleted {sum(map(len, done.dropped.values()))} ledgers, which have copies.")
+
+
+def _connection(where: Where) -> "Connection":
+    from magnetar.spark.options import Connection
+
+    def path(given: Path | None) -> str | None:
+        return None if given is None else str(given)
+
+    return Connection(
+        where.url,
+        operation_timeout_ms=int(where.operation_timeout_s * 1000),
+        token=_token(where),
+        tls_trust_file=path(where.tls_trust_file),
+        tls_certificate_file=path(where.tls_certificate_file),
+        tls_key_file=path(where.tls_key_file),
+        tls_check_certificate=where.tls_check_certificate,
+        tls_check_hostname=where.tls_check_hostname,
+        listener_name=where.listener_name,
+    )
+
+
+def _token(where: Where) -> str | None:
+    """The token as text, read now: tasks on other machines do not have the file."""
+    return where.token if where.token_file is None else where.token_file.read_text("utf-8").strip()
+
+
+def rest_of(admin_url: str, where: Where) -> "AdminRest":
+    """The REST interface, with the same token and TLS settings as for brokers."""
+    from magnetar.settings import ClientSettings
+    from magnetar.spark.admin import AdminRest
+    from magnetar.wire.tls import tls_context
+
+    return AdminRest(admin_url, _token(where), tls_context(ClientSettings(**where.options)))
+
+
+@contextmanager
+def _explain_missing_library() -> Iterator[None]:
+    """Turn a missing library of the extra into a sentence with the next step."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRA:
+            raise
+        typer.echo(
+            f"magnetar: {missing} is not installed; install the project with its extra "
+            "(pip install '.[spark]' where its pyproject.toml is), and have Java 17 or newer.",
+            err=True,
+        )
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _spark(master: str | None, name: str) -> "Iterator[SparkSession]":
+    """A session, which ends with the block if it was made here."""
+    with _explain_missing_library():
+        from magnetar.spark.spark_session import session
+    from magnetar.spark.spark_failure import explain_spark_failure
+
+    with explain_spark_failure(), session(master, name) as spark:
+        yield spark

@@ -1,0 +1,280 @@
+"""The messages of a transaction key in a state topic, and the state that follows from them.
+
+Where brokers have no transaction keys the state of a key is a log: messages under the key's name in
+a topic of one segment.  Pure: messages to and from JSON, their fold, and what is to be done next.
+
+    open    somebody opens the key; each raises the epoch (not if it expects another one)
+    state   what the opener has found: the epoch, and the last batch of each query
+    intent  a driver of that epoch is about to commit that transaction
+    record  what it commits: query, batch, positions; written in that same transaction
+    mark    nothing; what was written before it is final when it can be read
+
+Rules:
+
+- L1 What can be read in the topic is final, and so is all that stands before it: brokers show
+  nothing that stands behind an open transaction.  So whoever has read his own message knows all
+  that came before it.
+- L2 An opener reads up to his `open`, and aborts every transaction of which there is an intent
+  before it and no record.  The coordinator decides between him and its commit: if that came first
+  the record is in the topic by then, and he reads it, up to a `mark`.
+- L3 A driver writes his intent before he decides anything, reads up to it, and goes on only if
+  nobody has opened the key since he did: then he writes the record and asks for the commit.  What
+  other intents of his epoch have no record he aborts first, as in L2.
+- L4 A record that can be read was committed with the rows that are in its transaction.
+- L5 A message whose receipt was lost may stand in the topic twice, and the second time behind
+  others: no second one changes anything.
+- L6 Who goes on where he was begins with the message that he knows, and finds it there as it was.
+  Else the topic is another one, made anew, whose epochs say nothing of those that he knows.
+
+So two live drivers cannot both commit a batch.  Of an `open` and an intent one stands first.  If
+it is the open, the driver reads it and commits nothing.  If it is the intent, the opener reads it
+and has its transaction aborted, or learns that it committed, and what.  Two intents of one epoch
+are told apart in the same way, by the later one.  Nothing hangs on who may write to the topic:
+what an exclusive producer has sent a broker may still store behind the first message of whoever
+has put it out, and queries with different keys would put each other out.
+"""
+
+import enum
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from magnetar import GroupRecord
+from magnetar.protocol.txn_id import TxnId
+from magnetar.spark.errors import StateUnreadable
+
+__all__ = [
+    "ANY_EPOCH",
+    "NOWHERE",
+    "Entry",
+    "EntryKind",
+    "KeyState",
+    "Place",
+    "Verdict",
+    "Written",
+    "digest_of",
+    "entry_of",
+    "text_of",
+]
+
+VERSION: Final = 1
+ANY_EPOCH: Final = -1
+EARLIER_QUERIES: Final = 8
+"""Queries whose last batch is remembered, beside the last query."""
+KNOWN_OPENERS: Final = 8
+"""Openers that are remembered: an `open` whose receipt was lost may come twice (L5)."""
+DIGEST_BYTES: Final = 16
+Place = tuple[int, int]
+"""Ledger and entry of a message."""
+NOWHERE: Final[Place] = (-1, -1)
+
+
+class EntryKind(enum.StrEnum):
+    """The kinds of messages in a key's log; the module says what each one means."""
+
+    OPEN = "open"
+    STATE = "state"
+    INTENT = "intent"
+    RECORD = "record"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message.
+
+    `nonce` is its writer's.  `epoch` of an `open` is the one that it expects.  `batches` are the
+    last one of each query, the latest query last; `openers` the last ones, their writer last.
+    """
+
+    kind: EntryKind
+    nonce: str
+    epoch: int = ANY_EPOCH
+    txn: TxnId | None = None
+    last: GroupRecord | None = None
+    batches: Mapping[str, int] = field(default_factory=dict)
+    openers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A message of the topic: its place, and the digest of its value (L6)."""
+
+    place: Place
+    digest: str
+
+    def __str__(self) -> str:
+        """Its text in options: `4:17:9f...`."""
+        return f"{self.place[0]}:{self.place[1]}:{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Written":
+        """Raises `ValueError`."""
+        ledger, entry, digest = text.split(":")
+        if not (ledger.isdecimal() and entry.isdecimal() and len(digest) == 2 * DIGEST_BYTES):
+            raise ValueError(f"{text!r} is no place of a message")
+        return cls((int(ledger), int(entry)), digest)
+
+
+class Verdict(enum.Enum):
+    """The next step for a batch whose intent can be read (L3)."""
+
+    WRITE = enum.auto()
+    """The record, and the commit."""
+    DONE = enum.auto()
+    """It was committed before: abort."""
+    DIFFERS = enum.auto()
+    """Its number was, with other positions: abort, and say so."""
+    FENCED = enum.auto()
+    """Somebody has opened the key since: abort, and say so."""
+    UNKNOWN = enum.auto()
+    """The topic has lost what the driver has opened: abort, and say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """The state of a key: the fold of its messages up to a place.
+
+    `pending`: intents without a record, of this epoch (or of a later one, where the log has lost
+    its beginning), and of the one before until its opener has written its state (`begun`).
+    """
+
+    epoch: int = ANY_EPOCH
+    openers: tuple[str, ...] = ()
+    last: GroupRecord | None = None
+    batches: Mapping[str, int] = field(default_factory=dict)
+    pending: tuple[TxnId, ...] = ()
+    begun: bool = False
+
+    @property
+    def opener(self) -> str | None:
+        """The nonce of the last opener."""
+        return self.openers[-1] if self.openers else None
+
+    def after(self, entry: Entry) -> "KeyState":
+        """The state after one more message."""
+        match entry.kind:
+            case EntryKind.OPEN:
+                return self._after_open(entry)
+            case EntryKind.STATE:
+                return self._after_state(entry)
+            case EntryKind.INTENT if entry.txn is not None and entry.epoch >= self.epoch:
+                return replace(self, pending=(*_without(self.pending, entry.txn), entry.txn))
+            case EntryKind.RECORD if entry.last is not None and entry.txn is not None:
+                return self._after_record(entry.last, entry.txn)
+            case _:
+                return self
+
+    def verdict(self, epoch: int, query: str, batch: int, positions: str | None) -> Verdict:
+        """The verdict on a batch that a driver of that epoch wants to commit (L3)."""
+        if self.epoch != epoch:
+            return Verdict.FENCED if self.epoch > epoch else Verdict.UNKNOWN
+        if batch > self.batches.get(query, -1):
+            return Verdict.WRITE
+        last = self.last
+        same = last is not None and (last.query, last.batch) == (query, batch)
+        if same and last is not None and None not in (positions, last.positions):
+            return Verdict.DONE if positions == last.positions else Verdict.DIFFERS
+        return Verdict.DONE
+
+    def state_entry(self, nonce: str) -> Entry:
+        """The `state` message that its opener writes."""
+        return Entry(
+            EntryKind.STATE,
+            nonce,
+            self.epoch,
+            last=self.last,
+            batches=self.batches,
+            openers=self.openers,
+        )
+
+    def _after_open(self, entry: Entry) -> "KeyState":
+        again = entry.nonce in self.openers
+        if again or entry.epoch not in (ANY_EPOCH, self.epoch):
+            return self
+        openers = (*self.openers, entry.nonce)[-KNOWN_OPENERS:]
+        return replace(self, epoch=self.epoch + 1, openers=openers, begun=False)
+
+    def _after_state(self, entry: Entry) -> "KeyState":
+        if self.epoch == ANY_EPOCH:  # the log is read from here on
+            return KeyState(entry.epoch, entry.openers, entry.last, dict(entry.batches), begun=True)
+        if entry.nonce == self.opener and not self.begun:
+            return replace(self, pending=(), begun=True)
+        return self
+
+    def _after_record(self, record: GroupRecord, txn: TxnId) -> "KeyState":
+        pending = _without(self.pending, txn)
+        if record.batch <= self.batches.get(record.query, -1):
+            return replace(self, pending=pending)
+        batches = {q: n for q, n in self.batches.items() if q != record.query}
+        batches = dict(list(batches.items())[-EARLIER_QUERIES:]) | {record.query: record.batch}
+        return replace(self, last=record, batches=batches, pending=pending)
+
+
+def _without(pending: Iterable[TxnId], txn: TxnId) -> tuple[TxnId, ...]:
+    return tuple(each for each in pending if each != txn)
+
+
+def text_of(entry: Entry) -> str:
+    """The JSON of an entry; equal entries have equal texts."""
+    told: dict[str, object] = {
+        "v": VERSION,
+        "kind": entry.kind.value,
+        "nonce": entry.nonce,
+        "epoch": entry.epoch,
+    }
+    if entry.txn is not None:
+        told["txn"] = str(entry.txn)
+    if entry.last is not None:
+        last = entry.last
+        record: dict[str, object] = {"query": last.query, "batch": last.batch}
+        if last.positions is not None:
+            record["positions"] = last.positions
+        if last.group is not None:
+            record["txn"] = str(last.group)
+        told["last"] = record
+    if entry.openers:
+        told["openers"] = list(entry.openers)
+    if entry.batches:
+        told["batches"] = [[query, batch] for query, batch in entry.batches.items()]
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+
+def entry_of(text: bytes) -> Entry:
+    """Read the entry of a message's value.  Raises `StateUnreadable`."""
+    try:
+        told = json.loads(text)
+        if told["v"] != VERSION:
+            raise ValueError(f"it is of version {told['v']}")
+        return Entry(
+            EntryKind(told["kind"]),
+            str(told["nonce"]),
+            int(told["epoch"]),
+            TxnId.parse(told["txn"]) if "txn" in told else None,
+            _record_of(told["last"]) if "last" in told else None,
+            {str(query): int(batch) for query, batch in told.get("batches", ())},
+            tuple(map(str, told.get("openers", ()))),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateUnreadable(
+            f"A message of the state topic is none of this version of the connector ({error!r}): "
+            f"{text[:100]!r}. Give the option stateTopic a topic that nobody else writes to, or "
+            "use the version that has written it."
+        ) from error
+
+
+def digest_of(value: bytes) -> str:
+    """The digest that identifies a message; each message has the nonce of its writer."""
+    return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _record_of(told: Mapping[str, object]) -> GroupRecord:
+    positions = told.get("positions")
+    return GroupRecord(
+        str(told["query"]),
+        int(str(told["batch"])),
+        None if positions is None else str(positions),
+        TxnId.parse(str(told["txn"])) if "txn" in told else None,
+    )

@@ -1,0 +1,265 @@
+"""The facts that a scan collects of one range of a segment, as far as the rules need them.
+
+Pure.  Rules:
+
+- A range's facts do not grow with its rows: they are by transaction and by producer, with a bounded
+  number of places where something is odd.
+- Facts of adjacent ranges are put together in their order (`joined`), which gives those of both.
+- Rows are counted under the visibility that the broker told for their entry.  A message in pieces
+  counts where its last piece lies.
+- What is encrypted is counted by its metadata, which is not: entries, and of transactions messages.
+- A producer's messages come in order of its sequence ids, unless it began anew, which shows by a
+  later publish time (`Stamp.may_follow`).  Entries of several batches that were open at once may
+  interleave, and clocks may go back, so what breaks this order is no violation yet: its rows are
+  looked at one by one (`suspect`).
+- A suspect is who has a message that goes back, in time or within a time (`Stamp.rises_from`).
+  Where all rise no stamp comes twice, so whoever has a message there twice is one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from magnetar.protocol.ids import Position
+
+__all__ = [
+    "Hole",
+    "SeenProducer",
+    "SeenRange",
+    "SeenTransaction",
+    "Stamp",
+    "Tally",
+    "joined",
+]
+
+_HASHES: Final = 1 << 64
+HOLES_KEPT: Final = 100
+PLAIN: Final = ""
+"""The transaction name of rows that are in no transaction."""
+
+
+class Tally(NamedTuple):
+    """Rows: how many, and the sum of their hashes modulo 2^64."""
+
+    messages: int = 0
+    hash_sum: int = 0
+
+    def plus(self, other: "Tally") -> "Tally":
+        """The rows of both."""
+        return Tally(self.messages + other.messages, (self.hash_sum + other.hash_sum) % _HASHES)
+
+
+NO_ROWS: Final = Tally()
+
+
+class Stamp(NamedTuple):
+    """The publish time and the sequence id that a producer gave a message."""
+
+    publish_time_ms: int
+    sequence_id: int
+
+    def may_follow(self, before: "Stamp") -> bool:
+        """Whether it may come after that one in a segment."""
+        return (
+            self.sequence_id > before.sequence_id or self.publish_time_ms > before.publish_time_ms
+        )
+
+    def rises_from(self, before: "Stamp") -> bool:
+        """Whether it may follow that one, and is no copy of one before that."""
+        return self.publish_time_ms >= before.publish_time_ms and self.may_follow(before)
+
+
+class Hole(NamedTuple):
+    """Entries of a ledger that should be there and are not: first and last, both included."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+    def before(self, position: Position | None) -> int:
+        """The number of its entries that lie before a position."""
+        if position is None or self.ledger_id > position.ledger_id:
+            return 0
+        many = self.last - self.first + 1
+        if self.ledger_id < position.ledger_id:
+            return many
+        return min(max(position.entry_id - self.first, 0), many)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTransaction:
+    """Rows of one transaction (PLAIN: of none) in one segment, by visibility."""
+
+    segment_id: int
+    txn: str
+    first: Position
+    last: Position
+    readable: Tally = NO_ROWS
+    aborted: Tally = NO_ROWS
+    open: Tally = NO_ROWS
+    incomplete: int = 0
+    """Messages in pieces that were not counted, as their first pieces lie in another range."""
+    encrypted: int = 0
+    """Messages in entries that were not counted, as nobody without the keys can open them."""
+
+    @property
+    def all(self) -> Tally:
+        """All rows, of any visibility."""
+        return self.readable.plus(self.aborted).plus(self.open)
+
+    @property
+    def whole(self) -> int:
+        """The number of rows, including incomplete and encrypted messages."""
+        return self.all.messages + self.incomplete + self.encrypted
+
+    def plus(self, later: "SeenTransaction") -> "SeenTransaction":
+        """The facts of two ranges, in any order."""
+        return replace(
+            self,
+            first=min(self.first, later.first),
+            last=max(self.last, later.last),
+            readable=self.readable.plus(later.readable),
+            aborted=self.aborted.plus(later.aborted),
+            open=self.open.plus(later.open),
+            incomplete=self.incomplete + later.incomplete,
+            encrypted=self.encrypted + later.encrypted,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenProducer:
+    """Messages of one producer in one segment.
+
+    `suspect`: the first place where one came after another that it need not follow.
+    """
+
+    segment_id: int
+    producer: str
+    first: Stamp
+    last: Stamp
+    messages: int
+    suspect: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRange:
+    """The facts of one range, or of several adjacent ones."""
+
+    segment_id: int
+    start: Position
+    end: Position
+    """The end, exclusive."""
+    entries: int = 0
+    rows: int = 0
+    bytes: int = 0
+    transactions: Mapping[str, SeenTransaction] = field(default_factory=dict)
+    producers: Mapping[str, SeenProducer] = field(default_factory=dict)
+    last_of_ledger: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """First and last entry that was seen of each ledger."""
+    holes: tuple[Hole, ...] = ()
+    damaged: tuple[Position, ...] = ()
+    """Entries that cannot be decoded."""
+    incomplete: int = 0
+    """Messages in pieces of which only the last ones lie in a range."""
+    encrypted: int = 0
+    """Entries that nobody without their keys can open."""
+    hidden: int = 0
+    """Rows that consumers do not get."""
+
+
+def joined(ranges: Sequence[SeenRange]) -> SeenRange:
+    """The facts of adjacent ranges of one segment, given in order, as those of one range."""
+    whole = ranges[0]
+    for after in ranges[1:]:
+        whole = _joined(whole, after)
+    return whole
+
+
+def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
+    assert before.segment_id == after.segment_id, "ranges of one segment only"
+    assert before.end <= after.start, f"{after.start} comes before {before.end}"
+    return SeenRange(
+        before.segment_id,
+        before.start,
+        after.end,
+        before.entries + after.entries,
+        before.rows + after.rows,
+        before.bytes + after.bytes,
+        _merged(before.transactions, after.transactions),
+        _in_order(before.producers, after.producers, after.start),
+        *_ledgers(before, after),
+        (*before.damaged, *after.damaged)[:HOLES_KEPT],
+        before.incomplete + after.incomplete,
+        before.encrypted + after.encrypted,
+        before.hidden + after.hidden,
+    )
+
+
+def _merged(
+    before: Mapping[str, SeenTransaction], after: Mapping[str, SeenTransaction]
+) -> dict[str, SeenTransaction]:
+    found = dict(before)
+    for txn, seen in after.items():
+        known = found.get(txn)
+        found[txn] = seen if known is None else known.plus(seen)
+    return found
+
+
+def _in_order(
+    before: Mapping[str, SeenProducer], after: Mapping[str, SeenProducer], boundary: Position
+) -> dict[str, SeenProducer]:
+    found = dict(before)
+    for name, later in after.items():
+        known = found.get(name)
+        if known is None:
+            found[name] = later
+            continue
+        suspect = known.suspect or later.suspect
+        if suspect is None and not later.first.rises_from(known.last):
+            suspect = boundary
+        found[name] = replace(
+            known, last=later.last, messages=known.messages + later.messages, suspect=suspect
+        )
+    return found
+
+
+def _ledgers(
+    before: SeenRange, after: SeenRange
+) -> tuple[Mapping[int, tuple[int, int]], tuple[Hole, ...]]:
+    holes = [*before.holes, *after.holes]
+    spans = dict(before.last_of_ledger)
+    for ledger_id, (first, last) in after.last_of_ledger.items():
+        known = spans.get(ledger_id)
+        if known is None:
+            spans[ledger_id] = first, last
+            continue
+        if first > known[1] + 1:
+            holes.append(Hole(ledger_id, known[1] + 1, first - 1))
+        spans[ledger_id] = known[0], max(last, known[1])
+    return spans, tuple(sorted(holes)[:HOLES_KEPT])
+
+
+def missing_of(
+    seen: SeenRange, entries_of: Mapping[int, int], earliest: Position
+) -> Iterable[Hole]:
+    """Holes, and what is missing at the ends of ledgers that should have so many entries.
+
+    `earliest`: what lies before it is not retained.
+    """
+    yield from seen.holes
+    for ledger_id, entries in sorted(entries_of.items()):
+        begin = max(seen.start, earliest)
+        if entries == 0 or ledger_id < begin.ledger_id or ledger_id > seen.end.ledger_id:
+            continue
+        lowest = max(begin.entry_id, 0) if ledger_id == begin.ledger_id else 0
+        beyond = min(entries, seen.end.entry_id) if ledger_id == seen.end.ledger_id else entries
+        if lowest >= beyond:
+            continue
+        span = seen.last_of_ledger.get(ledger_id)
+        if span is None:
+            yield Hole(ledger_id, lowest, beyond - 1)
+            continue
+        if span[0] > lowest:
+            yield Hole(ledger_id, lowest, span[0] - 1)
+        if span[1] < beyond - 1:
+            yield Hole(ledger_id, span[1] + 1, beyond - 1)

@@ -1,0 +1,269 @@
+"""A transaction key's log in its state topic: written to, and read up to what was written.
+
+The rules L1 to L6 are those of `key_log.py`.  The state topic is a scalable topic with one segment:
+Apache Pulsar 5.0.0-M1 does not show what transactions of its scalable coordinators wrote to other
+topics, and between several segments messages have no order.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import magnetar
+from magnetar import Checkpoint, TxnId
+from magnetar.errors import (
+    InvalidTransactionStatus,
+    MagnetarError,
+    OperationTimedOut,
+    TopicNotFound,
+    TransactionNotFound,
+)
+from magnetar.message_id import EntryId
+from magnetar.spark.errors import StateUnreadable
+from magnetar.spark.key_log import (
+    NOWHERE,
+    Entry,
+    EntryKind,
+    KeyState,
+    Place,
+    Written,
+    digest_of,
+    entry_of,
+    text_of,
+)
+from magnetar.transactions.work import Work
+
+__all__ = [
+    "DEFAULT_STATE_TOPIC",
+    "KEEPER",
+    "KeyLog",
+    "ReadSoFar",
+    "abort_quietly",
+    "keep",
+]
+
+DEFAULT_STATE_TOPIC: Final = "topic://public/default/pulsar5-spark-state"
+KEEPER: Final = "pulsar5-spark-state"
+"""A subscription that nobody reads from: it keeps brokers from deleting messages of the topic."""
+READ_S: Final = 180.0
+"""How long a reader waits without any message: it may wait for a transaction of another key, whose
+deadline is 60 s, and Apache Pulsar 5.0.0-M1 checks deadlines every 60 s."""
+_OF_ANOTHER_ROLE: Final = "neither the owner"
+"""In a refusal these words say that the role is wrong; the transaction may still be open."""
+_POLL_S: Final = 0.2
+_BATCH: Final = 1000
+APPEND_TRIES: Final = 10
+"""Tries of a message whose receipt has no place: it was stored before the connection broke."""
+
+
+@dataclass(slots=True)
+class ReadSoFar:
+    """What was read of a key's log; the next reader of the same process goes on from it."""
+
+    begin: Written | None = None
+    """The message with which reading goes on; None: the first of the topic."""
+    place: Place = NOWHERE
+    """The place of the last message that is in `state`."""
+    state: KeyState = field(default_factory=KeyState)
+    settled: set[TxnId] = field(default_factory=set)
+    """Transactions that are pending in `state` and have ended."""
+
+
+class KeyLog:
+    """The log of one key, open for one commit or one opening; made by `opened`.
+
+    `nonce` names its writer.  Places of messages are compared, so each message is an entry.
+    """
+
+    def __init__(
+        self,
+        client: magnetar.Client,
+        key: str,
+        nonce: str,
+        entitled: Callable[[KeyState], bool],
+        known: ReadSoFar,
+        producer: magnetar.Producer[bytes],
+        reader: magnetar.CheckpointConsumer[bytes],
+    ) -> None:
+        self.nonce: Final = nonce
+        self._client = client
+        self._key = key
+        self._entitled = entitled
+        self._known = known
+        self._producer = producer
+        self._reader = reader
+        self._expected = known.begin
+        """The message that must be read first (L6); None: any."""
+        self._recorded: TxnId | None = None
+        self._may_have_committed = False
+        """Whether a settled transaction may have a record after what was read."""
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls,
+        client: magnetar.Client,
+        topic: str,
+        key: str,
+        nonce: str,
+        *,
+        entitled: Callable[[KeyState], bool],
+        known: ReadSoFar,
+    ) -> AsyncIterator["KeyLog"]:
+        """Open the log of a key, to be read from the last known message on.
+
+        `entitled` says whether this one may abort the transactions of others, as nobody has opened
+        the key since.  Raises `StateUnreadable`.
+        """
+        try:
+            # Without batching each message is an entry, and has a place of its own.
+            producer = await client.producer(topic, batching=False)
+        except TopicNotFound as error:
+            raise StateUnreadable(
+                f"There is no state topic {topic} ({error}) Make it, with one segment, as brokers "
+                "of Apache Pulsar 5.0.0-M1 do not: PUT /admin/v2/scalable/TENANT/NAMESPACE/NAME"
+                "?numInitialSegments=1; or name another one to open_key: state_topic=..."
+            ) from error
+        async with producer:
+            segments = (await client.layout(topic)).segments
+            if list(segments) != [0] or segments[0].legacy:
+                raise StateUnreadable(
+                    f"The state topic {topic} has the segments {sorted(segments)}: it must be a "
+                    "scalable topic with one segment that was never split. Make another one, "
+                    "with splitting switched off, and name it to open_key: state_topic=..."
+                )
+            start = Checkpoint.EARLIEST
+            if known.begin is not None:
+                ledger, entry = known.begin.place
+                start = Checkpoint.of({0: EntryId(ledger, entry - 1)})  # it is read from behind it
+            async with client.checkpoint_consumer(topic, start=start) as reader:
+                yield cls(client, key, nonce, entitled, known, producer, reader)
+
+    async def append(self, entry: Entry) -> Written:
+        """Write a message; its place and digest.  Raises `OperationTimedOut`."""
+        value = text_of(entry).encode()
+        for _ in range(APPEND_TRIES):
+            sent = await self._producer.send(value, key=self._key)
+            if sent.entry.key > NOWHERE:
+                return Written(sent.entry.key, digest_of(value))
+        raise OperationTimedOut(
+            f"Brokers did not tell where they have what was written of key {self._key!r}, "
+            f"{APPEND_TRIES} times: connections to them break. Start again."
+        )
+
+    async def record(self, entry: Entry, transaction: Work) -> None:
+        """Write a message in a transaction."""
+        value = text_of(entry).encode()
+        await self._producer.send(value, key=self._key, transaction=transaction)
+
+    async def mark(self) -> Written:
+        """Write a `mark`: a message without meaning, up to which the log can be read."""
+        return await self.append(Entry(EntryKind.MARK, self.nonce))
+
+    def has_recorded(self, own: TxnId) -> bool:
+        """Whether the log has the record of that transaction, if it was named when read (L4)."""
+        return self._recorded == own
+
+    async def read_up_to(self, written: Written, own: TxnId | None = None) -> KeyState:
+        """The state of the key after that message, which was written since this was opened.
+
+        The transactions of all earlier intents, except `own`, have ended by then.
+        Raises `OperationTimedOut`, `StateUnreadable`.
+        """
+        if self._expected is not None and written.place <= self._expected.place:
+            raise _another_topic(self._key, self._expected)
+        state = await self._read(written.place, own)
+        await self._settle(own)
+        if self._may_have_committed:
+            self._may_have_committed = False
+            state = await self._read((await self.mark()).place, own)
+        return state
+
+    async def _read(self, place: Place, own: TxnId | None) -> KeyState:
+        known, loop = self._known, asyncio.get_running_loop()
+        end = loop.time() + READ_S
+        while known.place < place or self._expected is not None:
+            messages = await self._reader.receive_batch(_BATCH, _POLL_S)
+            for message in messages:
+                self._take(message, own)
+            if messages:
+                end = loop.time() + READ_S
+                continue
+            await self._settle(own)
+            if loop.time() >= end:
+                raise OperationTimedOut(
+                    f"What was written of key {self._key!r} cannot be read for {READ_S:g} s: a "
+                    "transaction is open before it in the state topic. Its deadline ends it; "
+                    "start again then."
+                )
+        return known.state
+
+    def _take(self, message: magnetar.Message[bytes], own: TxnId | None) -> None:
+        known, found = self._known, Written(message.id.entry.key, digest_of(message.value))
+        if self._expected not in (None, found):
+            raise _another_topic(self._key, self._expected)
+        self._expected = None
+        if found.place <= known.place:
+            return
+        if message.key == self._key:
+            entry = entry_of(message.value)
+            known.state = known.state.after(entry)
+            if entry.kind is EntryKind.RECORD and entry.txn == own:
+                self._recorded = own
+        known.place, known.begin = found.place, found
+
+    async def _settle(self, own: TxnId | None) -> None:
+        """Abort the transactions that have an intent and no record, except `own` (L2)."""
+        known = self._known
+        if not self._entitled(known.state):
+            return
+        known.settled.intersection_update(known.state.pending)
+        for txn in known.state.pending:
+            if txn == own or txn in known.settled:
+                continue
+            try:
+                await self._client.end_transaction(txn, commit=False)
+            except InvalidTransactionStatus:
+                pass  # it has ended; the record shows whether it was committed
+            except TransactionNotFound as error:
+                # Brokers let no other role end a transaction, so it must not count as ended.
+                if _OF_ANOTHER_ROLE in str(error):
+                    raise _not_ours(txn, error) from error
+            known.settled.add(txn)
+            self._may_have_committed = True
+
+
+def _another_topic(key: str, expected: Written | None) -> StateUnreadable:
+    return StateUnreadable(
+        f"What was known of key {key!r} is not in its state topic any more (message {expected}): "
+        "the topic was deleted and made anew, or its messages were. Nothing was committed. Open "
+        "the key again, after a look at which batches the target has: the key may have "
+        "forgotten the last ones."
+    )
+
+
+def _not_ours(txn: TxnId, error: MagnetarError) -> StateUnreadable:
+    return StateUnreadable(
+        f"Transaction {txn} was announced under this key by another role, so it cannot be aborted "
+        f"and may be committed yet ({error}). Open the key with that role, or when the deadline "
+        "of the transaction is over and brokers have forgotten it."
+    )
+
+
+async def keep(client: magnetar.Client, topic: str) -> None:
+    """Create the subscription `KEEPER`, for which brokers keep the messages of the topic."""
+    async with client.queue_consumer(
+        topic, KEEPER, initial_position="earliest", receiver_queue_size=1
+    ):
+        pass
+
+
+async def abort_quietly(client: magnetar.Client, txn: TxnId) -> bool:
+    """Try to abort a transaction; whether it is aborted.  If not, its deadline aborts it."""
+    try:
+        await client.end_transaction(txn, commit=False)
+    except MagnetarError:
+        return False
+    return True

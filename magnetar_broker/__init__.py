@@ -1,0 +1,25 @@
+"""The entry of the broker's commands: puts the broker's packages on the path of a process.
+
+Installed, `broker`, `config`, `storage` and `txn` lie inside this package, for site-packages is
+everybody's: a user's own `config.py` must neither hide ours nor be hidden by it.  In a checkout
+they lie beside it.  Only the process that runs one of the broker's commands gets them, before all
+else on its path, so that neither its working directory nor PYTHONPATH can hide them.
+"""
+
+import sys
+from pathlib import Path
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Entry point of the group `magnetar.commands`: add the broker's commands."""
+    inside = Path(__file__).resolve().parent
+    home = str(inside if (inside / "broker").is_dir() else inside.parent)
+    if sys.path[:1] != [home]:
+        sys.path.insert(0, home)
+    from broker.cli.commands import register as register_commands
+
+    register_commands(app)

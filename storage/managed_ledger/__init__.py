@@ -1,0 +1,1 @@
+"""Streams made of many ledgers, and the cursors that read them."""

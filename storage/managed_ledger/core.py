@@ -1,0 +1,397 @@
+"""What the parts of one managed ledger share: its ledgers, its record, its state.
+
+Rules:
+
+- The list of ledgers and the record change only under `lock`, and only as `save` does it: first
+  the record by a conditional write, then memory.  Counts of the newest ledger grow without it.
+- A conflicting write, a fenced ledger or a broken invariant stops the stream for good (FENCED).
+- A ledger is deleted only after a record without it is durable, and so is the copy of one: after a
+  record without it, or with another copy.  What could not be deleted is tried again later; a crash
+  in between leaves an orphan, which `sweep_orphans` finds, `orphaned_ledgers` where the stores are
+  shared, or `orphaned_copies`.
+- Who makes a ledger names it soon (`Stores.may_name`) or never: an old one that no record names is
+  nobody's.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from uuid import UUID
+
+import structlog
+
+from config import bounds
+from magnetar.protocol.ids import EARLIEST, LedgerId, Position
+from magnetar.protocol.server_error import MagnetarError
+from storage.clock import Clock
+from storage.ledger.store import LedgerError, LedgerStore, WritableLedger
+from storage.managed_ledger.entry_cache import EntryCache
+from storage.managed_ledger.entry_index import RecentIndexes, index_key
+from storage.managed_ledger.ledger_map import LedgerInfo, LedgerMap
+from storage.managed_ledger.owned_record import OwnedRecord
+from storage.managed_ledger.records import NAMES_INDEX, StreamRecord, encode_stream, ledger_key
+from storage.managed_ledger.types import (
+    MOVES,
+    Limits,
+    ManagedLedgerClosed,
+    ManagedLedgerFenced,
+    ManagedLedgerState,
+    ManagedLedgerTerminated,
+)
+from storage.metadata.instance import instance_of
+from storage.metadata.store import IndexEntry, MetadataError, MetadataStore, VersionConflict
+from storage.offload.cold_ledgers import ColdLedgers
+from storage.offload.context import InvalidOffloadUrl, OffloadContext
+
+log = structlog.get_logger(__name__)
+StopListener = Callable[[MagnetarError], None]
+LagSource = Callable[[str], int]
+"""How long an offloaded ledger of the stream of that name stays beside its copy, -1 for ever."""
+COMPONENT = "component"
+MANAGED_LEDGER = b"managed-ledger"
+STREAM = "pulsar/managed-ledger"
+CURSOR = "pulsar/cursor"
+INSTANCE = "magnetar/instance"
+"""Custom metadata of a ledger; the last one, on shared stores, is the id of the metadata store."""
+TRIMMED_PROPERTY = "magnetar.trimmed"
+"""Of a stream: ledger and entry id of the newest entry that was trimmed."""
+
+
+class Stores:
+    """What every managed ledger of a process is given."""
+
+    __slots__ = (
+        "_instance",
+        "cache",
+        "clock",
+        "cold",
+        "index_builds",
+        "indexes",
+        "ledgers",
+        "limits",
+        "metadata",
+        "offload_lag_ms",
+    )
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        ledgers: LedgerStore,
+        clock: Clock,
+        limits: Limits,
+        cold: ColdLedgers | None = None,
+        offload_lag_ms: LagSource | None = None,
+    ) -> None:
+        self.metadata = metadata
+        self.ledgers = ledgers
+        self.clock = clock
+        self.limits = limits
+        self.cache = EntryCache(limits.entry_cache_bytes)
+        self.cold = cold or ColdLedgers(random.Random())
+        self.offload_lag_ms = offload_lag_ms or self._usual_lag_ms
+        self.indexes = RecentIndexes(bounds.ENTRY_INDEXES_KEPT)
+        self.index_builds = asyncio.Semaphore(bounds.ENTRY_INDEX_BUILDS)
+        self._instance: bytes | None = None
+
+    def _usual_lag_ms(self, _: str) -> int:
+        return self.limits.offload_deletion_lag_ms
+
+    async def create_ledger(self, name: str, cursor: str | None = None) -> WritableLedger:
+        """A new ledger with Pulsar's custom metadata (for tools), and whose records may name it.
+
+        Ask `may_name` before one does, with the time before this call.
+        """
+        custom = {"application": b"pulsar", COMPONENT: MANAGED_LEDGER, STREAM: name.encode()}
+        if cursor is not None:
+            custom[CURSOR] = cursor.encode()
+        if self.limits.claim_on_open:
+            custom[INSTANCE] = await self.instance()
+        return await self.ledgers.create(custom=custom)
+
+    async def instance(self) -> bytes:
+        """The id of the metadata store.  Raises `MetadataError`."""
+        if self._instance is None:
+            self._instance = await instance_of(self.metadata)
+        return self._instance
+
+    def may_name(self, made_ms: int) -> bool:
+        """Whether a ledger made then may be named: later it may be taken for an orphan."""
+        return self.clock.now_ms() - made_ms < bounds.LEDGER_NAMING_MS
+
+    async def delete_ledger(self, ledger_id: int) -> bool:
+        """Delete a ledger that no record names; False if that has to wait."""
+        try:
+            await self.ledgers.delete(LedgerId(ledger_id))
+        except (LedgerError, MetadataError) as error:
+            log.warning("ledger_not_deleted", ledger=ledger_id, error=str(error))
+            return False
+        return True
+
+    async def delete_data_ledger(self, ledger_id: int) -> bool:
+        """Delete a ledger of a stream, and its index; False if that has to wait."""
+        self.indexes.drop(ledger_id)
+        if not await self.delete_ledger(ledger_id):
+            return False
+        try:
+            await self.metadata.delete(index_key(ledger_id))
+        except MetadataError as error:
+            log.warning("entry_index_not_deleted", ledger=ledger_id, error=str(error))
+            return False
+        return True
+
+    async def delete_copy(self, ledger_id: int, copy: OffloadContext) -> bool:
+        """Delete a copy that no record names; False if that has to wait."""
+        try:
+            await self.cold.delete(ledger_id, copy)
+        except (LedgerError, InvalidOffloadUrl) as error:
+            log.warning("offloaded_copy_not_deleted", ledger=ledger_id, error=str(error))
+            return False
+        return True
+
+
+class StreamCore:
+    """The ledgers, the record and the state of one managed ledger, shared by its parts."""
+
+    __slots__ = (
+        "_copies",
+        "_deleting",
+        "_dropped",
+        "_garbage",
+        "_leaving",
+        "_saved",
+        "_stop_listeners",
+        "last_confirmed",
+        "ledgers",
+        "lock",
+        "loop",
+        "name",
+        "properties",
+        "record",
+        "state",
+        "stores",
+        "terminated",
+        "trim_soon",
+    )
+
+    def __init__(self, name: str, stores: Stores) -> None:
+        self.name = name
+        self.stores = stores
+        self.loop = asyncio.get_running_loop()
+        self.lock = asyncio.Lock()
+        index = IndexEntry(NAMES_INDEX, name)
+        self.record = OwnedRecord(stores.metadata, ledger_key(name), (index,))
+        self.state = ManagedLedgerState.LOADING
+        self.ledgers = LedgerMap()
+        self.last_confirmed = EARLIEST
+        self.terminated: Position | None = None
+        self.properties: Mapping[str, str] = {}
+        self.trim_soon: Callable[[], None] = _nothing
+        """Called when a cursor has passed the end of a ledger."""
+        self._saved: bytes | None = None
+        self._dropped: set[int] = set()
+        self._garbage: set[int] = set()
+        self._deleting: asyncio.Task[None] | None = None
+        self._leaving = False
+        self._copies: dict[UUID, tuple[int, OffloadContext]] = {}
+        self._stop_listeners: list[StopListener] = []
+
+    def move(self, state: ManagedLedgerState) -> None:
+        """Change the state as `MOVES` allows.  Raises `LedgerAssertion` otherwise."""
+        self.state = MOVES.move(self.state, state, "Managed ledger {}", self.name)
+
+    def stopped_error(self) -> MagnetarError:
+        """Why nothing more is taken in the present state."""
+        if self.state is ManagedLedgerState.FENCED:
+            return ManagedLedgerFenced(
+                f"Managed ledger {self.name} was taken over by another owner: look it up again."
+            )
+        if self.state is ManagedLedgerState.TERMINATED:
+            return ManagedLedgerTerminated(
+                f"Managed ledger {self.name} is terminated: write to its successors."
+            )
+        return ManagedLedgerClosed(f"Managed ledger {self.name} is closed: open it again.")
+
+    def require_running(self) -> None:
+        """Raise unless the stream may be changed and read."""
+        if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
+            raise self.stopped_error()
+
+    def on_stop(self, listener: StopListener) -> None:
+        """Tell `listener` if the stream gets FENCED."""
+        self._stop_listeners.append(listener)
+
+    def fence(self, cause: MagnetarError) -> None:
+        """Stop for good; listeners are told once."""
+        if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
+            return
+        # Where nobody else opens these stores, somebody does: a fault, not a change of owner.
+        level = logging.WARNING if self.stores.limits.claim_on_open else logging.ERROR
+        log.log(level, "managed_ledger_fenced", name=self.name, error=str(cause))
+        self.move(ManagedLedgerState.FENCED)
+        error = self.stopped_error()
+        error.__cause__ = cause
+        for listener in self._stop_listeners:
+            self.loop.call_soon(listener, error)
+
+    async def save(
+        self,
+        *,
+        adding: LedgerInfo | None = None,
+        without: Collection[int] = (),
+        terminated: Position | None = None,
+        properties: Mapping[str, str] | None = None,
+        offloads: Mapping[int, OffloadContext | None] | None = None,
+    ) -> None:
+        """Make the list and the given changes durable, then apply them.  Holds `lock` already.
+
+        Raises `ManagedLedgerFenced` (and fences) on a conflict, `MetadataError` when the outcome
+        is unknown: nothing changed in memory then.
+        """
+        self.require_running()
+        offloads = offloads or {}
+        ledgers = [
+            replace(info, offload=offloads[info.ledger_id]) if info.ledger_id in offloads else info
+            for info in self.ledgers.infos
+            if info.ledger_id not in without
+        ]
+        if adding is not None:
+            self.ledgers.require_newer(adding.ledger_id)
+            ledgers.append(adding)
+        terminated = terminated if terminated is not None else self.terminated
+        properties = properties if properties is not None else self.properties
+        properties = self._noting(without, properties)
+        dropped = set(self._dropped)
+        await self._put(encode_stream(StreamRecord(tuple(ledgers), terminated, properties)))
+        self._dropped -= dropped
+        self._garbage |= dropped
+        self._garbage.update(without)
+        self._take_copies(offloads)
+        self._forget(without)
+        if adding is not None:
+            self.ledgers.add(adding)
+        self.terminated = terminated
+        self.properties = properties
+
+    def _noting(self, without: Collection[int], known: Mapping[str, str]) -> Mapping[str, str]:
+        """The properties, with the last entry of what is trimmed."""
+        trimmed = [info.last for info in self.ledgers.infos if info.ledger_id in without]
+        trimmed = [last for last in trimmed if last.entry_id >= 0]
+        if not trimmed:
+            return known
+        ledger_id, entry_id = max(trimmed)
+        return {**known, TRIMMED_PROPERTY: f"{ledger_id}:{entry_id}"}
+
+    @property
+    def last_trimmed(self) -> Position | None:
+        """The newest entry that was trimmed; None if none was, or nobody wrote it down."""
+        noted = self.properties.get(TRIMMED_PROPERTY)
+        if noted is None:
+            return None
+        try:
+            ledger_id, entry_id = noted.split(":")
+            return Position(int(ledger_id), int(entry_id))
+        except ValueError:
+            log.error("trimmed_position_unreadable", name=self.name, value=noted)
+            return None
+
+    def has_lost(self, start: Position) -> bool:
+        """Whether entries at or after `start` were trimmed."""
+        trimmed = self.last_trimmed
+        if trimmed is not None:
+            return start <= trimmed
+        if start.ledger_id < 0:
+            return False
+        infos = self.ledgers.infos
+        return start < Position(infos[0].ledger_id, 0) if infos else start <= self.last_confirmed
+
+    async def _put(self, value: bytes) -> None:
+        if value == self._saved:
+            return
+        self._saved = None
+        try:
+            await self.record.put(value)
+        except VersionConflict as error:
+            self.fence(error)
+            raise self.stopped_error() from error
+        self._saved = value
+
+    def loaded(self, value: bytes) -> None:
+        """The record was read and holds `value`."""
+        self._saved = None if self.stores.limits.claim_on_open else value
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget an empty ledger; it is deleted once a record without it is saved."""
+        self._forget((ledger_id,))
+        self._dropped.add(ledger_id)
+
+    def _take_copies(self, offloads: Mapping[int, OffloadContext | None]) -> None:
+        """These are in the record; the copies that they replaced are not any more."""
+        for ledger_id, offload in offloads.items():
+            info = self.ledgers.get(ledger_id)
+            if info is not None:
+                if offload is None or info.offload is None or offload.uid != info.offload.uid:
+                    self._discard_copy(info)
+                info.offload = offload
+
+    def _discard_copy(self, info: LedgerInfo) -> None:
+        if info.offload is not None:
+            self._copies[info.offload.uid] = (info.ledger_id, info.offload)
+
+    def _forget(self, ledger_ids: Collection[int]) -> None:
+        for ledger_id in ledger_ids:
+            info = self.ledgers.get(ledger_id)
+            if info is not None:
+                self._discard_copy(info)
+        self.ledgers.drop(ledger_ids)
+        for ledger_id in ledger_ids:
+            self.stores.cache.drop(ledger_id)
+
+    async def remove(self) -> None:
+        """Remove the record; every ledger is garbage then.  Holds `lock` already."""
+        self.require_running()
+        try:
+            await self.record.delete()
+        except VersionConflict as error:
+            self.fence(error)
+            raise self.stopped_error() from error
+        ids = [info.ledger_id for info in self.ledgers.infos]
+        self._garbage.update(ids, self._dropped)
+        self._forget(ids)
+
+    @property
+    def has_garbage(self) -> bool:
+        """True if `collect` has something to do."""
+        return bool(self._garbage or self._copies)
+
+    async def collect(self) -> None:
+        """Delete the ledgers that no longer stand in the record, and copies."""
+        for ledger_id in sorted(self._garbage):
+            if await self.stores.delete_data_ledger(ledger_id):
+                self._garbage.discard(ledger_id)
+        if self._copies and not self._leaving:
+            deleting = self._deleting
+            if deleting is None or deleting.done():
+                deleting = self._deleting = self.loop.create_task(self._delete_copies())
+            await asyncio.wait({deleting})
+            if not deleting.cancelled():
+                deleting.result()
+
+    async def _delete_copies(self) -> None:
+        for uid, (ledger_id, copy) in list(self._copies.items()):
+            if not await self.stores.delete_copy(ledger_id, copy):
+                break  # the others are in the same place, and each try may take its time
+            self._copies.pop(uid, None)
+
+    def leave_copies(self) -> None:
+        """The stream closes and waits for no other place: what is not deleted by now is left."""
+        self._leaving = True
+        if self._deleting is not None:
+            self._deleting.cancel()
+        if self._copies:
+            log.info("offloaded_copies_left", name=self.name, count=len(self._copies))
+
+
+def _nothing() -> None:
+    """Nobody trims yet."""

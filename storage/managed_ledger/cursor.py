@@ -1,0 +1,384 @@
+"""A reader's position in a managed ledger: what is acknowledged, and what to read next.
+
+Rules:
+
+- Everything up to `mark_delete` is acknowledged; after it single entries and parts of batches may
+  be.  `mark_delete` moves over whatever run of acknowledged entries follows it.
+- Acknowledging what does not exist (never written, trimmed) or is acknowledged changes nothing.
+- Acknowledgements count at once and are durable within `cursor_flush_ms` or at `persist`; a crash
+  brings back what was not durable.  Cursors of readers are never durable.
+- `backlog` and acknowledging the next entry cost O(1); any other entry costs about the same.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+import structlog
+
+from config import bounds
+from magnetar.protocol import ack_set as batch_bits
+from magnetar.protocol.backoff import Backoff
+from magnetar.protocol.ids import LATEST, Position
+from magnetar.protocol.server_error import InternalError, MagnetarError
+from storage.managed_ledger.ack_ranges import AckRanges, BatchBits
+from storage.managed_ledger.core import StreamCore
+from storage.managed_ledger.cursor_store import CursorStore
+from storage.managed_ledger.records import CursorSnapshot, CursorState
+
+log = structlog.get_logger(__name__)
+
+
+class Cursor:
+    """One reader's position in a stream.  Made by `Cursors.open` and `open_reader`."""
+
+    __slots__ = ("_acked", "_batches", "_boundary", "_core", "_flusher", "_mark_rank", "_store",
+                 "mark_delete", "name")  # fmt: skip
+
+    def __init__(
+        self, core: StreamCore, name: str, mark_delete: Position, store: CursorStore | None
+    ) -> None:
+        self.name = name
+        self._core = core
+        self._store = store
+        self._acked = AckRanges()
+        self._batches = BatchBits()
+        self._flusher: CursorFlusher | None = None
+        if store is not None:
+            self._flusher = CursorFlusher(
+                f"{core.name}/{name}",
+                core.loop,
+                core.stores.limits.cursor_flush_ms,
+                lambda: store.write(self.snapshot),
+            )
+        self.mark_delete = mark_delete
+        self._mark_rank = core.ledgers.rank(mark_delete)
+        self._boundary = core.ledgers.end_after(mark_delete)
+
+    # What it says
+
+    @property
+    def durable(self) -> bool:
+        """False for cursors of readers, which end with them."""
+        return self._store is not None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What users attached to it."""
+        return {} if self._store is None else self._store.properties
+
+    @property
+    def backlog(self) -> int:
+        """Entries not (wholly) acknowledged."""
+        return self._core.ledgers.total - self._mark_rank - self._acked.count
+
+    @property
+    def dirty(self) -> bool:
+        """True while something is acknowledged that is not known to be durable."""
+        return self._flusher is not None and self._flusher.dirty
+
+    def is_acknowledged(self, position: Position) -> bool:
+        """True if all of the entry is acknowledged."""
+        return position <= self.mark_delete or position in self._acked
+
+    def ack_set(self, position: Position) -> list[int] | None:
+        """`BitSet` words of what remains of a partly acknowledged batch; None for other entries."""
+        remaining = self._batches.get(position)
+        return None if remaining is None else batch_bits.to_words(remaining)
+
+    def first_unacknowledged(self, at_or_after: Position) -> Position:
+        """Where to read next: the first entry from there on that is not acknowledged.
+
+        At the end of the stream it is a place that does not exist yet.
+        """
+        ledgers = self._core.ledgers
+        if at_or_after <= self.mark_delete:
+            position = ledgers.next(self.mark_delete)
+        else:
+            position = ledgers.at_or_after(at_or_after)
+        while self._acked.count:
+            end = self._acked.run_end(position)
+            if end is None:
+                break
+            position = ledgers.next(Position(position.ledger_id, end))
+        return position
+
+    def snapshot(self) -> CursorSnapshot:
+        """The present state, to be encoded before anything changes."""
+        return CursorSnapshot(self.mark_delete, self._acked, self._batches)
+
+    # Acknowledging
+
+    def acknowledge(self, position: Position) -> bool:
+        """Acknowledge one entry; True if it was not before."""
+        mark = self.mark_delete
+        if position <= mark or not self._exists(position):
+            return False
+        if len(self._batches):
+            self._batches.discard(position)
+        if position.ledger_id == mark.ledger_id and position.entry_id == mark.entry_id + 1:
+            follows = True
+        else:
+            follows = position.entry_id == 0 and self._core.ledgers.next(mark) == position
+        if not follows:
+            if not self._acked.add(position):
+                return False
+        elif self._acked.count:
+            self._absorb(position)
+        else:
+            self.mark_delete = position
+            self._mark_rank += 1
+            if position >= self._boundary:
+                self._passed_ledger()
+        self._touch()
+        return True
+
+    def acknowledge_batch(
+        self, position: Position, ack_set: Sequence[int], batch_size: int
+    ) -> bool:
+        """Acknowledge the messages whose bits are not in `ack_set`; True if that was the rest.
+
+        Raises `MalformedBatch` for a size that no batch has.
+        """
+        pending = batch_bits.from_words(ack_set, batch_size)
+        if self.is_acknowledged(position) or not self._exists(position):
+            return False
+        if pending == batch_bits.pending_all(batch_size):
+            return False
+        before = self._batches.get(position)
+        remaining = self._batches.narrow(position, pending)
+        if remaining == 0:
+            return self.acknowledge(position)
+        if remaining != before:
+            self._touch()
+        return False
+
+    def acknowledge_up_to(self, position: Position, ack_set: Sequence[int] = ()) -> None:
+        """Acknowledge all entries up to and with `position` (cumulative).
+
+        With `ack_set`, of that last entry only the messages whose bits are not in it.
+        """
+        core = self._core
+        if position > core.last_confirmed:
+            position, ack_set = core.last_confirmed, ()
+        pending = batch_bits.from_words(ack_set, len(ack_set) * 64) if ack_set else 0
+        if position <= self.mark_delete:
+            return
+        if pending and self._exists(position):
+            previous = core.ledgers.before(position)
+            if previous > self.mark_delete:
+                self._jump(previous)
+            self.acknowledge_batch(position, ack_set, len(ack_set) * 64)
+            return
+        last = core.ledgers.before(Position(position.ledger_id, position.entry_id + 1))
+        if last > self.mark_delete:
+            self._jump(last)
+
+    def _exists(self, position: Position) -> bool:
+        ledgers = self._core.ledgers
+        newest = ledgers.last
+        if newest is not None and position.ledger_id == newest.ledger_id:
+            return 0 <= position.entry_id < newest.entries
+        return ledgers.contains(position)
+
+    def _jump(self, mark: Position) -> None:
+        """Move the mark forward over entries whatever their state."""
+        self._acked.discard_up_to(mark)
+        self._batches.discard_up_to(mark)
+        self._absorb(mark)
+        self._touch()
+
+    def _absorb(self, mark: Position) -> None:
+        """Put the mark there and move it over the acknowledged entries that follow."""
+        acked, ledgers = self._acked, self._core.ledgers
+        while acked.count:
+            following = ledgers.next(mark)
+            end = acked.run_end(following)
+            if end is None:
+                break
+            acked.discard_range(following.ledger_id, following.entry_id, end)
+            mark = Position(following.ledger_id, end)
+        self.mark_delete = mark
+        self._mark_rank = ledgers.rank(mark)
+        if mark >= self._boundary:
+            self._passed_ledger()
+
+    def refresh_boundary(self) -> None:
+        """Ledgers ended or went, or the mark moved: note the next end of a ledger to pass."""
+        self._boundary = self._core.ledgers.end_after(self.mark_delete)
+
+    def _passed_ledger(self) -> None:
+        self.refresh_boundary()
+        self._core.trim_soon()
+
+    def _touch(self) -> None:
+        if self._flusher is not None:
+            self._flusher.touch()
+
+    # Moving, and making durable
+
+    def restore(self, state: CursorState) -> None:
+        """Take over a position that was read from the store, as far as its entries exist."""
+        ledgers, mark = self._core.ledgers, state.mark_delete
+        ledgers.remember(mark)
+        for after, up_to in state.spans:
+            for info in ledgers.infos:
+                if after.ledger_id <= info.ledger_id <= up_to.ledger_id:
+                    own_start = after.entry_id + 1 if info.ledger_id == after.ledger_id else 0
+                    own_end = up_to.entry_id if info.ledger_id == up_to.ledger_id else info.entries
+                    first, last = max(own_start, 0), min(own_end, info.entries - 1)
+                    self._acked.add_range(info.ledger_id, first, last)
+        for ledger_id, words in state.words:
+            found = ledgers.get(ledger_id)
+            if found is not None:
+                self._acked.add_words(ledger_id, words, found.entries)
+        for position, pending in state.batches.items():
+            if self._exists(position) and position > mark and position not in self._acked:
+                self._batches.narrow(position, pending)
+        self._acked.discard_up_to(mark)
+        self._absorb(mark)
+
+    async def persist(self) -> None:
+        """Return when everything acknowledged so far is durable.
+
+        Raises `MetadataError`, `LedgerError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        """
+        if self._flusher is not None:
+            await self._flusher.persist()
+
+    async def reset(self, position: Position) -> None:
+        """Forget what was acknowledged; the next entry is the first one at or after `position`.
+
+        It counts at once; returns when it is durable.  Raises as `persist` does; then it becomes
+        durable later, or not before a crash.
+        """
+        ledgers = self._core.ledgers
+        self._acked.clear()
+        self._batches.clear()
+        mark = ledgers.before(ledgers.at_or_after(position))
+        self._boundary = LATEST
+        self._absorb(mark)
+        self._passed_ledger()
+        self._touch()
+        await self.persist()
+
+    async def set_properties(self, changes: Mapping[str, str | None]) -> None:
+        """Change properties durably; None removes one.  A reader's cursor has none."""
+        if self._store is not None:
+            merged = {**self._store.properties, **changes}
+            kept = {name: value for name, value in merged.items() if value is not None}
+            await self._store.set_properties(kept, self.snapshot)
+
+    async def close(self) -> None:
+        """Stop writing by timer and leave the position durable.  Raises as `persist` does."""
+        if self._store is not None and self._flusher is not None:
+            await self._flusher.stop()
+            self._core.require_running()
+            await self._store.close(self.snapshot, dirty=self._flusher.dirty)
+
+    async def delete(self) -> None:
+        """Remove what is stored.  Raises as `persist` does."""
+        if self._store is not None and self._flusher is not None:
+            await self._store.delete()
+            await self._flusher.stop()
+
+
+class CursorFlusher:
+    """Writes a cursor's position in batches, by a timer that runs only while it is dirty.
+
+    - A change makes the cursor dirty and starts the timer; all changes until it fires are one
+      write.  `write` makes the state of its moment (or a later one) durable.
+    - One write at a time.  `persist` waits for a write that began after the call's changes.
+    - A failed write is tried again with growing pauses, until it works or the stream stops.
+    """
+
+    __slots__ = ("_backoff", "_delay_s", "_durable", "_flush_s", "_generation", "_loop", "_name",
+                 "_stopped", "_task", "_timer", "_write")  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        flush_ms: int,
+        write: Callable[[], Coroutine[object, object, None]],
+    ) -> None:
+        self._name = name
+        self._loop = loop
+        self._flush_s = self._delay_s = flush_ms / 1000
+        after_failure_s = min(2 * self._flush_s, bounds.CURSOR_RETRY_MAX_S)
+        self._backoff = Backoff(after_failure_s, bounds.CURSOR_RETRY_MAX_S)
+        self._write = write
+        self._generation = 0
+        self._durable = 0
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def dirty(self) -> bool:
+        """True while there are changes not known to be durable."""
+        return self._durable != self._generation
+
+    def touch(self) -> None:
+        """The state changed."""
+        self._generation += 1
+        if self._timer is None and self._task is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        if not self._stopped:
+            self._timer = self._loop.call_later(self._delay_s, self._due)
+
+    async def persist(self) -> None:
+        """Return when everything up to now is durable; raises what the write raises."""
+        wanted = self._generation
+        while self._durable < wanted:
+            task = self._task or self._start()
+            await asyncio.shield(task)
+
+    async def stop(self) -> None:
+        """No more timed writes; waits for the one that runs."""
+        self._stopped = True
+        self._stop_timer()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self) -> asyncio.Task[None]:
+        self._stop_timer()
+        self._task = self._loop.create_task(self._flush())
+        self._task.add_done_callback(self._ended)
+        return self._task
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._task is None:
+            self._start()
+
+    async def _flush(self) -> None:
+        generation = self._generation
+        try:
+            await self._write()
+            self._durable = generation
+            self._delay_s = self._flush_s
+            self._backoff.reset()
+        except InternalError:
+            raise
+        except MagnetarError:
+            self._delay_s = self._backoff.pause_s()
+            self._arm()
+            raise
+        finally:
+            self._task = None
+        if self.dirty and self._timer is None:
+            self._arm()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, MagnetarError):
+            log.warning("cursor_not_persisted", cursor=self._name, error=str(error))
+        elif error is not None:
+            raise error

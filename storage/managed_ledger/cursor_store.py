@@ -1,0 +1,307 @@
+"""Where a durable cursor's position is kept.
+
+Rules:
+
+- The position is in the cursor's own record while it is small and seldom written: one conditional
+  write, no ledger.  A busy cursor, or one with a large position, gets a cursor ledger: each write
+  appends a whole `PositionInfo`, and recovery takes the last one.  A clean close moves it back.
+- A ledger gets into the record only after it holds a position; it is deleted only after a record
+  that does not name it is durable.
+- After a failed append the ledger is given up: its outcome is unknown, and whichever entry is
+  found there is a position this cursor has had.
+- A position beyond everything that the stream's record knows is not believed: a restored backup's
+  log is newer than its metadata, and the ids of what is lost there are given out again.
+- What the ledger store does not take (`AppendRefused`) costs no ledger: neither is one made for it,
+  nor the cursor's own given up.  The position is written later, when it is smaller.
+- A new cursor counts once its record is stored and its maker was seen, after that, to own the
+  stream still: whoever takes the stream over later finds the record.  A maker that had lost the
+  stream removes the record.  If it died before that, the record is written over by the next
+  creation of a cursor of that name.
+- A conflicting record or a fenced cursor ledger means another owner: the stream stops.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+
+from config import bounds
+from magnetar.protocol.ids import LedgerId
+from storage.ledger.store import (
+    AppendRefused,
+    CorruptEntry,
+    LedgerError,
+    LedgerFenced,
+    NoSuchLedger,
+    WritableLedger,
+    entry_too_large,
+)
+from storage.managed_ledger.core import StreamCore
+from storage.managed_ledger.owned_record import OwnedRecord
+from storage.managed_ledger.records import (
+    INLINE_LEDGER_ID,
+    CursorSnapshot,
+    CursorState,
+    cursor_key,
+    decode_cursor,
+    decode_position,
+    encode_cursor,
+    encode_position,
+    inline_bytes,
+)
+from storage.managed_ledger.types import CorruptRecord
+from storage.metadata.store import Record, VersionConflict
+
+log = structlog.get_logger(__name__)
+TakeSnapshot = Callable[[], CursorSnapshot]
+
+
+class CursorStore:
+    """Stores a durable cursor's position: in its record, or in a cursor ledger when that is large.
+
+    One write runs at a time; snapshots are taken when it does.
+    """
+
+    __slots__ = (
+        "_core",
+        "_deleted",
+        "_inline_writes",
+        "_ledger",
+        "_ledger_entries",
+        "_ledger_since",
+        "_lock",
+        "_record",
+        "_superseded",
+        "corrected",
+        "name",
+        "properties",
+    )
+
+    def __init__(self, core: StreamCore, name: str, properties: Mapping[str, str]) -> None:
+        self.name = name
+        self.properties = dict(properties)
+        self._core = core
+        self._record = OwnedRecord(core.stores.metadata, cursor_key(core.name, name))
+        self._lock = asyncio.Lock()
+        self._ledger: WritableLedger | None = None
+        self._ledger_entries = 0
+        self._ledger_since = 0.0
+        self._inline_writes = 0
+        self._deleted = False
+        self._superseded: set[int] = set()
+        self.corrected = False
+        """Whether `load` found a position that is not to be found again: write it."""
+
+    async def load(self, record: Record) -> CursorState:
+        """The position that a record read from the store leads to."""
+        self._record.adopt(record)
+        found = decode_cursor(record.key, record.value)
+        self.properties = dict(found.properties)
+        state = found.state
+        if found.ledger_id != INLINE_LEDGER_ID:
+            self._superseded.add(found.ledger_id)
+            state = await self._read_last(found.ledger_id) or state
+        state = self._within_stream(state, found.state)
+        await self._claim(record)
+        return state
+
+    async def _claim(self, record: Record) -> None:
+        """A3: no owner before this one writes the cursor any more, whose records it goes by."""
+        if self._core.stores.limits.claim_on_open:
+            await self._guarded(self._record.put(record.value))
+
+    def _within_stream(self, state: CursorState, recorded: CursorState) -> CursorState:
+        """The position, but not beyond what the stream's record knows; `corrected` if it was.
+
+        A stream that lists no ledger may have dropped them all: then the position in the cursor's
+        own record is as good, and no newer than the stream's.
+        """
+        newest, mark = self._core.ledgers.last, state.mark_delete
+        unlisted = self._core.terminated or recorded.mark_delete
+        end = unlisted if newest is None else newest.last
+        if mark <= end:
+            return state
+        self.corrected = mark.entry_id >= 0
+        if newest is not None and self.corrected:
+            log.warning("cursor_position_beyond_end", cursor=self._record.key, found=mark, used=end)
+        return replace(state, mark_delete=end)
+
+    async def _read_last(self, ledger_id: int) -> CursorState | None:
+        """The newest readable position of a cursor ledger, whose writer is fenced by this."""
+        try:
+            ledger = await self._core.stores.ledgers.open(LedgerId(ledger_id))
+        except NoSuchLedger:
+            log.warning("cursor_ledger_missing", cursor=self._record.key, ledger=ledger_id)
+            return None
+        last = ledger.last_add_confirmed
+        for entry_id in range(last, max(last - bounds.CURSOR_LEDGER_LOOKBACK, -1), -1):
+            try:
+                (data,) = await ledger.read(entry_id, entry_id, max_bytes=1)
+                return decode_position(self._record.key, data)
+            except (CorruptEntry, CorruptRecord) as error:
+                log.warning("cursor_position_damaged", cursor=self._record.key, error=str(error))
+        return None
+
+    async def create(self, left: Record | None, snapshot: TakeSnapshot) -> None:
+        """A3: make the record, over what is `left` of a creation that nobody was told of.
+
+        Raises `ManagedLedgerFenced` if another owner just did, or owns the stream now.
+        """
+        async with self._lock:
+            if left is not None:
+                await self._guarded(self._require_owner())
+                self._record.adopt(left)
+                self._superseded.add(decode_cursor(left.key, left.value).ledger_id)
+                self._superseded.discard(INLINE_LEDGER_ID)
+            await self._guarded(self._put(INLINE_LEDGER_ID, snapshot))
+            if left is None:
+                await self._guarded(self._remove_unless_owner())
+
+    async def _require_owner(self) -> None:
+        if self._core.stores.limits.claim_on_open:
+            await self._core.record.require_owned()
+
+    async def _remove_unless_owner(self) -> None:
+        try:
+            await self._require_owner()
+        except VersionConflict:
+            with suppress(VersionConflict):  # the owner has found it: it is theirs
+                await self._record.delete()
+            raise
+
+    async def write(self, snapshot: TakeSnapshot) -> None:
+        """Make the position durable.  Raises `MetadataError`, `LedgerError`, `ManagedLedgerFenced`.
+
+        After an error the position may or may not be durable.
+        """
+        async with self._lock:
+            if not self._deleted:
+                self._core.require_running()
+                await self._guarded(self._write(snapshot))
+
+    async def set_properties(self, properties: Mapping[str, str], snapshot: TakeSnapshot) -> None:
+        """Replace the cursor's properties, durably."""
+        async with self._lock:
+            before, self.properties = self.properties, dict(properties)
+            ledger_id = INLINE_LEDGER_ID if self._ledger is None else int(self._ledger.ledger_id)
+            try:
+                if self._ledger is None and not _small(snapshot()):
+                    await self._guarded(self._switch(snapshot))
+                else:
+                    await self._guarded(self._put(ledger_id, snapshot))
+            except BaseException:
+                self.properties = before
+                raise
+
+    async def close(self, snapshot: TakeSnapshot, *, dirty: bool) -> None:
+        """Leave the position where the next opening is cheapest: in the record, if it fits."""
+        async with self._lock:
+            if _small(snapshot()):
+                if dirty or self._ledger is not None or self._superseded:
+                    await self._guarded(self._put(INLINE_LEDGER_ID, snapshot))
+            elif dirty:
+                await self._guarded(self._write(snapshot))
+            if self._ledger is not None:
+                await self._guarded(self._ledger.close())
+
+    async def delete(self) -> None:
+        """Remove the record, then what it named."""
+        async with self._lock:
+            await self._guarded(self._record.delete())
+            self._deleted = True
+            self._give_up_ledger()
+            await self._delete_superseded(INLINE_LEDGER_ID)
+
+    async def _guarded(self, operation: Coroutine[object, object, None]) -> None:
+        try:
+            await operation
+        except (VersionConflict, LedgerFenced) as error:
+            self._core.fence(error)
+            raise self._core.stopped_error() from error
+
+    async def _write(self, snapshot: TakeSnapshot) -> None:
+        if self._ledger is None:
+            if self._inline_writes < bounds.CURSOR_INLINE_WRITES and _small(snapshot()):
+                self._inline_writes += 1
+                await self._put(INLINE_LEDGER_ID, snapshot)
+            else:
+                await self._switch(snapshot)
+        elif (
+            self._ledger_entries >= bounds.CURSOR_LEDGER_ENTRIES
+            or self._core.loop.time() - self._ledger_since >= bounds.CURSOR_LEDGER_AGE_S
+        ):
+            await self._switch(snapshot)
+        else:
+            try:
+                await _append(self._ledger, encode_position(snapshot()), self._core.loop)
+            except AppendRefused:
+                raise
+            except BaseException:
+                self._give_up_ledger()
+                raise
+            self._ledger_entries += 1
+
+    async def _switch(self, snapshot: TakeSnapshot) -> None:
+        """Start the next cursor ledger with the position, then name it in the record."""
+        stores, loop = self._core.stores, self._core.loop
+        size, largest = len(encode_position(snapshot())), stores.ledgers.max_entry_bytes
+        if size > largest:
+            raise entry_too_large(size, largest)
+        made_ms = stores.clock.now_ms()
+        ledger = await stores.create_ledger(self._core.name, self.name)
+        ledger_id = int(ledger.ledger_id)
+        try:
+            await _append(ledger, encode_position(snapshot()), loop)
+            if not stores.may_name(made_ms):
+                raise LedgerError(
+                    f"Ledger {ledger_id} for {self._record.key} took too long to make: it is made "
+                    "anew; look at the bookies."
+                )
+        except LedgerError:
+            await stores.delete_ledger(ledger_id)
+            raise
+        self._give_up_ledger()
+        self._superseded.add(ledger_id)
+        await self._put(ledger_id, snapshot)
+        self._superseded.discard(ledger_id)
+        self._ledger, self._ledger_entries, self._ledger_since = ledger, 1, loop.time()
+
+    async def _put(self, ledger_id: int, snapshot: TakeSnapshot) -> None:
+        """Write the record, and delete the ledgers that it no longer names."""
+        now_ms = self._core.stores.clock.now_ms()
+        await self._record.put(encode_cursor(ledger_id, snapshot(), self.properties, now_ms))
+        if self._ledger is not None and int(self._ledger.ledger_id) != ledger_id:
+            self._give_up_ledger()
+        await self._delete_superseded(ledger_id)
+
+    def _give_up_ledger(self) -> None:
+        if self._ledger is not None:
+            self._superseded.add(int(self._ledger.ledger_id))
+            self._ledger = None
+
+    async def _delete_superseded(self, named: int) -> None:
+        for ledger_id in sorted(self._superseded - {named}):
+            if await self._core.stores.delete_ledger(ledger_id):
+                self._superseded.discard(ledger_id)
+
+
+def _small(snapshot: CursorSnapshot) -> bool:
+    return inline_bytes(snapshot) <= bounds.CURSOR_INLINE_BYTES
+
+
+async def _append(ledger: WritableLedger, data: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    """Append one entry and wait until it is durable."""
+    durable: asyncio.Future[None] = loop.create_future()
+
+    def done(_entry_id: int, error: LedgerError | None) -> None:
+        if durable.done():
+            return
+        if error is None:
+            durable.set_result(None)
+        else:
+            durable.set_exception(error)
+
+    ledger.append(data, done)
+    await durable

@@ -1,0 +1,141 @@
+"""The cursors of one managed ledger: made, found at load, deleted, closed.
+
+Rules:
+
+- Durable cursors and readers' cursors share one name space; a durable one that exists is opened as
+  it is, whatever start is asked for.
+- A cursor is made under the lock of the list of ledgers, so nothing is trimmed that it was to read.
+- Only what is durably recorded is in `durable`, and all of it: where there are other owners a load
+  lists afresh (A3).  What transactions hold on a cursor that was overlooked would be forgotten when
+  a subscription of its name is made.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import MagnetarError
+from storage.managed_ledger.core import StreamCore
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.cursor_store import CursorStore
+from storage.managed_ledger.records import cursor_key, cursor_name
+from storage.managed_ledger.trimming import Readers
+from storage.managed_ledger.types import CursorExists, CursorNotFound, ManagedLedgerFenced
+from storage.metadata.keys import children_range, name_of
+from storage.metadata.store import Record
+
+log = structlog.get_logger(__name__)
+
+
+class Cursors:
+    """Creates, loads, deletes and closes the cursors of one managed ledger."""
+
+    __slots__ = ("_core", "durable", "readers")
+
+    def __init__(self, core: StreamCore) -> None:
+        self._core = core
+        self.durable: dict[str, Cursor] = {}
+        self.readers: dict[str, Cursor] = {}
+
+    async def load(self) -> None:
+        """Open every cursor that is recorded (A3)."""
+        core = self._core
+        found = await core.stores.metadata.scan(
+            *children_range(core.record.key), fresh=core.stores.limits.claim_on_open
+        )
+        cursors = await asyncio.gather(
+            *(self._load(cursor_name(name_of(record.key)), record) for record in found)
+        )
+        self.durable = {cursor.name: cursor for cursor in cursors}
+
+    async def _load(self, name: str, record: Record) -> Cursor:
+        store = CursorStore(self._core, name, {})
+        state = await store.load(record)
+        cursor = Cursor(self._core, name, state.mark_delete, store)
+        cursor.restore(state)
+        if store.corrected:
+            await store.write(cursor.snapshot)
+        return cursor
+
+    async def open(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
+        """The durable cursor `name`, made at `start` unless it exists."""
+        core = self._core
+        if name not in self.durable:
+            async with core.lock:
+                core.require_running()
+                if name not in self.durable:
+                    self._require_unused(self.readers, name)
+                    self.durable[name] = await self._make(name, start, properties)
+        return self.durable[name]
+
+    async def _make(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
+        """A new cursor.
+
+        If there is a record already, a creation left it whose outcome was unknown, or one by an
+        earlier owner.
+        """
+        left = await self._core.stores.metadata.get(cursor_key(self._core.name, name))
+        store = CursorStore(self._core, name, properties)
+        cursor = Cursor(self._core, name, self._place(start), store)
+        await store.create(left, cursor.snapshot)
+        return cursor
+
+    def open_reader(self, name: str, start: Position) -> Cursor:
+        """A new cursor that is never durable; it holds trimming until it is deleted."""
+        self._core.require_running()
+        self._require_unused(self.durable, name)
+        self._require_unused(self.readers, name)
+        cursor = self.readers[name] = Cursor(self._core, name, self._place(start), None)
+        return cursor
+
+    async def delete(self, name: str) -> None:
+        """Remove a cursor of either kind.  Raises `CursorNotFound`."""
+        if self.readers.pop(name, None) is None:
+            async with self._core.lock:
+                self._core.require_running()
+                cursor = self.durable.get(name)
+                if cursor is None:
+                    raise CursorNotFound(
+                        f"Managed ledger {self._core.name} has no cursor {name!r}: check the name."
+                    )
+                await cursor.delete()
+                del self.durable[name]
+        self._core.trim_soon()
+
+    async def close(self) -> None:
+        """Leave every position durable; what fails is logged (a crash would lose no more)."""
+        closing = list(self.durable.values())
+        results = await asyncio.gather(
+            *(cursor.close() for cursor in closing), return_exceptions=True
+        )
+        for cursor, error in zip(closing, results, strict=True):
+            if isinstance(error, ManagedLedgerFenced):
+                continue
+            if isinstance(error, MagnetarError):
+                name = f"{self._core.name}/{cursor.name}"
+                log.warning("cursor_not_persisted", cursor=name, error=str(error))
+            elif error is not None:
+                raise error
+
+    def _place(self, start: Position) -> Position:
+        """The mark-delete of a cursor that begins after `start`, EARLIEST or LATEST."""
+        ledgers = self._core.ledgers
+        return ledgers.before(ledgers.next(start))
+
+    def _require_unused(self, cursors: Mapping[str, Cursor], name: str) -> None:
+        if name in cursors:
+            raise CursorExists(
+                f"Managed ledger {self._core.name} has an open cursor {name!r}: delete it first."
+            )
+
+    def who_reads(self) -> Readers:
+        """What trimming has to know."""
+        marks = [cursor.mark_delete for cursor in (*self.durable.values(), *self.readers.values())]
+        return Readers(min(marks, default=None), bool(self.durable))
+
+    def refresh_boundaries(self) -> None:
+        """Tell every cursor that ledgers ended or went."""
+        for cursor in (*self.durable.values(), *self.readers.values()):
+            cursor.refresh_boundary()

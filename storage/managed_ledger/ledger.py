@@ -1,0 +1,421 @@
+"""One stream made of many ledgers.
+
+Rules:
+
+- Appends are confirmed in order, readable when confirmed, and there after any crash.
+- The stream belongs to one owner: every change of its record is conditional on the version last
+  seen, and whoever opens its newest ledger fences the one who wrote it.  The loser is FENCED.
+- A terminated stream never takes an append again, in this instance or any later one.
+- `last_confirmed` is (-1, -1) until the stream has an entry, and after a reopening if all are gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from magnetar.protocol.ids import EARLIEST, LATEST, LedgerId, Position
+from magnetar.protocol.server_error import MagnetarError
+from storage.ledger.store import ReadableLedger
+from storage.managed_ledger.core import StopListener, Stores, StreamCore
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.cursors import Cursors
+from storage.managed_ledger.ledger_map import LedgerInfo, LedgerMap
+from storage.managed_ledger.offload import StreamOffload
+from storage.managed_ledger.reader import StreamReader
+from storage.managed_ledger.records import decode_stream
+from storage.managed_ledger.stream_index import StreamIndex
+from storage.managed_ledger.stream_ranges import StreamRanges
+from storage.managed_ledger.trimmer import Trimmer
+from storage.managed_ledger.types import (
+    Entry,
+    ManagedLedgerClosed,
+    ManagedLedgerNotFound,
+    ManagedLedgerState,
+    ManagedLedgerTerminated,
+    PublishCallback,
+    RetentionSource,
+)
+from storage.managed_ledger.writer import GroupCallback, LedgerWriter
+
+log = structlog.get_logger(__name__)
+
+
+class ManagedLedger:
+    """One stream of entries, over all its ledgers.  Made by `ManagedLedgerFactory.open`."""
+
+    __slots__ = (
+        "_closing",
+        "_core",
+        "_cursors",
+        "_index",
+        "_reader",
+        "_terminating",
+        "_trimmer",
+        "_writer",
+        "offload",
+        "ranges",
+    )
+
+    def __init__(self, core: StreamCore, retention: RetentionSource) -> None:
+        """A loading stream; `open_stream` makes it usable."""
+        self._core = core
+        self._cursors = Cursors(core)
+        self._reader = StreamReader(core, self._current)
+        self._index = StreamIndex(core, self._reader.read)
+        self._writer = LedgerWriter(core, self._ledgers_changed, self._index.appended)
+        self.ranges = StreamRanges(core, self._index, self._reader.read)
+        """What ranges of entries add up to."""
+        self.offload = StreamOffload(core, self._reader.forget)
+        """Copying its ended ledgers to another place, and reading them from there."""
+        self._trimmer = Trimmer(core, self._cursors, retention, self._trimmed, self.offload)
+        core.trim_soon = self._trimmer.soon
+        self._terminating = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def load(self, *, fresh: bool) -> None:
+        """Open the cursors (a fresh stream has none) and the stream itself.  For the factory."""
+        if not fresh:
+            await self._cursors.load()
+        core = self._core
+        core.move(
+            ManagedLedgerState.OPEN if core.terminated is None else ManagedLedgerState.TERMINATED
+        )
+        self._trimmer.soon()
+
+    # What it says
+
+    @property
+    def name(self) -> str:
+        """Its ledger path."""
+        return self._core.name
+
+    @property
+    def state(self) -> ManagedLedgerState:
+        """Where it stands."""
+        return self._core.state
+
+    @property
+    def last_confirmed(self) -> Position:
+        """The newest entry that is durable."""
+        return self._core.last_confirmed
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What users attached to it."""
+        return self._core.properties
+
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """The durable cursors by name."""
+        return self._cursors.durable
+
+    @property
+    def total_size_bytes(self) -> int:
+        """Bytes of the entries that are stored."""
+        return self._core.ledgers.total_size_bytes
+
+    @property
+    def entry_count(self) -> int:
+        """Entries that are stored."""
+        return self._core.ledgers.entry_count
+
+    @property
+    def ledgers(self) -> Sequence[LedgerInfo]:
+        """What holds them, oldest first.  Not to be changed."""
+        return self._core.ledgers.infos
+
+    # Appending
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """The largest entry that its store takes."""
+        return self._core.stores.ledgers.max_entry_bytes
+
+    def append(self, data: bytes, done: PublishCallback) -> None:
+        """Store one entry; `done` is called on the loop, in order, when that is decided.
+
+        Raises `ManagedLedgerTerminated`, `ManagedLedgerFenced`, `ManagedLedgerClosed`,
+        `ManagedLedgerBusy` and `AppendRefused`: the entry was not taken and `done` is not called.
+        """
+        self._writer.append(data, done)
+
+    def append_all(self, entries: Sequence[bytes], done: GroupCallback) -> int:
+        """Store entries in order; returns how many were taken, the first at least.
+
+        `done` is called on the loop, in order, when that is decided.  Call again for the rest:
+        raises as `append` does if the first one is not taken.
+        """
+        return self._writer.append_all(entries, done)
+
+    def on_append(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` once for each group of entries that became readable.
+
+        It comes after the group's publish callbacks.  Returns its removal.
+        """
+        return self._writer.on_append(listener)
+
+    def on_stop(self, listener: StopListener) -> None:
+        """Call `listener` with the error if another owner takes the stream, or storage breaks."""
+        self._core.on_stop(listener)
+
+    async def terminate(self) -> Position:
+        """Seal the stream and return its last position; what was taken before is decided first.
+
+        Idempotent.  From the call on `append` raises `ManagedLedgerTerminated`, also if this
+        raises: `LedgerError`, `MetadataError`, `AppendOutcomeUnknown` (call again),
+        `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        """
+        core = self._core
+        async with self._terminating:
+            core.require_running()
+            if core.terminated is None:
+                self._writer.refuse(
+                    ManagedLedgerTerminated(
+                        f"Managed ledger {core.name} is terminated: write to its successors."
+                    )
+                )
+                await self._writer.finish()
+                async with core.lock:
+                    await core.save(terminated=core.last_confirmed)
+                core.move(ManagedLedgerState.TERMINATED)
+                self._ledgers_changed()
+            return core.terminated or core.last_confirmed
+
+    # Reading
+
+    def read_cached(self, start: Position, max_entries: int, max_bytes: int) -> list[Entry] | None:
+        """Entries from the first at or after `start`, from memory; [] at the end.
+
+        None: they are not in the cache, use `read`.
+        """
+        return self._reader.read_cached(start, max_entries, max_bytes)
+
+    async def read(
+        self,
+        start: Position,
+        *,
+        max_entries: int,
+        max_bytes: int,
+        up_to: Position | None = None,
+    ) -> list[Entry]:
+        """Entries from the first at or after `start`, none after `up_to`; [] at the end.
+
+        `max_bytes` bounds their data, but one entry always comes.  Raises `LedgerError`,
+        `MetadataError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        """
+        limit = LATEST if up_to is None else up_to
+        return await self._reader.read(
+            start, max_entries=max_entries, max_bytes=max_bytes, up_to=limit
+        )
+
+    def next_position(self, position: Position) -> Position:
+        """The first entry after `position`; at the end, a place that does not exist yet."""
+        return self._core.ledgers.next(position)
+
+    def previous_position(self, position: Position) -> Position:
+        """The last entry before `position`; entry -1 of the first ledger if there is none."""
+        return self._core.ledgers.before(position)
+
+    def has_lost(self, start: Position) -> bool:
+        """Whether entries at or after `start` were trimmed.
+
+        Exact for what was trimmed here.  What Apache Pulsar trimmed is not written down anywhere:
+        a place in a ledger that is gone counts as lost then, and the very beginning does not.
+        """
+        return self._core.has_lost(start)
+
+    async def find_first(self, predicate: Callable[[Entry], bool]) -> Position | None:
+        """The first entry for which `predicate` holds, given that it holds for all later ones.
+
+        None if it holds for none.  Reads about log2 of the number of entries; raises as `read`.
+        """
+        return await self._reader.find_first(predicate)
+
+    # Cursors
+
+    async def open_cursor(
+        self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
+    ) -> Cursor:
+        """The durable cursor `name`; made at EARLIEST, LATEST or after `start` if it is new.
+
+        Raises `MetadataError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        """
+        return await self._cursors.open(name, start, properties or {})
+
+    def open_reader_cursor(self, name: str, start: Position) -> Cursor:
+        """A new cursor that is not durable and keeps entries until `delete_cursor`.
+
+        Raises `CursorExists` for a name in use.
+        """
+        return self._cursors.open_reader(name, start)
+
+    async def delete_cursor(self, name: str) -> None:
+        """Remove a cursor, durable or not.  Raises `CursorNotFound`."""
+        await self._cursors.delete(name)
+
+    # The rest of its life
+
+    async def set_properties(self, changes: Mapping[str, str | None]) -> None:
+        """Change properties durably; None removes one."""
+        core = self._core
+        async with core.lock:
+            merged = {**core.properties, **changes}
+            kept = {key: value for key, value in merged.items() if value is not None}
+            await core.save(properties=kept)
+
+    def use_retention(self, retention: RetentionSource) -> None:
+        """From now on this says how long consumed ledgers stay; call `trim` when it changes."""
+        self._trimmer.retention = retention
+        self._trimmer.soon()
+
+    async def trim(self) -> None:
+        """Drop the ledgers that may go; it also runs by itself.  Raises `MetadataError`."""
+        await self._trimmer.trim()
+
+    def next_trim_ms(self) -> int | None:
+        """When (by the clock) a ledger may go though nobody does anything; None: never so.
+
+        It may be asked of a closed stream, for whoever opens it again then.
+        """
+        return self._trimmer.due_ms()
+
+    def _current(self, ledger_id: int) -> ReadableLedger | None:
+        return self._writer.reader(ledger_id)
+
+    def _ledgers_changed(self) -> None:
+        self._index.ledgers_changed()
+        self._cursors.refresh_boundaries()
+        self._trimmer.soon()
+
+    def _trimmed(self) -> None:
+        self._index.ledgers_changed()
+        self._cursors.refresh_boundaries()
+
+    async def close(self) -> None:
+        """Finish what was taken, leave everything durable, let go.  Idempotent, never raises.
+
+        What cannot be made durable now is as after a crash: found by the next opening.
+        """
+        if self._closing is None:
+            self._writer.refuse(
+                ManagedLedgerClosed(f"Managed ledger {self.name} is closed: open it again.")
+            )
+            self._closing = self._core.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        core = self._core
+        async with self._terminating:
+            if core.state is ManagedLedgerState.CLOSED:
+                return
+            await self.offload.stop()
+            core.leave_copies()
+            await self._trimmer.stop()
+            try:
+                await self._writer.finish()
+            except MagnetarError as error:
+                log.warning("managed_ledger_not_finished", name=core.name, error=str(error))
+            await self._cursors.close()
+            await self._index.close()
+            try:
+                if core.state is not ManagedLedgerState.FENCED:
+                    async with core.lock:
+                        await core.save()
+                    await self._writer.discard_prepared()
+                    await core.collect()
+            except MagnetarError as error:
+                log.warning("managed_ledger_not_closed", name=core.name, error=str(error))
+            self._let_go()
+
+    async def delete(self) -> None:
+        """Remove the stream: cursors, record, ledgers.  For the factory.
+
+        A crash in between leaves a whole stream with fewer cursors, or orphaned ledgers.
+        """
+        core = self._core
+        self._writer.refuse(
+            ManagedLedgerClosed(f"Managed ledger {core.name} is deleted: create it again.")
+        )
+        async with self._terminating:
+            await self.offload.stop()
+            await self._trimmer.stop()
+            try:
+                await self._writer.finish()
+            except MagnetarError as error:
+                log.warning("deleted_with_failed_writes", name=core.name, error=str(error))
+            core.require_running()
+            await self._index.close()
+            for name in [*self._cursors.readers, *self._cursors.durable]:
+                await self._cursors.delete(name)
+            async with core.lock:
+                await core.remove()
+            self._let_go()
+        await core.collect()
+
+    def _let_go(self) -> None:
+        core = self._core
+        if core.state is not ManagedLedgerState.CLOSED:
+            core.move(ManagedLedgerState.CLOSED)
+        for info in core.ledgers.infos:
+            core.stores.cache.drop(info.ledger_id)
+
+
+async def open_stream(
+    name: str, stores: Stores, retention: RetentionSource, *, create: bool
+) -> ManagedLedger:
+    """Open the stream of that ledger path.
+
+    The order shuts an earlier owner out before anything is served.  Every ledger in the record that
+    has not ended is opened, which fences its writer and recovers it: its end is noted, and it is
+    dropped if it is empty.  Then the record is written if that changed it, or always where several
+    processes share the stores: an earlier owner's next write of it conflicts.  Then the cursors are
+    opened, which fences the writers of their ledgers.  No ledger is made: the first append does.
+
+    Raises `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`,
+    `CorruptRecord`, and `ManagedLedgerFenced` when another owner opened it meanwhile.
+    """
+    core = StreamCore(name, stores)
+    value = await core.record.load()
+    if value is None and not create:
+        raise ManagedLedgerNotFound(f"There is no managed ledger {name}: create the topic first.")
+    if value is not None:
+        await _restore(core, value)
+    async with core.lock:
+        await core.save()
+    await core.collect()
+    ledger = ManagedLedger(core, retention)
+    await ledger.load(fresh=value is None)
+    return ledger
+
+
+async def _restore(core: StreamCore, value: bytes) -> None:
+    """Take over what the record says, with the true ends of ledgers that were being written."""
+    record = decode_stream(core.record.key, value)
+    infos = [await _ended(core, info) for info in record.ledgers]
+    core.loaded(value)
+    core.ledgers = LedgerMap(infos)
+    core.terminated = record.terminated
+    core.properties = record.properties
+    for info in infos:
+        if info.entries == 0:
+            core.drop(info.ledger_id)
+    core.last_confirmed = EARLIEST
+    if record.terminated is not None:
+        core.ledgers.remember(record.terminated)
+        core.last_confirmed = record.terminated
+    newest = core.ledgers.last
+    if newest is not None:
+        core.last_confirmed = newest.last
+
+
+async def _ended(core: StreamCore, info: LedgerInfo) -> LedgerInfo:
+    if info.closed_ms:
+        return info
+    ledger = await core.stores.ledgers.open(LedgerId(info.ledger_id))
+    return LedgerInfo(
+        info.ledger_id,
+        ledger.last_add_confirmed + 1,
+        ledger.length,
+        core.stores.clock.now_ms(),
+    )

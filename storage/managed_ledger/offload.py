@@ -1,0 +1,252 @@
+"""Offloading the ended ledgers of one managed ledger.
+
+Rules, in this order, so that a crash at any point leaves a stream that reads as before:
+
+- What is to be copied is noted in the record first: for each ledger an attempt of its own, and
+  where.  So a request outlives the process, and an attempt that was cut off is known.
+- An attempt of another instance is never gone on with: the record names a new one, then what the
+  earlier one left is deleted, then the copy is made.
+- `complete` is written when the copy was read again and found equal.  If that write fails, nobody
+  deletes anything: the next opening finds what is so.
+- The ledger itself is deleted when its copy was found whole once more, and only then the record
+  says so.  In between, and after a crash in between, whoever reads finds no ledger and the copy.
+- One ledger at a time.  A stream that closes cuts it off.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+import structlog
+
+from magnetar.protocol.ids import LATEST, LedgerId, Position
+from magnetar.protocol.server_error import MagnetarError
+from storage.ledger.store import LedgerAssertion
+from storage.managed_ledger.core import StreamCore
+from storage.managed_ledger.ledger_map import LedgerInfo
+from storage.managed_ledger.types import ManagedLedgerClosed
+from storage.offload.cold_ledgers import Manifest
+from storage.offload.context import Location, OffloadContext
+
+log = structlog.get_logger(__name__)
+
+
+class StreamOffload:
+    """Copies ended ledgers of one managed ledger to object storage, and drops the originals.
+
+    `forget` drops the handle by which a ledger was read.
+    """
+
+    __slots__ = ("_checks", "_core", "_fresh", "_manifests", "_stopped", "_task", "forget")
+
+    def __init__(self, core: StreamCore, forget: Callable[[int], None]) -> None:
+        self._core = core
+        self.forget = forget
+        self._fresh: set[UUID] = set()
+        self._checks: set[asyncio.Task[None]] = set()
+        self._manifests: dict[UUID, Manifest] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    # What is so
+
+    def pending(self) -> Sequence[LedgerInfo]:
+        """Ledgers that are to be copied and are not yet, oldest first."""
+        return [
+            info
+            for info in self._core.ledgers.infos
+            if info.offload is not None and not info.offload.complete
+        ]
+
+    def copied(self) -> Sequence[LedgerInfo]:
+        """Ledgers with a whole copy, oldest first."""
+        return [
+            info
+            for info in self._core.ledgers.infos
+            if info.offload is not None and info.offload.complete
+        ]
+
+    @property
+    def running(self) -> bool:
+        """Whether something is being copied now."""
+        return self._task is not None
+
+    def first_hot(self) -> Position:
+        """The first entry that has no whole copy, or the end of the stream."""
+        ledgers = self._core.ledgers
+        for info in ledgers.infos:
+            if info.entries and (info.offload is None or not info.offload.complete):
+                return Position(info.ledger_id, 0)
+        return ledgers.end
+
+    async def manifests(self) -> list[tuple[LedgerInfo, Manifest]]:
+        """What is known of every whole copy.  Reads each index once; raises as reading."""
+        cold, known = self._core.stores.cold, self._manifests
+        self._manifests = {}
+        found = []
+        for info in self.copied():
+            if info.offload is not None:
+                manifest = known.get(info.offload.uid)
+                if manifest is None:
+                    manifest = await cold.manifest(info.ledger_id, info.offload)
+                self._manifests[info.offload.uid] = manifest
+                found.append((info, manifest))
+        return found
+
+    # Copying
+
+    async def request(self, location: Location, up_to: Position = LATEST) -> int:
+        """Note that what ends before `up_to` is to be copied there; how many ledgers are to be.
+
+        A copy that is whole stays where it is.  Raises `MetadataError`, `ManagedLedgerFenced`.
+        """
+        core = self._core
+        async with core.lock:
+            core.require_running()
+            marks = {
+                info.ledger_id: core.stores.cold.new_context(location)
+                for info in core.ledgers.infos
+                if info.closed_ms
+                and info.entries
+                and info.last < up_to
+                and _may_be_sent_to(info.offload, location)
+            }
+            if marks:
+                await core.save(offloads=marks)
+                self._fresh.update(context.uid for context in marks.values())
+        return len(self.pending())
+
+    async def run(self) -> None:
+        """Copy what is to be copied.  Raises `LedgerError`, `MetadataError`, and when it closes."""
+        if self._stopped:
+            raise self._closed()
+        if self._task is None:
+            self._task = self._core.loop.create_task(self._run())
+        task = self._task
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise self._closed() from None
+            raise
+
+    def _closed(self) -> MagnetarError:
+        return ManagedLedgerClosed(
+            f"Managed ledger {self._core.name} was closed while it was offloaded: it goes on when "
+            "it is open again."
+        )
+
+    async def _run(self) -> None:
+        try:
+            while pending := self.pending():
+                await self._copy(pending[0].ledger_id)
+        finally:
+            self._task = None
+
+    async def _copy(self, ledger_id: int) -> None:
+        core, stores = self._core, self._core.stores
+        context = await self._begin(ledger_id)
+        await core.collect()
+        if context is None:
+            return
+        ledger = await stores.ledgers.open(LedgerId(ledger_id))
+        await stores.cold.write(ledger, context, core.name, stores.clock.now_ms())
+        async with core.lock:
+            info = core.ledgers.get(ledger_id)
+            if info is not None and info.offload == context:
+                if ledger.last_add_confirmed + 1 != info.entries:
+                    raise LedgerAssertion(
+                        f"Ledger {ledger_id} of {core.name} has {ledger.last_add_confirmed + 1} "
+                        f"entries, but its record says {info.entries}: report this as a defect."
+                    )
+                now_ms = stores.clock.now_ms()
+                done = replace(context, complete=True, offloaded_ms=now_ms)
+                await core.save(offloads={ledger_id: done})
+                log.info("ledger_offloaded", name=core.name, ledger=ledger_id)
+                core.trim_soon()
+                return
+        # It was trimmed meanwhile: its copy was deleted before all of it was there.
+        await stores.delete_copy(ledger_id, context)
+
+    async def _begin(self, ledger_id: int) -> OffloadContext | None:
+        """The attempt to be made, which the record names; None if there is nothing to do."""
+        core = self._core
+        async with core.lock:
+            info = core.ledgers.get(ledger_id)
+            if info is None or info.offload is None or info.offload.complete:
+                return None
+            context = info.offload
+            if context.uid not in self._fresh:
+                context = core.stores.cold.new_context(context.location)
+                await core.save(offloads={ledger_id: context})
+            self._fresh.discard(context.uid)
+            return context
+
+    async def stop(self) -> None:
+        """Cut off what is under way; nothing more is begun."""
+        self._stopped = True
+        under_way = {*self._checks, *([self._task] if self._task is not None else [])}
+        for task in under_way:
+            task.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
+
+    # Deleting the ledgers themselves
+
+    async def drop_hot(self, ledger_ids: Collection[int] | None = None) -> list[int]:
+        """Delete the ledgers (these, or all) of which there is a whole copy; which they were.
+
+        Raises `LedgerError`, `MetadataError`: what was not deleted is kept.
+        """
+        dropped = []
+        for info in self.copied():
+            wanted = ledger_ids is None or info.ledger_id in ledger_ids
+            if wanted and info.hot and await self._drop(info.ledger_id):
+                dropped.append(info.ledger_id)
+        return dropped
+
+    async def _drop(self, ledger_id: int) -> bool:
+        core, stores = self._core, self._core.stores
+        info = core.ledgers.get(ledger_id)
+        if info is None or info.offload is None or not info.offload.complete or not info.hot:
+            return False
+        context = info.offload
+        await self._require_whole(info, context)
+        async with core.lock:
+            core.require_running()
+            if core.ledgers.get(ledger_id) is not info or info.offload != context:
+                return False
+            await stores.ledgers.delete(LedgerId(ledger_id))
+            self.forget(ledger_id)
+            await core.save(offloads={ledger_id: replace(context, hot_deleted=True)})
+        stores.cold.counters.hot_deleted += 1
+        log.info("offloaded_ledger_deleted", name=core.name, ledger=ledger_id)
+        return True
+
+    async def _require_whole(self, info: LedgerInfo, context: OffloadContext) -> None:
+        """Look at the copy once more, without the lock, and not longer than the stream is open."""
+        if self._stopped:
+            raise self._closed()
+        check = self._core.loop.create_task(
+            self._core.stores.cold.require_whole(
+                info.ledger_id, context, info.entries, info.size_bytes
+            )
+        )
+        self._checks.add(check)
+        try:
+            await asyncio.wait({check})
+        finally:
+            self._checks.discard(check)
+            check.cancel()
+        if check.cancelled():
+            raise self._closed()
+        check.result()
+
+
+def _may_be_sent_to(offload: OffloadContext | None, location: Location) -> bool:
+    """Whether there is no copy, and none is asked for there already."""
+    if offload is None or offload.complete:
+        return offload is None
+    there = (offload.driver, dict(offload.properties))
+    return there != (location.driver, location.properties)

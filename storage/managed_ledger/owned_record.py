@@ -1,0 +1,121 @@
+"""One record of the metadata store that this process owns: every write proves it.
+
+Rules:
+
+- Writes are conditional on the version last seen.  `VersionConflict` means another owner wrote,
+  and the holder stops.
+- After a write whose outcome is unknown the record is read before the next one: it is still ours
+  at the old version, or with exactly what we wrote and written once since.  Counting matters: who
+  takes the record over may write the same bytes.  Where we wrote what was there before, nothing
+  tells the two apart, and the record counts as theirs.
+- One write at a time; the holder sees to that.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+from storage.metadata.store import (
+    ABSENT,
+    IndexEntry,
+    MetadataError,
+    MetadataStore,
+    Record,
+    Version,
+    VersionConflict,
+)
+
+_NEVER_WRITTEN = -1
+"""How often an absent record was changed: its first write counts 0."""
+
+
+class OwnedRecord:
+    """A metadata record of one writer: each write is conditional on the one before."""
+
+    __slots__ = ("_digest", "_doubt", "_indexes", "_metadata", "_modifications", "_version", "key")
+
+    def __init__(
+        self, metadata: MetadataStore, key: str, indexes: Sequence[IndexEntry] = ()
+    ) -> None:
+        self.key = key
+        self._metadata = metadata
+        self._indexes = indexes
+        self._doubt: bytes | None = None
+        self.adopt(None)
+
+    async def load(self) -> bytes | None:
+        """Read it and take its version; None if there is none."""
+        record = await self._metadata.get(self.key)
+        self.adopt(record)
+        return None if record is None else record.value
+
+    def adopt(self, record: Record | None) -> None:
+        """Own the record (None: there is none) as it was read by other means."""
+        self._version: Version = ABSENT if record is None else record.version
+        self._modifications = _NEVER_WRITTEN if record is None else record.modifications
+        self._digest = None if record is None else _digest(record.value)
+        self._doubt = None
+
+    async def put(self, value: bytes) -> None:
+        """Write it.  Raises `VersionConflict`, or `MetadataError` (outcome unknown)."""
+        if await self._settle() and _digest(value) == self._digest:
+            return  # tried again, and it is there: of a second write nobody could tell whose it was
+        try:
+            result = await self._metadata.put(
+                self.key, value, expect=self._version, indexes=self._indexes
+            )
+        except (MetadataError, asyncio.CancelledError):
+            self._doubt = value
+            raise
+        self._version, self._modifications = result.version, result.modifications
+        self._digest = _digest(value)
+
+    async def require_owned(self) -> None:
+        """Read it afresh; raises `VersionConflict` if another owner wrote it since."""
+        record = await self._metadata.get(self.key, fresh=True)
+        version = ABSENT if record is None else record.version
+        if version != self._version and not self._is_doubted_write(record):
+            raise _taken_over(self.key)
+
+    async def delete(self) -> None:
+        """Remove it.  Raises `VersionConflict`, or `MetadataError` (outcome unknown)."""
+        await self._settle()
+        if self._version == ABSENT:
+            return
+        if await self._metadata.get(self.key) is not None:
+            await self._metadata.delete(self.key, expect=self._version)
+        self.adopt(None)
+
+    async def _settle(self) -> bool:
+        """A3: who claimed the record since an unknown outcome is not overwritten.
+
+        Whether the write in doubt turned out to be stored.
+        """
+        if self._doubt is None:
+            return False
+        record = await self._metadata.get(self.key)
+        version = ABSENT if record is None else record.version
+        stored = version != self._version
+        if stored and not self._is_doubted_write(record):
+            raise _taken_over(self.key)
+        self.adopt(record)
+        return stored
+
+    def _is_doubted_write(self, record: Record | None) -> bool:
+        """Whether nobody has written since, and so nobody else can have claimed it."""
+        return (
+            self._doubt is not None
+            and record is not None
+            and record.value == self._doubt
+            and record.modifications == self._modifications + 1
+            and _digest(record.value) != self._digest
+        )
+
+
+def _taken_over(key: str) -> VersionConflict:
+    return VersionConflict(f"Record {key} was written by another owner: open it anew.")
+
+
+def _digest(value: bytes) -> bytes:
+    """Of what is stored, which may be large."""
+    return hashlib.blake2b(value, digest_size=16).digest()

@@ -1,0 +1,320 @@
+"""Paths and encoding of the records of managed ledgers and cursors: Pulsar's own formats.
+
+Rules:
+
+- `/managed-ledgers/<ledger path>` is a stream, its children are its durable cursors.  Streams are
+  also in the index `managed-ledgers` by their path.
+- Written plain.  Read plain or with Pulsar's compression header (none, LZ4 or ZLIB; other kinds are
+  refused with the setting that turns them off over there).
+- Acknowledged entries of a cursor are written as ranges while those are fewer bytes, else as words
+  of a bit set; both are read.  Only ranges fit into the cursor's own record.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import lz4.block
+from google.protobuf.message import DecodeError
+
+from magnetar.protocol import ack_set
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import decode_name, encode_name
+from storage.managed_ledger import managed_ledger_pb2 as pb
+from storage.managed_ledger.ack_ranges import AckRanges, BatchBits
+from storage.managed_ledger.ledger_map import LedgerInfo
+from storage.managed_ledger.types import CorruptRecord
+from storage.offload.context import OffloadContext
+
+ROOT = "/managed-ledgers"
+NAMES_INDEX = "managed-ledgers"
+"""Index of all streams by name: their keys are of many levels, which no scan covers."""
+INLINE_LEDGER_ID = -1
+"""In a cursor record: the position is in the record itself."""
+_RANGE_BYTES = 16
+_WORD_BYTES = 1
+_COMPRESSION_MAGIC = b"\x47\x78"
+_MAX_RECORD_BYTES = 64 * 1024 * 1024
+_DOTS = {".": "%2E", "..": "%2E%2E"}
+
+
+def ledger_key(name: str) -> str:
+    """The record key of a stream; `name` is its ledger path."""
+    return f"{ROOT}/{name}"
+
+
+def is_ledger_key(key: str) -> bool:
+    """Whether a record found in the index of streams is one: other records may use its name."""
+    return key.startswith(f"{ROOT}/")
+
+
+def cursor_key(name: str, cursor: str) -> str:
+    """The record key of a durable cursor."""
+    part = encode_name(cursor)
+    return f"{ledger_key(name)}/{_DOTS.get(part, part)}"
+
+
+def cursor_name(child: str) -> str:
+    """The cursor's name from the last part of its key."""
+    return decode_name(child)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What the record of a stream says."""
+
+    ledgers: tuple[LedgerInfo, ...] = ()
+    terminated: Position | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorState:
+    """A cursor's position as read: `spans` are (exclusive, inclusive) ends and may cross ledgers,
+    `words` are bit sets from entry 0 of a ledger on.
+    """
+
+    mark_delete: Position
+    spans: tuple[tuple[Position, Position], ...] = ()
+    words: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    batches: Mapping[Position, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRecord:
+    """What the record of a cursor says."""
+
+    ledger_id: int
+    state: CursorState
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorSnapshot:
+    """A cursor's live state, to be encoded at once (nothing is copied)."""
+
+    mark_delete: Position
+    acked: AckRanges
+    batches: BatchBits
+
+
+def encode_stream(record: StreamRecord) -> bytes:
+    """The value of a stream's record; the ledger being written is listed by its id only."""
+    info = pb.ManagedLedgerInfo()
+    for ledger in record.ledgers:
+        item = info.ledgerInfo.add(ledgerId=ledger.ledger_id)
+        if ledger.closed_ms:
+            item.entries = ledger.entries
+            item.size = ledger.size_bytes
+            item.timestamp = ledger.closed_ms
+        if ledger.offload is not None:
+            _encode_offload(item.offloadContext, ledger.offload)
+    if record.terminated is not None:
+        info.terminatedPosition.ledgerId = record.terminated.ledger_id
+        info.terminatedPosition.entryId = record.terminated.entry_id
+    for key in sorted(record.properties):
+        info.properties.add(key=key, value=record.properties[key])
+    return info.SerializeToString()
+
+
+def decode_stream(key: str, value: bytes) -> StreamRecord:
+    """What a stream's record says.  Raises `CorruptRecord`."""
+    info = pb.ManagedLedgerInfo()
+    _parse(key, value, info)
+    terminated = None
+    if info.HasField("terminatedPosition"):
+        terminated = _position(info.terminatedPosition)
+    return StreamRecord(
+        tuple(
+            LedgerInfo(
+                item.ledgerId, item.entries, item.size, item.timestamp, _decode_offload(item)
+            )
+            for item in sorted(info.ledgerInfo, key=lambda item: item.ledgerId)
+        ),
+        terminated,
+        {item.key: item.value for item in info.properties},
+    )
+
+
+def _encode_offload(item: pb.OffloadContext, offload: OffloadContext) -> None:
+    most, least = struct.unpack(">qq", offload.uid.bytes)
+    item.uidMsb, item.uidLsb = most, least
+    item.complete = offload.complete
+    item.bookkeeperDeleted = offload.hot_deleted
+    if offload.offloaded_ms:
+        item.timestamp = offload.offloaded_ms
+    item.driverMetadata.name = offload.driver
+    for key in sorted(offload.properties):
+        item.driverMetadata.properties.add(key=key, value=offload.properties[key])
+
+
+def _decode_offload(ledger: pb.ManagedLedgerInfo.LedgerInfo) -> OffloadContext | None:
+    item = ledger.offloadContext
+    if not item.HasField("uidMsb"):
+        return None
+    return OffloadContext(
+        UUID(bytes=struct.pack(">qq", item.uidMsb, item.uidLsb)),
+        item.driverMetadata.name,
+        {each.key: each.value for each in item.driverMetadata.properties},
+        item.complete,
+        item.bookkeeperDeleted,
+        item.timestamp,
+    )
+
+
+def encode_cursor(
+    ledger_id: int, snapshot: CursorSnapshot, properties: Mapping[str, str], now_ms: int
+) -> bytes:
+    """The value of a cursor's record: all of the position, or a hint beside its ledger's id."""
+    info = pb.ManagedCursorInfo(
+        cursorsLedgerId=ledger_id,
+        markDeleteLedgerId=snapshot.mark_delete.ledger_id,
+        markDeleteEntryId=snapshot.mark_delete.entry_id,
+        lastActive=now_ms,
+    )
+    if ledger_id == INLINE_LEDGER_ID:
+        info.individualDeletedMessages.extend(_encode_ranges(snapshot.acked))
+        info.batchedEntryDeletionIndexInfo.extend(_encode_batches(snapshot.batches))
+    for name in sorted(properties):
+        info.cursorProperties.add(name=name, value=properties[name])
+    return info.SerializeToString()
+
+
+def decode_cursor(key: str, value: bytes) -> CursorRecord:
+    """What a cursor's record says.  Raises `CorruptRecord`."""
+    info = pb.ManagedCursorInfo()
+    _parse(key, value, info)
+    return CursorRecord(
+        info.cursorsLedgerId,
+        CursorState(
+            Position(info.markDeleteLedgerId, info.markDeleteEntryId),
+            _decode_ranges(info.individualDeletedMessages),
+            (),
+            _decode_batches(key, info.batchedEntryDeletionIndexInfo),
+        ),
+        {item.name: item.value for item in info.cursorProperties},
+    )
+
+
+def encode_position(snapshot: CursorSnapshot) -> bytes:
+    """One entry of a cursor's ledger."""
+    info = pb.PositionInfo(
+        ledgerId=snapshot.mark_delete.ledger_id, entryId=snapshot.mark_delete.entry_id
+    )
+    acked = snapshot.acked
+    if acked.run_count() * _RANGE_BYTES <= acked.word_count() * _WORD_BYTES:
+        info.individualDeletedMessages.extend(_encode_ranges(acked))
+    else:
+        for ledger_id, words in acked.words().items():
+            info.individualDeletedMessageRanges.add(key=ledger_id, values=words)
+    info.batchedEntryDeletionIndexInfo.extend(_encode_batches(snapshot.batches))
+    return info.SerializeToString()
+
+
+def decode_position(key: str, value: bytes) -> CursorState:
+    """The position in an entry of a cursor's ledger; `key` names the cursor in errors.
+
+    Words count only where there are no ranges, as in Pulsar.  Raises `CorruptRecord`.
+    """
+    info = pb.PositionInfo()
+    _parse(key, value, info, compressed=False)
+    spans = _decode_ranges(info.individualDeletedMessages)
+    words = () if spans else tuple(info.individualDeletedMessageRanges)
+    return CursorState(
+        Position(info.ledgerId, info.entryId),
+        spans,
+        tuple((item.key, tuple(item.values)) for item in words),
+        _decode_batches(key, info.batchedEntryDeletionIndexInfo),
+    )
+
+
+def inline_bytes(snapshot: CursorSnapshot) -> int:
+    """About how large the snapshot is in a cursor's record."""
+    return (snapshot.acked.run_count() + 2 * len(snapshot.batches)) * _RANGE_BYTES
+
+
+def _encode_ranges(acked: AckRanges) -> Iterator[pb.MessageRange]:
+    for ledger_id, first, last in acked.ranges():
+        yield pb.MessageRange(
+            lowerEndpoint=pb.NestedPositionInfo(ledgerId=ledger_id, entryId=first - 1),
+            upperEndpoint=pb.NestedPositionInfo(ledgerId=ledger_id, entryId=last),
+        )
+
+
+def _encode_batches(batches: BatchBits) -> Iterator[pb.BatchedEntryDeletionIndexInfo]:
+    for position, remaining in batches.items():
+        yield pb.BatchedEntryDeletionIndexInfo(
+            position=pb.NestedPositionInfo(ledgerId=position.ledger_id, entryId=position.entry_id),
+            deleteSet=ack_set.to_words(remaining),
+        )
+
+
+def _decode_ranges(
+    ranges: Iterable[pb.MessageRange],
+) -> tuple[tuple[Position, Position], ...]:
+    return tuple((_position(item.lowerEndpoint), _position(item.upperEndpoint)) for item in ranges)
+
+
+def _decode_batches(
+    key: str, batches: Iterable[pb.BatchedEntryDeletionIndexInfo]
+) -> dict[Position, int]:
+    found: dict[Position, int] = {}
+    for item in batches:
+        words = list(item.deleteSet)
+        if len(words) * 64 > ack_set.MAX_BATCH_SIZE:
+            raise _corrupt(key, f"a batch with {len(words)} words of acknowledgements")
+        bits = ack_set.from_words(words, len(words) * 64) if words else 0
+        if bits:
+            found[_position(item.position)] = bits
+    return found
+
+
+def _position(info: pb.NestedPositionInfo) -> Position:
+    return Position(info.ledgerId, info.entryId)
+
+
+def _parse(
+    key: str,
+    value: bytes,
+    message: pb.ManagedLedgerInfo | pb.ManagedCursorInfo | pb.PositionInfo | pb.RecordCompression,
+    *,
+    compressed: bool = True,
+) -> None:
+    if compressed and value.startswith(_COMPRESSION_MAGIC):
+        value = _decompress(key, value)
+    try:
+        message.ParseFromString(value)
+    except DecodeError as error:
+        raise _corrupt(key, "bytes that are no such record") from error
+    if not message.IsInitialized():
+        raise _corrupt(key, "only part of such a record")
+
+
+def _decompress(key: str, value: bytes) -> bytes:
+    """Undo Pulsar's compression: magic, length of the head, head, compressed block."""
+    head_end = 6 + int.from_bytes(value[2:6], "big")
+    head = pb.RecordCompression()
+    _parse(key, value[6:head_end], head, compressed=False)
+    block, size = value[head_end:], head.uncompressedSize
+    if not 0 <= size <= _MAX_RECORD_BYTES:
+        raise _corrupt(key, f"a compressed block that says to be {size} bytes")
+    if head.compressionType == 0:
+        return block
+    try:
+        if head.compressionType == 1:
+            return bytes(lz4.block.decompress(block, uncompressed_size=size))
+        if head.compressionType == 2:
+            return zlib.decompressobj().decompress(block, size)
+    except (lz4.block.LZ4BlockError, zlib.error) as error:
+        raise _corrupt(key, "a broken compressed block") from error
+    raise CorruptRecord(
+        f"Record {key} is compressed in a way that is not read here (type {head.compressionType}): "
+        "have Pulsar rewrite it with managedLedgerInfoCompressionType=NONE and "
+        "managedCursorInfoCompressionType=NONE."
+    )
+
+
+def _corrupt(key: str, what: str) -> CorruptRecord:
+    return CorruptRecord(f"Record {key} holds {what}: restore it from a backup.")

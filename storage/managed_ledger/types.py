@@ -1,0 +1,170 @@
+"""What managed ledgers and their users hand to each other: entries, states, limits, errors.
+
+Rules:
+
+- A managed ledger's states move only as `MOVES` says.  FENCED and CLOSED instances never serve
+  again: open the name anew.
+- Errors that `append` raises mean "not taken"; errors given to a publish callback mean "not
+  stored", but for `AppendOutcomeUnknown` and `ManagedLedgerFenced`, where a later opening decides.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from config import bounds
+from magnetar.protocol.ids import Position
+from magnetar.protocol.server_error import (
+    InternalError,
+    MagnetarError,
+    OperatorError,
+    PeerError,
+    ServerError,
+)
+from magnetar.protocol.state_table import StateTable
+from storage.ledger.store import LedgerAssertion
+
+MIB = 1024 * 1024
+MINUTE_MS = 60_000
+
+
+class Entry(NamedTuple):
+    """One stored entry: its place and exactly the bytes that were appended."""
+
+    position: Position
+    data: bytes
+
+
+PublishCallback = Callable[[Position | None, MagnetarError | None], None]
+"""Called once with the position when durable, or with None and the error."""
+
+
+class ManagedLedgerState(enum.Enum):
+    """Where a managed ledger stands.
+
+    OPEN takes appends, ROLLING holds them back while the next ledger is made, TERMINATED is
+    sealed for ever, FENCED lost its ownership, CLOSED was given up by its owner.
+    """
+
+    LOADING = "loading"
+    OPEN = "open"
+    ROLLING = "rolling"
+    TERMINATED = "terminated"
+    FENCED = "fenced"
+    CLOSED = "closed"
+
+
+_S = ManagedLedgerState
+MOVES: StateTable[ManagedLedgerState] = StateTable(
+    {
+        _S.LOADING: frozenset({_S.OPEN, _S.TERMINATED, _S.FENCED, _S.CLOSED}),
+        _S.OPEN: frozenset({_S.ROLLING, _S.TERMINATED, _S.FENCED, _S.CLOSED}),
+        _S.ROLLING: frozenset({_S.OPEN, _S.FENCED, _S.CLOSED}),
+        _S.TERMINATED: frozenset({_S.FENCED, _S.CLOSED}),
+        _S.FENCED: frozenset({_S.CLOSED}),
+        _S.CLOSED: frozenset(),
+    },
+    defect=LedgerAssertion,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What operators set about managed ledgers; the defaults of rolling over are Pulsar's.
+
+    A ledger is rolled over at `ledger_max_entries` or `ledger_max_size_bytes`, but not younger
+    than `ledger_min_age_ms`; and at `ledger_max_age_ms` in any case.
+    """
+
+    ledger_max_entries: int = 50_000
+    ledger_max_size_bytes: int = 2048 * MIB
+    ledger_min_age_ms: int = 10 * MINUTE_MS
+    ledger_max_age_ms: int = 240 * MINUTE_MS
+    cursor_flush_ms: int = 100
+    """Acknowledgements are durable within this time."""
+    entry_cache_bytes: int = 64 * MIB
+    unsubscribed_retention_ms: int = 24 * 60 * MINUTE_MS
+    """How long closed ledgers stay that no durable cursor reads and no retention was set for."""
+    offload_deletion_lag_ms: int = 240 * MINUTE_MS
+    """How long an offloaded ledger stays beside its copy; -1 until it is asked for."""
+    roll_over_buffer_entries: int = bounds.ROLL_OVER_BUFFER_ENTRIES
+    claim_on_open: bool = False
+    """Write every record back when it is read, so that an earlier owner's next write conflicts.
+
+    Needed only where several processes share the stores.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long consumed ledgers stay: until either bound is passed.  -1 no bound, 0 not at all."""
+
+    time_ms: int
+    size_bytes: int
+
+
+NO_RETENTION = Retention(0, 0)
+
+RetentionSource = Callable[[], Retention | None]
+"""The policy of this moment; None if nobody set one."""
+
+
+class ManagedLedgerTerminated(PeerError):
+    """The stream is sealed: write to its successors."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_TERMINATED_ERROR
+
+
+class ManagedLedgerNotFound(PeerError):
+    """There is no such stream."""
+
+    code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
+
+
+class CursorNotFound(PeerError):
+    """The stream has no such cursor."""
+
+    code: ClassVar[ServerError] = ServerError.SUBSCRIPTION_NOT_FOUND
+
+
+class CursorExists(InternalError):
+    """A cursor of that name is open already: use it, or delete it first."""
+
+    code: ClassVar[ServerError] = ServerError.CONSUMER_BUSY
+
+
+class ManagedLedgerBusy(OperatorError):
+    """Too many appends wait for the next ledger; this one was not taken."""
+
+    code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
+
+
+class ManagedLedgerFenced(InternalError):
+    """Another owner has the stream: this instance has stopped for good."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class ManagedLedgerClosed(InternalError):
+    """This instance was closed: open the stream again."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class AppendOutcomeUnknown(OperatorError):
+    """A write failed and its ledger cannot be recovered now: the entry may turn up later."""
+
+    code: ClassVar[ServerError] = ServerError.PERSISTENCE_ERROR
+
+
+class OrphansAreSwept(OperatorError):
+    """Orphaned ledgers were asked for where the stores are not shared."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class CorruptRecord(OperatorError):
+    """A stored record of a managed ledger or cursor cannot be understood."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR

@@ -1,0 +1,18 @@
+"""The stock client's consumers of a whole namespace."""
+
+import pytest
+
+from tests.java.conftest import RunCase
+
+
+@pytest.mark.parametrize(
+    ("case", "messages"),
+    [("namespace_queue", 40), ("namespace_filtered", 30), ("namespace_stream", 40)],
+)
+def test_topics_that_exist_and_topics_that_come(
+    run_case: RunCase, case: str, messages: int
+) -> None:
+    facts = run_case(case)
+    assert facts["expected"] == messages
+    assert facts["missing"] == []
+    assert facts["unexpected"] == []

@@ -1,0 +1,100 @@
+"""Scalable topics over REST: what Magnetar answers, and what the peer does instead.
+
+No Java is needed to ask, but the peer is a Java program: these cases run where the others do.
+"""
+
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import pytest
+
+from tests.java.broker_under_test import BrokerUnderTest
+
+Ask = Callable[..., int]
+MAX_REDIRECTS: Final = 5
+
+
+@pytest.fixture
+def ask(broker: BrokerUnderTest) -> Ask:
+    """Sends a request below /admin/v2/scalable, to where it is redirected too; gives the status."""
+
+    def send(method: str, path: str, body: str | None = None) -> int:
+        url = f"{broker.admin_url}/admin/v2/scalable/{path}"
+        for _ in range(MAX_REDIRECTS):
+            request = urllib.request.Request(
+                url,
+                data=None if body is None else body.encode(),
+                headers={"Content-Type": "application/json"},
+                method=method,
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.TEMPORARY_REDIRECT:
+                    return error.code
+                url = error.headers["Location"]
+        raise AssertionError(f"sent around in a circle: {url}")
+
+    return send
+
+
+@pytest.fixture
+def topic(ask: Ask) -> str:
+    """A fresh topic with four segments, of which segment 0 has been split."""
+    path = f"public/default/rest-{uuid.uuid4().hex[:8]}"
+    assert ask("PUT", f"{path}?numInitialSegments=4", "{}") == 204
+    assert ask("POST", f"{path}/split/0") == 204
+    return path
+
+
+def test_both_answer_the_same(ask: Ask, topic: str) -> None:
+    assert ask("PUT", f"{topic}?numInitialSegments=4", "{}") == 409
+    assert ask("PUT", f"{topic}-x?numInitialSegments=0", "{}") == 412
+    assert ask("GET", topic) == 200
+    assert ask("GET", f"{topic}/stats") == 200
+    assert ask("GET", "public/default?property=x") == 412
+    assert ask("PUT", f"{topic}/subscriptions/s?type=STREAM") == 204
+    assert ask("GET", f"{topic}-x") == 404
+    assert ask("DELETE", f"{topic}?force=true") == 204
+    assert ask("DELETE", topic) == 404
+
+
+@pytest.mark.parametrize(
+    ("action", "magnetar"),
+    [
+        ("{topic}/split/99", 404),
+        ("{topic}/split/0", 412),
+        ("{topic}/merge/1/3", 412),
+        ("{topic}/merge/1/99", 404),
+        ("{topic}-x/split/0", 404),
+    ],
+    ids=["split_unknown", "split_sealed", "merge_distant", "merge_unknown", "split_nowhere"],
+)
+def test_what_cannot_be_reshaped(
+    ask: Ask, topic: str, on_peer: bool, action: str, magnetar: int
+) -> None:
+    # docs/differences.md, REST
+    assert ask("POST", action.format(topic=topic)) == (500 if on_peer else magnetar)
+
+
+def test_statistics_of_a_missing_topic(ask: Ask, topic: str, on_peer: bool) -> None:
+    assert ask("GET", f"{topic}-x/stats") == (500 if on_peer else 404)
+
+
+def test_a_topic_in_a_missing_namespace(ask: Ask, on_peer: bool) -> None:
+    status = ask("PUT", "nobody/nowhere/x?numInitialSegments=1", "{}")
+    assert status == (204 if on_peer else 404)
+
+
+def test_the_history_of_a_topic(ask: Ask, topic: str, on_peer: bool) -> None:
+    assert ask("GET", f"{topic}/history") == (404 if on_peer else 200)
+
+
+def test_automatic_changes_cannot_be_switched_on(ask: Ask, topic: str, on_peer: bool) -> None:
+    status = ask("POST", f"{topic}/autoScalePolicy", '{"enabled": true}')
+    assert status == (204 if on_peer else 412)

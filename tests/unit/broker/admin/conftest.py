@@ -1,0 +1,78 @@
+"""A broker with its REST port, and who asks it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from broker.admin.app import AdminServer
+from tests.support.embedded_broker import running
+
+
+class Rest:
+    """Calls one broker; answers are (status, decoded body)."""
+
+    def __init__(self, session: aiohttp.ClientSession, port: int, binary_port: int) -> None:
+        self._session = session
+        self._base = f"http://127.0.0.1:{port}"
+        self.binary_port = binary_port
+
+    async def call(self, method: str, path: str, body: object = None) -> tuple[int, object]:
+        json = {} if body is None else {"json": body}
+        async with self._session.request(method, self._base + path, **json) as answer:  # type: ignore[arg-type]
+            text = await answer.text()
+            if "json" in answer.headers.get("Content-Type", ""):
+                return answer.status, await answer.json()
+            return answer.status, text
+
+    async def send(self, method: str, path: str, text: str, content_type: str) -> tuple[int, str]:
+        """A body as a tool writes it, under its own content type."""
+        headers = {"Content-Type": content_type}
+        url = self._base + path
+        async with self._session.request(method, url, data=text, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    async def get(self, path: str) -> object:
+        status, body = await self.call("GET", path)
+        assert status == 200, (path, body)
+        return body
+
+    async def done(self, method: str, path: str, body: object = None) -> None:
+        status, answer = await self.call(method, path, body)
+        assert status == 204, (method, path, answer)
+
+    async def refused(self, status: int, method: str, path: str, body: object = None) -> str:
+        """The reason of a refusal with the expected status."""
+        got, answer = await self.call(method, path, body)
+        assert got == status, (method, path, answer)
+        assert isinstance(answer, dict)
+        assert list(answer) == ["reason"]
+        return str(answer["reason"])
+
+
+@asynccontextmanager
+async def asking(data: Path, **settings: object) -> AsyncIterator[Rest]:
+    """A broker of its own with these settings."""
+    async with running(data, **settings) as broker:
+        admin = AdminServer(broker)
+        await admin.start()
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield Rest(session, admin.port, broker.port)
+        finally:
+            await admin.stop()
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with asking(tmp_path, auto_topic_creation=False) as rest:
+        yield rest
+
+
+@pytest.fixture
+async def creating(tmp_path: Path) -> AsyncIterator[Rest]:
+    """Of a broker that makes topics when they are first used."""
+    async with asking(tmp_path, auto_topic_creation=True) as rest:
+        yield rest

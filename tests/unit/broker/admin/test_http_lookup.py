@@ -1,0 +1,69 @@
+"""What a client with an http:// service URL asks before it sends or reads anything."""
+
+import re
+
+import pytest
+
+from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.raw_client import RawClient
+from tests.support.raw_handles import BrokerError
+from tests.unit.broker.admin.conftest import Rest
+
+PERSISTENT = "/admin/v2/persistent/public/default"
+NAMESPACE = "/admin/v2/namespaces/public/default"
+LOOKUP = "/lookup/v2/topic"
+CHECK = "partitions?checkAllowAutoCreation=true"
+
+
+async def test_a_new_topic_may_be_used(creating: Rest) -> None:
+    assert await creating.get(f"{PERSISTENT}/x/{CHECK}") == {"partitions": 0, "deleted": False}
+    found = await creating.get(f"{LOOKUP}/persistent/public/default/x")
+    assert isinstance(found, dict)
+    assert found["brokerUrl"] == f"pulsar://127.0.0.1:{creating.binary_port}"
+    assert await creating.get(PERSISTENT) == [], "whoever opens it makes it"
+    client = await RawClient.open("127.0.0.1", creating.binary_port)
+    await client.create_producer("persistent://public/default/x")
+    assert await creating.get(PERSISTENT) == ["persistent://public/default/x"]
+    assert await creating.get(f"{PERSISTENT}/x/{CHECK}") == {"partitions": 0, "deleted": False}
+    await client.close()
+
+
+async def test_a_new_topic_gets_the_partitions_of_its_namespace(creating: Rest) -> None:
+    policy = {
+        "allowAutoTopicCreation": True,
+        "topicType": "partitioned",
+        "defaultNumPartitions": 3,
+    }
+    await creating.done("POST", f"{NAMESPACE}/autoTopicCreation", policy)
+    await creating.refused(404, "GET", f"{PERSISTENT}/x/partitions")
+    assert await creating.get(f"{PERSISTENT}/x/{CHECK}") == {"partitions": 3, "deleted": False}
+    assert await creating.get(f"{PERSISTENT}/partitioned") == ["persistent://public/default/x"]
+
+
+async def test_what_may_not_be_made_is_not_found(creating: Rest) -> None:
+    await creating.refused(404, "GET", f"{PERSISTENT}/x/partitions")
+    await creating.refused(404, "GET", f"/admin/v2/persistent/public/none/x/{CHECK}")
+    await creating.done("PUT", "/admin/v2/scalable/public/default/s")
+    await creating.refused(404, "GET", f"{PERSISTENT}/s/{CHECK}")
+    await creating.done("PUT", f"{PERSISTENT}/p/partitions", 2)
+    await creating.refused(404, "GET", f"{PERSISTENT}/p-partition-2/{CHECK}")
+    policy = {"allowAutoTopicCreation": False}
+    await creating.done("POST", f"{NAMESPACE}/autoTopicCreation", policy)
+    await creating.refused(404, "GET", f"{PERSISTENT}/x/{CHECK}")
+
+
+async def test_names_are_listed_by_their_domain(rest: Rest) -> None:
+    await rest.done("PUT", f"{PERSISTENT}/x")
+    names = ["persistent://public/default/x"]
+    for mode, wanted in (("PERSISTENT", names), ("ALL", names), ("NON_PERSISTENT", [])):
+        assert await rest.get(f"{NAMESPACE}/topics?mode={mode}") == wanted
+    assert "NON_PERSISTENT" in await rest.refused(412, "GET", f"{NAMESPACE}/topics?mode=some")
+
+
+async def test_a_lookup_refuses_what_the_wire_refuses(rest: Rest) -> None:
+    reason = await rest.refused(405, "GET", f"{LOOKUP}/non-persistent/public/default/x")
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    command = pb.CommandLookupTopic(topic="non-persistent://public/default/x")
+    with pytest.raises(BrokerError, match=re.escape(reason)):
+        await client.request(pb.BaseCommand.LOOKUP, command)
+    await client.close()

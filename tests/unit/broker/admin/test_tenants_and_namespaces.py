@@ -1,0 +1,193 @@
+"""What tools send when they make, change and delete tenants and namespaces."""
+
+import pytest
+
+from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.raw_client import RawClient
+from tests.unit.broker.admin.conftest import Rest
+
+NAMESPACES = "/admin/v2/namespaces"
+TENANTS = "/admin/v2/tenants"
+BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
+EMPTY = {"replication_clusters": ["standalone"], "bundles": BUNDLES}
+ROLES: dict[str, object] = {
+    "namespace_auth": {},
+    "destination_auth": {},
+    "subscription_auth_roles": {},
+}
+OF_JAVA: dict[str, object] = {
+    "auth_policies": ROLES,
+    "replication_clusters": [],
+    "allowed_clusters": [],
+    "bundles": {"numBundles": 4},
+    "backlog_quota_map": {},
+    "clusterDispatchRate": {},
+    "topicDispatchRate": {},
+    "subscriptionDispatchRate": {},
+    "replicatorDispatchRate": {},
+    "clusterSubscribeRate": {},
+    "publishMaxMessageRate": {},
+    "latency_stats_sample_rate": {},
+    "deleted": False,
+    "encryption_required": False,
+    "subscription_auth_mode": "None",
+    "offload_threshold": -1,
+    "offload_threshold_in_seconds": -1,
+    "schema_compatibility_strategy": "UNDEFINED",
+    "is_allow_auto_update_schema": True,
+    "is_allow_auto_update_schema_with_replicator": True,
+    "schema_validation_enforced": False,
+    "subscription_types_enabled": [],
+    "properties": {},
+    "migrated": False,
+}
+"""As pulsar-admin and the Java admin of 5.0.0-M1 send it, with what the broker shows added."""
+OF_GO: dict[str, object] = {
+    "bundles": {"boundaries": None, "numBundles": 4},
+    "persistence": None,
+    "message_ttl_in_seconds": None,
+    "offload_threshold": -1,
+    "antiAffinityGroup": "",
+    "replication_clusters": None,
+    "backlog_quota_map": {},
+    "schema_auto_update_compatibility_strategy": "",
+    "schema_compatibility_strategy": "",
+    "auth_policies": {"namespace_auth": None, "destination_auth": {}},
+    "subscription_auth_mode": "",
+    "is_allow_auto_update_schema": None,
+}
+
+
+@pytest.mark.parametrize("policies", [OF_JAVA, OF_GO], ids=["java", "go"])
+async def test_defaults_of_a_tool_ask_for_nothing_and_are_not_stored(
+    rest: Rest, policies: dict[str, object]
+) -> None:
+    await rest.done("PUT", f"{NAMESPACES}/public/n", policies)
+    assert await rest.get(f"{NAMESPACES}/public/n") == EMPTY
+    assert await rest.get(f"{NAMESPACES}/public/n/bundles") == BUNDLES
+
+
+async def test_policies_that_are_served_are_given_at_creation(rest: Rest) -> None:
+    served: dict[str, object] = {
+        "retention_policies": {"retentionTimeInMinutes": 3, "retentionSizeInMB": 4},
+        "deduplicationEnabled": True,
+        "autoTopicCreationOverride": {"allowAutoTopicCreation": False},
+        "offload_deletion_lag_ms": 5,
+        "offload_threshold": 0,
+        "schema_compatibility_strategy": "BACKWARD",
+    }
+    await rest.done("PUT", f"{NAMESPACES}/public/n", OF_JAVA | served)
+    assert await rest.get(f"{NAMESPACES}/public/n") == EMPTY | served
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("message_ttl_in_seconds", 10),
+        ("max_producers_per_topic", 1),
+        ("backlog_quota_map", {"destination_storage": {"limit": -1, "policy": "x"}}),
+        ("delayed_delivery_policies", {"active": False}),
+        ("is_allow_auto_update_schema", False),
+        ("encryption_required", True),
+        ("deleted", True),
+        ("no_such_policy", "x"),
+        ("retention_policies", {"retentionTimeInMinutes": -2, "retentionSizeInMB": 0}),
+        ("retention_policies", {"retentionTimeInMinutes": 1, "retentionSizeInMB": 1, "more": 1}),
+        ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "some"}),
+        ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "partitioned"}),
+    ],
+)
+async def test_a_policy_that_is_not_served_makes_no_namespace(
+    rest: Rest, member: str, value: object
+) -> None:
+    reason = await rest.refused(412, "PUT", f"{NAMESPACES}/public/n", {member: value})
+    assert member in reason
+    await rest.refused(404, "GET", f"{NAMESPACES}/public/n")
+
+
+@pytest.mark.parametrize("member", ["replication_clusters", "allowed_clusters"])
+async def test_a_namespace_is_in_this_cluster_alone(rest: Rest, member: str) -> None:
+    own, other = {member: ["standalone"]}, {member: ["standalone", "other"]}
+    assert "other" in await rest.refused(403, "PUT", f"{NAMESPACES}/public/n", other)
+    await rest.done("PUT", f"{NAMESPACES}/public/n", own)
+
+
+async def test_a_tenant_is_stored_as_it_is_told(rest: Rest) -> None:
+    own = {"adminRoles": [], "allowedClusters": ["standalone"]}
+    for name, info in (("a", None), ("b", {}), ("c", {"allowedClusters": [], "adminRoles": None})):
+        await rest.done("PUT", f"{TENANTS}/{name}", info)
+        assert await rest.get(f"{TENANTS}/{name}") == own
+    await rest.done("POST", f"{TENANTS}/a", {**own, "adminRoles": ["me"]})
+    assert await rest.get(f"{TENANTS}/a") == {**own, "adminRoles": ["me"]}
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+async def test_what_a_tenant_cannot_be_is_refused(rest: Rest, method: str) -> None:
+    path = f"{TENANTS}/{'t' if method == 'PUT' else 'public'}"
+    assert "other" in await rest.refused(412, method, path, {"allowedClusters": ["other"]})
+    assert "quota" in await rest.refused(400, method, path, {"quota": 5})
+    for wrong in ({"adminRoles": "me"}, {"adminRoles": [1]}, {"allowedClusters": "standalone"}):
+        assert "list of names" in await rest.refused(400, method, path, wrong)
+
+
+async def test_a_namespace_goes_with_its_topics_when_it_is_told_to(creating: Rest) -> None:
+    path, topics = f"{NAMESPACES}/public/n", "/admin/v2/persistent/public/n"
+    await creating.done("PUT", path)
+    await creating.done("PUT", f"{topics}/x")
+    await creating.done("PUT", f"{topics}/p/partitions", 3)
+    await creating.done("PUT", "/admin/v2/scalable/public/n/s?numInitialSegments=2")
+    client = await RawClient.open("127.0.0.1", creating.binary_port)
+    producer = await client.create_producer("persistent://public/n/x")
+    assert "force" in await creating.refused(409, "DELETE", f"{path}?force=false")
+    await creating.done("DELETE", f"{path}?force=true")
+    await client.wait(producer.events.get())
+    await creating.refused(404, "GET", path)
+    await creating.refused(404, "DELETE", f"{path}?force=true")
+    await creating.done("PUT", path)
+    for left in (topics, f"{topics}/partitioned", "/admin/v2/scalable/public/n"):
+        assert await creating.get(left) == []
+    await client.close()
+
+
+async def test_a_tenant_goes_with_its_namespaces_when_it_is_told_to(rest: Rest) -> None:
+    await rest.done("PUT", f"{TENANTS}/t")
+    for name in ("a", "b"):
+        await rest.done("PUT", f"{NAMESPACES}/t/{name}")
+        await rest.done("PUT", f"/admin/v2/persistent/t/{name}/x")
+    await rest.refused(409, "DELETE", f"{TENANTS}/t")
+    await rest.done("DELETE", f"{TENANTS}/t?force=true")
+    await rest.refused(404, "GET", f"{TENANTS}/t")
+    await rest.done("PUT", f"{TENANTS}/t")
+    assert await rest.get(f"{NAMESPACES}/t") == []
+
+
+async def test_a_namespace_scales_by_hand(rest: Rest) -> None:
+    path = f"{NAMESPACES}/public/default/scalableTopicAutoScalePolicy"
+    assert await rest.get(path) == {"enabled": False}
+    await rest.done("POST", path, {"enabled": False})
+    assert "by hand" in await rest.refused(412, "POST", path, {"enabled": True})
+    await rest.done("DELETE", path)
+    none = f"{NAMESPACES}/public/none/scalableTopicAutoScalePolicy"
+    for method, body in (("GET", None), ("POST", {"enabled": False}), ("DELETE", None)):
+        await rest.refused(404, method, none, body)
+
+
+async def test_an_undefined_strategy_is_that_of_the_broker(rest: Rest) -> None:
+    path = f"{NAMESPACES}/public/default/schemaCompatibilityStrategy"
+    await rest.done("PUT", path, "BACKWARD")
+    assert await rest.get(path) == "BACKWARD"
+    await rest.done("PUT", path, "UNDEFINED")
+    assert (await rest.call("GET", path))[0] == 204
+
+
+async def test_there_is_one_listener(rest: Rest) -> None:
+    lookup = "/lookup/v2/topic/persistent/public/default/x"
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    for name in ("", "internal"):
+        assert isinstance(await rest.get(f"{lookup}?listenerName={name}"), dict)
+        command = pb.CommandLookupTopic(
+            topic="persistent://public/default/x", advertised_listener_name=name
+        )
+        await client.request(pb.BaseCommand.LOOKUP, command)
+    assert "'outside'" in await rest.refused(405, "GET", f"{lookup}?listenerName=outside")
+    await client.close()

@@ -1,0 +1,94 @@
+"""The broker's clock beside the metadata store's."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app.clock_check import ClockCheck, ClockSkew
+from config import bounds
+from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.store import MetadataError
+
+NOW_MS = 1_700_000_000_000
+BOUND_MS = bounds.CLOCK_SKEW_MAX_MS
+
+
+class TickingClock:
+    """Ten milliseconds later at each look."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+
+    def now_ms(self) -> int:
+        self.ms += 10
+        return self.ms
+
+
+class TimedStore(MemoryMetadataStore):
+    """A store whose servers have a clock of their own; None: none."""
+
+    def __init__(self, clock: TickingClock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.behind_ms: int | None = 0
+        self.asked = 0
+        self.fails = False
+
+    async def server_time_ms(self) -> int | None:
+        self.asked += 1
+        if self.fails:
+            raise MetadataError("away")
+        return None if self.behind_ms is None else self.clock.now_ms() - self.behind_ms
+
+
+@pytest.fixture
+async def store() -> TimedStore:
+    return TimedStore(TickingClock())
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "skew_ms"),
+    [(0, 0), (10, 0), (-10, 0), (1_010, 1_000), (-1_010, -1_000), (None, 0)],
+)
+async def test_the_skew_is_what_the_time_of_the_question_does_not_explain(
+    store: TimedStore, behind_ms: int | None, skew_ms: int
+) -> None:
+    store.behind_ms = behind_ms
+    check = ClockCheck(store, store.clock)
+    await check.start()
+    assert check.skew_ms == skew_ms
+    await check.stop()
+
+
+@pytest.mark.parametrize(("behind_ms", "text"), [(1, "ahead of"), (-1, "behind")])
+async def test_a_broker_does_not_start_with_a_clock_that_differs_too_much(
+    store: TimedStore, behind_ms: int, text: str
+) -> None:
+    store.behind_ms = behind_ms * (BOUND_MS + 1_000)
+    with pytest.raises(ClockSkew, match=text):
+        await ClockCheck(store, store.clock).start()
+
+
+async def test_a_clock_that_goes_wrong_later_is_told_in_the_log(
+    store: TimedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.app.clock_check.CLOCK_CHECK_S", 0.001)
+    check = ClockCheck(store, store.clock)
+    await check.start()
+    with capture_logs() as logs:
+        store.fails = True
+        asked = store.asked
+        await until_asked(store, asked + 2)
+        store.fails, store.behind_ms = False, BOUND_MS + 1_000
+        async with asyncio.timeout(10):
+            while not any(one["event"] == "clock_skew" for one in logs):
+                await asyncio.sleep(0.001)
+    assert check.skew_ms > BOUND_MS
+    await check.stop()
+
+
+async def until_asked(store: TimedStore, times: int) -> None:
+    async with asyncio.timeout(10):
+        while store.asked < times:
+            await asyncio.sleep(0.001)

@@ -1,0 +1,200 @@
+"""What another broker is asked about a segment: typed requests, and errors that cross."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import cast
+
+import pytest
+
+from broker.placement import BrokerAddress
+from broker.placement.peer_failed import PeerFailed
+from broker.placement.typed_request import MalformedRequest, PositionOfOneBroker, encode
+from broker.scalable.host import ScalableHost
+from broker.scalable.local_segments import LocalSegments
+from broker.scalable.segment_requests import (
+    SEGMENT_REQUESTS,
+    CreateSubscription,
+    DeleteSegment,
+    DeleteSubscription,
+    DropHotLedgers,
+    OffloadManifest,
+    OffloadSegment,
+    SealSegment,
+    SeekSubscription,
+    SeekSubscriptionToTime,
+    SegmentRequest,
+    SegmentStats,
+    ViewRunningSegment,
+    ViewSegment,
+)
+from broker.scalable.segment_view import SegmentView, SubscriptionView
+from broker.scalable.segments import SegmentAway, SegmentCallFailed, Segments
+from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.topic import SubscriptionNotFound, TopicNotFound
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
+from magnetar.protocol.names import SegmentName
+from magnetar.protocol.server_error import MagnetarError, ServerError
+from tests.unit.broker.placement.cluster import Cluster
+from tests.unit.broker.scalable.node import TOPIC
+
+WHOLE = SegmentName(TOPIC, 0, 0xFFFF, 0)
+VIEW = SegmentView(
+    sealed=True,
+    entries=3,
+    producers=1,
+    subscriptions={
+        "s": SubscriptionView(
+            durable=True, backlog=2, at_end=False, consumers=1, properties={"k": "v"}
+        )
+    },
+)
+REQUESTS: list[SegmentRequest[object]] = [
+    ViewSegment(WHOLE),
+    ViewRunningSegment(WHOLE),
+    CreateSubscription(WHOLE, "s", LATEST, {"k": "v"}),
+    DeleteSubscription(WHOLE, "s", force=True),
+    SeekSubscription(WHOLE, "s", EARLIEST),
+    SeekSubscriptionToTime(WHOLE, "s", 7),
+    SealSegment(WHOLE),
+    DeleteSegment(WHOLE),
+    SegmentStats(WHOLE),
+    OffloadSegment(WHOLE, None),
+    OffloadSegment(WHOLE, "file:///x"),
+    OffloadManifest(WHOLE),
+    DropHotLedgers(WHOLE, None),
+    DropHotLedgers(WHOLE, [1, 2]),
+]
+
+
+class Elsewhere:
+    """A placement whose other broker owns everything, and answers what the test says."""
+
+    shared = True
+    broker_id = "a:1"
+
+    def __init__(self, answer: object = None) -> None:
+        self.answer = answer
+        self.calls: list[tuple[str, object]] = []
+
+    def owner_of(self, _name: object) -> BrokerAddress:
+        return BrokerAddress("pulsar://b:1", broker_id="b:2")
+
+    async def call(
+        self,
+        _owner: BrokerAddress,
+        _method: str,
+        path: str,
+        _query: Mapping[str, str],
+        *,
+        body: object,
+        timeout_s: float,
+    ) -> object:
+        self.calls.append((path.rpartition("/")[2], body))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    @property
+    def placement(self) -> "Elsewhere":
+        return self
+
+    def segments(self) -> Segments:
+        return Segments(cast("ScalableHost", self), cast("LocalSegments", None))
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
+def test_request_arrives_as_it_was_sent(request_: SegmentRequest[object]) -> None:
+    assert SEGMENT_REQUESTS[request_.KIND].from_json(request_.to_json()) == request_
+
+
+def test_every_kind_of_request_is_tried_here() -> None:
+    assert {each.KIND for each in REQUESTS} == SEGMENT_REQUESTS.keys()
+    assert len(SEGMENT_REQUESTS) == 12
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (ViewSegment(WHOLE), VIEW),
+        (ViewRunningSegment(WHOLE), VIEW),
+        (ViewRunningSegment(WHOLE), None),
+        (SealSegment(WHOLE), None),
+        (SegmentStats(WHOLE), {"storageSize": 3, "producers": []}),
+        (DropHotLedgers(WHOLE, None), [1, 2]),
+    ],
+)
+async def test_answer_arrives_as_it_was_given(
+    request_: SegmentRequest[object], answer: object
+) -> None:
+    elsewhere = Elsewhere(encode(answer))
+    assert await elsewhere.segments().ask(request_) == answer
+    assert elsewhere.calls == [(request_.KIND, request_.to_json())]
+
+
+@pytest.mark.parametrize("answer", [None, [], {"sealed": True}, "text"])
+async def test_malformed_answer_is_the_owners_failure(answer: object) -> None:
+    with pytest.raises(SegmentCallFailed, match="answer to view is malformed"):
+        await Elsewhere(answer).segments().ask(ViewSegment(WHOLE))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        {},
+        {"segment": str(WHOLE)},
+        {"segment": str(WHOLE), "name": "s", "force": 1},
+        {"segment": str(WHOLE), "name": None, "force": True},
+        {"segment": str(TOPIC), "name": "s", "force": True},
+        {"segment": str(WHOLE), "name": "s", "force": True, "more": 1},
+    ],
+)
+def test_malformed_request_is_refused(fields: object) -> None:
+    with pytest.raises(MalformedRequest):
+        DeleteSubscription.from_json(fields)
+
+
+async def test_position_of_one_broker_is_refused_and_nobody_is_asked() -> None:
+    elsewhere = Elsewhere()
+    for request in (
+        SeekSubscription(WHOLE, "s", Position(7, 3)),
+        CreateSubscription(WHOLE, "s", Position(7, 3)),
+    ):
+        with pytest.raises(PositionOfOneBroker, match="give EARLIEST or LATEST"):
+            await elsewhere.segments().ask(request)
+    assert elsewhere.calls == []
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "asked"),
+    [
+        (ServerError.TOPIC_NOT_FOUND, TopicNotFound, 1),
+        (ServerError.SUBSCRIPTION_NOT_FOUND, SubscriptionNotFound, 1),
+        (ServerError.CONSUMER_BUSY, ConsumerBusy, 1),
+        (ServerError.METADATA_ERROR, SegmentCallFailed, 1),
+        (99, SegmentCallFailed, 1),
+        (ServerError.SERVICE_NOT_READY, SegmentAway, 6),
+        (None, SegmentAway, 6),
+    ],
+)
+async def test_owners_error_is_raised_here_or_the_owner_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, code: object, error: type[MagnetarError], asked: int
+) -> None:
+    monkeypatch.setattr("broker.scalable.segments.SEGMENT_OWNER_RETRY_PAUSE_S", 0)
+    elsewhere = Elsewhere(PeerFailed("The test refuses.", HTTPStatus.CONFLICT, code))
+    with pytest.raises(error, match="The test refuses"):
+        await elsewhere.segments().ask(SealSegment(WHOLE))
+    assert len(elsewhere.calls) == asked
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("mend", "the same version"), ("seal", "it needs")])
+async def test_broker_refuses_a_request_that_it_does_not_know(
+    cluster: Cluster, kind: str, reason: str
+) -> None:
+    node = await cluster.add()
+    url = f"{node.placement.web_url}/admin/v2/segment-requests/{kind}"
+    async with cluster.http.post(url, json={}) as response:
+        answer = await response.json()
+    assert response.status == HTTPStatus.METHOD_NOT_ALLOWED
+    assert answer["code"] == ServerError.NOT_ALLOWED_ERROR
+    assert reason in answer["reason"]

@@ -1,0 +1,121 @@
+"""Schema histories and namespaces on the in-memory store."""
+
+import asyncio
+import json
+
+import pytest
+import pytest_asyncio
+
+from broker.policies.namespaces import NamespaceExists, NamespaceNotFound, Namespaces, NotEmpty
+from broker.policies.schema_compatibility import (
+    CompatibilityStrategy,
+    IncompatibleSchema,
+    SchemaDefinition,
+    SchemaType,
+)
+from broker.topics.schemas import SchemaNotFound, SchemaRegistry
+from config.settings import Settings
+from magnetar.protocol.names import NamespaceName
+from storage.clock import SystemClock
+from storage.managed_ledger.types import Retention
+from storage.metadata.memory import MemoryMetadataStore
+
+FULL = CompatibilityStrategy.FULL
+STRING = SchemaDefinition(SchemaType.STRING, b"", "s", {"a": "b"})
+
+
+def with_optional(count: int) -> SchemaDefinition:
+    fields = [{"name": f"f{i}", "type": ["null", "int"], "default": None} for i in range(count)]
+    definition = {"type": "record", "name": "R", "fields": fields}
+    return SchemaDefinition(SchemaType.JSON, json.dumps(definition).encode())
+
+
+@pytest_asyncio.fixture
+async def metadata() -> MemoryMetadataStore:
+    return MemoryMetadataStore(SystemClock())
+
+
+@pytest_asyncio.fixture
+async def registry(metadata: MemoryMetadataStore) -> SchemaRegistry:
+    return SchemaRegistry(metadata, SystemClock())
+
+
+async def test_versions_count_up_and_repeat_for_what_is_known(registry: SchemaRegistry) -> None:
+    first, second = with_optional(1), with_optional(2)
+    assert await registry.add("t/n/x", first, FULL) == 0
+    assert await registry.add("t/n/x", second, FULL) == 1
+    assert await registry.add("t/n/x", first, FULL) == 0
+    assert (await registry.get("t/n/x")).definition == second
+    assert (await registry.get("t/n/x", 0)).definition == first
+    with pytest.raises(SchemaNotFound):
+        await registry.get("t/n/x", 2)
+    with pytest.raises(IncompatibleSchema):
+        await registry.add("t/n/x", STRING, FULL)
+
+
+async def test_racing_producers_agree_on_one_version(registry: SchemaRegistry) -> None:
+    versions = await asyncio.gather(*(registry.add("t/n/x", STRING, FULL) for _ in range(20)))
+    assert set(versions) == {0}
+    assert len(await registry.history("t/n/x")) == 1
+
+
+async def test_after_a_deletion_versions_go_on(registry: SchemaRegistry) -> None:
+    await registry.add("t/n/x", STRING, FULL)
+    assert await registry.delete("t/n/x") == 1
+    with pytest.raises(SchemaNotFound):
+        await registry.get("t/n/x")
+    assert await registry.add("t/n/x", with_optional(1), FULL) == 2
+    await registry.forget("t/n/x")
+    assert await registry.add("t/n/x", STRING, FULL) == 0
+
+
+async def test_consumers_bring_the_first_schema_or_must_read(registry: SchemaRegistry) -> None:
+    await registry.check_consumer("t/n/x", SchemaDefinition(SchemaType.AUTO_CONSUME, b""), FULL)
+    assert await registry.history("t/n/x") == []
+    await registry.check_consumer("t/n/x", STRING, FULL)
+    assert (await registry.get("t/n/x")).definition == STRING
+    for other in (with_optional(1), SchemaDefinition(SchemaType.NONE, b"")):
+        with pytest.raises(IncompatibleSchema):
+            await registry.check_consumer("t/n/x", other, FULL)
+    await registry.check_consumer("t/n/y", SchemaDefinition(SchemaType.NONE, b""), FULL)
+    assert (await registry.get("t/n/y")).definition.kind is SchemaType.NONE
+
+
+async def test_namespaces_and_their_policies(metadata: MemoryMetadataStore) -> None:
+    namespaces = Namespaces(metadata, Settings())
+    await namespaces.start()
+    await namespaces.start()
+    assert await namespaces.tenants() == ["public", "pulsar"]
+    name = NamespaceName("public", "other")
+    with pytest.raises(NamespaceNotFound, match="PUT /admin/v2/namespaces/public/other"):
+        await namespaces.require(name)
+    await namespaces.create(name)
+    with pytest.raises(NamespaceExists):
+        await namespaces.create(name)
+    assert (await namespaces.require(name)).retention is None
+    await namespaces.change(
+        name,
+        lambda value: value.update(
+            retention_policies={"retentionTimeInMinutes": 2, "retentionSizeInMB": -1}
+        ),
+    )
+    assert (await namespaces.require(name)).retention == Retention(120_000, -1)
+    with pytest.raises(NotEmpty):
+        await namespaces.delete_tenant("public")
+    await namespaces.delete(name)
+    with pytest.raises(NamespaceNotFound):
+        await namespaces.require(name)
+    await namespaces.stop()
+
+
+async def test_a_change_by_another_broker_arrives(metadata: MemoryMetadataStore) -> None:
+    ours, theirs = Namespaces(metadata, Settings()), Namespaces(metadata, Settings())
+    await ours.start()
+    name = NamespaceName("public", "default")
+    assert (await ours.require(name)).deduplication is None
+    await theirs.change(name, lambda value: value.update(deduplicationEnabled=True))
+    async with asyncio.timeout(5):
+        while (await ours.require(name)).deduplication is not True:
+            await asyncio.sleep(0)
+    await ours.stop()
+    await theirs.stop()

@@ -1,0 +1,267 @@
+"""One connection: handshake, keep-alive, bounds, and what ends it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from broker.app.service import Broker
+from broker.topics.publish_limits import PublishLimits
+from broker.wire.connection import Connection, Handler
+from broker.wire.handlers.produce import send
+from broker.wire.handlers.table import handler_table
+from broker.wire.server import BinaryServer
+from config.bounds import CONNECTION_WRITE_HIGH_WATER, MAX_MESSAGE_SIZE
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.frames import encode_command
+from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from tests.support.raw_client import BrokerError, RawClient, basecommand
+from tests.support.waiting import until
+
+Kind = pb.BaseCommand
+Connect = Callable[..., Awaitable[RawClient]]
+LOOKUP = pb.CommandLookupTopic(topic="persistent://public/default/t", request_id=10**6)
+
+
+def only(broker: Broker) -> Connection:
+    (connection,) = broker.connections
+    return connection
+
+
+def answering(handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
+    """The real table with some handlers replaced."""
+    return {**handler_table(), **handlers}
+
+
+async def serve(broker: Broker, handlers: Mapping[int, Handler]) -> RawClient:
+    """A client of a second socket of the broker, whose commands are handled otherwise."""
+    server = BinaryServer(broker, answering(handlers), send)
+    server.bind("127.0.0.1", 0)
+    await server.start()
+    client = await RawClient.open("127.0.0.1", server.port)
+    await server.stop()
+    return client
+
+
+async def test_the_handshake_settles_version_and_features(broker: Broker, connect: Connect) -> None:
+    client = await connect(pb.CommandConnect(client_version="x", protocol_version=19))
+    connected = client.connected
+    assert connected.protocol_version == 19
+    assert connected.max_message_size == MAX_MESSAGE_SIZE
+    flags = connected.feature_flags
+    assert flags.supports_scalable_topics
+    assert flags.supports_topic_watchers
+    assert flags.supports_get_partitioned_metadata_without_auto_creation
+    assert flags.supports_tc_metadata_discovery
+    assert only(broker).client_version == "x"
+    newer = await connect(pb.CommandConnect(client_version="y", protocol_version=30))
+    assert newer.connected.protocol_version == 21
+
+
+async def test_an_empty_proxy_target_is_a_direct_connection(connect: Connect) -> None:
+    client = await connect(pb.CommandConnect(client_version="x", proxy_to_broker_url=""))
+    await client.ping()
+
+
+async def test_this_broker_is_no_proxy(connect: Connect) -> None:
+    with pytest.raises(BrokerError, match="no live broker"):
+        await connect(pb.CommandConnect(client_version="x", proxy_to_broker_url="other:6650"))
+
+
+async def test_this_broker_by_its_own_name_is_no_proxy(broker: Broker, connect: Connect) -> None:
+    here = broker.placement.broker_url.removeprefix("pulsar://")
+    client = await connect(pb.CommandConnect(client_version="x", proxy_to_broker_url=here))
+    await client.ping()
+
+
+async def test_nothing_is_heard_before_connect(broker: Broker) -> None:
+    client = await RawClient.open_socket("127.0.0.1", broker.port)
+    client.send(Kind.LOOKUP, LOOKUP)
+    refused = await client.wait(client.events.get())
+    assert refused.error.request_id == UNSOLICITED_REQUEST_ID
+    await client.wait_closed()
+
+
+async def test_connect_comes_once(connect: Connect) -> None:
+    client = await connect()
+    client.send(Kind.CONNECT, pb.CommandConnect(client_version="x"))
+    await client.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x7f\xff\xff\xff\x00", b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\x00\x00\x00\x05\xff\xff"],
+)
+async def test_garbage_ends_that_connection_alone(
+    broker: Broker, connect: Connect, garbage: bytes
+) -> None:
+    client, other = await connect(), await connect()
+    client.write(garbage + bytes(100))
+    await client.wait_closed()
+    await other.ping()
+    await until(lambda: len(broker.connections) == 1)
+
+
+async def test_what_came_before_garbage_is_answered(connect: Connect) -> None:
+    client = await connect()
+    answer = asyncio.create_task(client.lookup(LOOKUP.topic))
+    await asyncio.sleep(0)
+    client.write(bytes(64))
+    assert (await answer).broker_service_url
+    await client.wait_closed()
+
+
+async def test_a_command_that_only_brokers_send_ends_the_connection(connect: Connect) -> None:
+    client = await connect()
+    client.send(Kind.SUCCESS, pb.CommandSuccess(request_id=1))
+    await client.wait_closed()
+
+
+async def test_a_fault_of_ours_is_answered_and_does_no_harm(broker: Broker) -> None:
+    def breaks(connection: Connection, command: pb.BaseCommand, entry: bytes | None) -> None:
+        raise KeyError("ours")
+
+    async def breaks_later(
+        connection: Connection, command: pb.BaseCommand, entry: bytes | None
+    ) -> None:
+        raise KeyError("ours")
+
+    client = await serve(broker, {Kind.LOOKUP: breaks, Kind.GET_SCHEMA: breaks_later})
+    for request in (client.lookup(LOOKUP.topic), schema(client)):
+        with pytest.raises(BrokerError, match="its log has the cause") as refused:
+            await request
+        assert pb.ServerError.Name(refused.value.code) == "UnknownError"
+    await client.ping()
+    await client.close()
+
+
+async def schema(client: RawClient) -> None:
+    await client.request(Kind.GET_SCHEMA, pb.CommandGetSchema(topic=LOOKUP.topic))
+
+
+async def test_requests_in_progress_have_a_bound(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.wire.connection.MAX_PENDING_REQUESTS", 10)
+    running: list[int] = []
+    go = asyncio.Event()
+
+    async def waits(connection: Connection, command: pb.BaseCommand, entry: bytes | None) -> None:
+        running.append(command.lookup.request_id)
+        await go.wait()
+        connection.send(
+            basecommand(
+                Kind.LOOKUP_RESPONSE,
+                pb.CommandLookupTopicResponse(request_id=command.lookup.request_id),
+            )
+        )
+
+    client = await serve(broker, {Kind.LOOKUP: waits})
+    answers = [asyncio.create_task(client.lookup(LOOKUP.topic)) for _ in range(100)]
+    await until(lambda: len(running) == 10)
+    go.set()
+    await asyncio.gather(*answers)
+    assert running == sorted(running)
+    assert len(running) == 100
+    await client.close()
+
+
+async def test_the_end_of_a_connection_cancels_its_requests(broker: Broker) -> None:
+    cancelled = asyncio.Event()
+
+    async def waits(connection: Connection, command: pb.BaseCommand, entry: bytes | None) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    client = await serve(broker, {Kind.LOOKUP: waits})
+    client.send(Kind.LOOKUP, LOOKUP)
+    await client.ping()
+    await client.close()
+    await asyncio.wait_for(cancelled.wait(), 10)
+
+
+async def test_a_silent_peer_is_asked_and_then_given_up(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.wire.connection.KEEP_ALIVE_S", 0.05)
+    client = await RawClient.open_socket("127.0.0.1", broker.port)
+    pings: list[bytes] = []
+    monkeypatch.setattr(client, "data_received", pings.append)
+    client._transport.set_protocol(client)  # type: ignore[union-attr]
+    client.send(Kind.CONNECT, pb.CommandConnect(client_version="x"))
+    assert await client.wait_closed()
+    assert b"".join(pings).endswith(encode_command(basecommand(Kind.PING, pb.CommandPing())))
+
+
+async def test_a_peer_that_answers_stays(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.wire.connection.KEEP_ALIVE_S", 0.02)
+    client = await connect()
+    await asyncio.sleep(0.2)
+    await client.ping()
+    assert not client.closed.done()
+
+
+async def test_a_peer_without_handshake_is_given_up(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.wire.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    client = await RawClient.open_socket("127.0.0.1", broker.port)
+    await client.wait_closed()
+    await until(lambda: not broker.connections)
+
+
+async def test_a_peer_that_does_not_read_is_not_read_either(broker: Broker) -> None:
+    served: list[int] = []
+
+    def answers_much(connection: Connection, command: pb.BaseCommand, entry: bytes | None) -> None:
+        served.append(command.lookup.request_id)
+        response = pb.CommandLookupTopicResponse(
+            request_id=command.lookup.request_id, message="x" * 200_000
+        )
+        connection.send(basecommand(Kind.LOOKUP_RESPONSE, response))
+
+    client = await serve(broker, {Kind.LOOKUP: answers_much})
+    connection = only(broker)
+    client._transport.pause_reading()  # type: ignore[union-attr]
+    answers = [asyncio.create_task(client.lookup(LOOKUP.topic)) for _ in range(200)]
+    await until(lambda: not connection.writable)
+    stopped = len(served)
+    assert stopped < 200
+    queued = connection._outbox._bytes + connection._transport.get_write_buffer_size()
+    assert queued < CONNECTION_WRITE_HIGH_WATER + 400_000
+    client._transport.resume_reading()  # type: ignore[union-attr]
+    await asyncio.gather(*answers)
+    assert len(served) == 200
+    await until(lambda: connection.writable)
+    await client.close()
+
+
+async def test_publishing_stops_reading_until_data_is_durable(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.publish_limits._connection_bytes = 20_000
+    producer = await (await connect()).create_producer("persistent://public/default/t")
+    connection, most = only(broker), 0
+    started = PublishLimits.started
+
+    def watched(limits: PublishLimits, publisher: Connection, size: int) -> None:
+        nonlocal most
+        started(limits, publisher, size)
+        most = max(most, publisher.inflight_bytes)
+
+    monkeypatch.setattr(PublishLimits, "started", watched)
+    await producer.send_many([b"x" * 1000] * 500)
+    assert 20_000 < most < 23_000
+    await until(lambda: connection.inflight_bytes == 0)
+
+
+async def test_connections_have_a_bound(broker: Broker, connect: Connect) -> None:
+    object.__setattr__(broker.settings, "max_connections", 1)
+    client = await connect()
+    refused = await RawClient.open_socket("127.0.0.1", broker.port)
+    await refused.wait_closed()
+    await client.ping()

@@ -1,0 +1,143 @@
+"""What an audit keeps of segments that were right for good, and how it knows them again."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from magnetar.protocol.ids import Position
+from magnetar.spark.audit.audited import (
+    PRODUCERS_KEPT,
+    Audited,
+    InvalidState,
+    audited_now,
+    decode,
+    encode,
+    load,
+    still_audited,
+    store,
+)
+from magnetar.spark.audit.order_checks import suspects
+from magnetar.spark.audit.transaction_checks import check_counts
+from magnetar.spark.audit.violations import Findings
+from magnetar.spark.range_facts import SeenProducer, Stamp
+from tests.unit.magnetar.spark.audit.topic_facts import (
+    T0_MS,
+    encrypted,
+    entry,
+    group,
+    seen,
+    segment,
+    snapshot,
+    tally,
+)
+
+ROWS = [("a", b"1"), ("b", b"2")]
+OF_PARENT = entry((10, 0), ROWS, first=7, sent_ms=T0_MS + 50)
+
+
+def kept() -> Audited:
+    """After an audit of one entry in the segment that was split."""
+    scanned = {0: seen(0, [OF_PARENT])}
+    return audited_now(snapshot(), {}, scanned, {0: tuple(tally(ROWS))})  # type: ignore[dict-item]
+
+
+def test_only_sealed_segments_are_kept_and_come_back_from_json() -> None:
+    audited = decode(encode(kept()))
+    assert audited == kept()
+    assert set(audited.segments) == {0}
+    assert audited.segments[0].readable == tally(ROWS)
+    assert audited.segments[0].last_of_producer == {"p": Stamp(T0_MS + 50, 8)}
+    assert set(still_audited(audited, snapshot())) == {0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"raw_end": Position(10, 101)},
+        {"raw_end": Position(99, 100), "horizon": Position(99, 100)},
+        {"topic": "segment://public/default/t/other"},
+        {"sealed": False},
+    ],
+)
+def test_a_segment_that_is_another_one_is_read(changes: Mapping[str, object]) -> None:
+    assert still_audited(kept(), snapshot(segments=[segment(0, **changes)])) == {}
+
+
+def test_a_segment_that_is_not_readable_to_its_end_is_not_kept() -> None:
+    held = snapshot(segments=[segment(0, horizon=Position(10, 50))])
+    assert audited_now(held, {}, {0: seen(0, [OF_PARENT])}, {}).segments == {}
+
+
+@pytest.mark.parametrize("incomplete", [False, True])
+def test_a_segment_is_not_kept_if_later_ones_could_not_be_compared(*, incomplete: bool) -> None:
+    scanned = seen(0, [OF_PARENT])
+    producer = scanned.producers["p"]
+    if incomplete:
+        scanned = replace(scanned, incomplete=1)
+    else:
+        many = {f"p{number}": producer for number in range(PRODUCERS_KEPT + 1)}
+        scanned = replace(scanned, producers=many)
+    assert audited_now(snapshot(), {}, {0: scanned}, {}).segments == {}
+
+
+def test_what_was_kept_stays_so() -> None:
+    before = still_audited(kept(), snapshot())
+    assert audited_now(snapshot(), before, {}, {}) == kept()
+
+
+def test_counts_of_a_segment_that_was_not_read_are_not_missed() -> None:
+    told = {1: {segment(0).topic: tuple(tally(ROWS))}}
+    records = snapshot(group(5, 0, told))  # type: ignore[arg-type]
+    findings = Findings()
+    expected = {("1_5", segment(0).topic): tally(ROWS)}
+    check_counts(expected, [], records, findings, still_audited(kept(), records))
+    assert findings.is_clean
+    check_counts(expected, [], records, findings)
+    assert not findings.is_clean
+
+
+def test_the_order_of_a_producer_is_held_against_what_it_sent_before() -> None:
+    before = still_audited(kept(), snapshot())
+    late = SeenProducer(1, "p", Stamp(T0_MS + 49, 0), Stamp(T0_MS + 60, 1), 2)
+    producers = [*before[0].producers(0), late]
+    assert suspects(producers, snapshot(), Findings()) == {"p": frozenset({0, 1})}
+    fine = replace(late, first=Stamp(T0_MS + 51, 0))
+    assert suspects([*before[0].producers(0), fine], snapshot(), Findings()) == {}
+
+
+def test_a_state_of_another_topic_is_refused() -> None:
+    with pytest.raises(InvalidState, match="is of an audit of"):
+        still_audited(replace(kept(), topic="topic://public/default/other"), snapshot())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', '{"v":1,"topic":"t","segments":[]}'])
+def test_what_is_no_state_is_refused(text: str) -> None:
+    with pytest.raises(InvalidState, match="not what an audit wrote"):
+        decode(text)
+
+
+def test_a_state_of_a_later_version_is_refused() -> None:
+    with pytest.raises(InvalidState, match="of version 2"):
+        decode('{"v": 2}')
+
+
+def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    assert load(path) is None
+    store(path, kept())
+    assert load(path) == kept()
+    with pytest.raises(InvalidState, match="cannot be written"):
+        store(tmp_path / "none" / "state.json", kept())
+    with pytest.raises(InvalidState, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_what_could_not_be_checked_as_a_whole_is_not_kept() -> None:
+    whole = {0: seen(0, [OF_PARENT])}
+    locked = {0: seen(0, [OF_PARENT, encrypted(entry((10, 1), ROWS))])}
+    trimmed = snapshot(segments=[segment(0, trimmed_to=Position(10, 1))])
+    rows = {0: tuple(tally(ROWS))}
+    for records, scanned in ((snapshot(), locked), (trimmed, whole)):
+        assert not audited_now(records, {}, scanned, rows).segments  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""The REST interface: what its refusals say, and TLS, as something in front of a broker has it."""
+
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli.connecting import Where
+from magnetar.spark.admin import AdminFailed, AdminRest
+from magnetar.spark.cli import rest_of
+from tests.support.certificates import Certificate, make_certificate
+from tests.support.child_process import HOST
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """`[1]`, save for `/refused/CODE`, and a page for `/missing`, as Apache Pulsar has one."""
+
+    def do_GET(self) -> None:
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        _, _, code = self.path.rpartition("/refused/")
+        self.send_response(int(code) if code.isdecimal() else 200)
+        self.end_headers()
+        self.wfile.write(b'{"reason": "Not so."}' if code.isdecimal() else b"[1]")
+
+    def log_message(self, *_args: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def serving(server: http.server.HTTPServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("code", "step"), [(401, "Give a token"), (403, "of a role"), (404, "the name"), (500, "later")]
+)
+def test_a_refusal_says_why_and_what_to_do(code: int, step: str) -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        assert rest.get("/x") == [1]
+        with pytest.raises(AdminFailed, match=rf"refused \({code}\): Not so\. .*{step}"):
+            rest.get(f"/refused/{code}")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return make_certificate(tmp_path, HOST)
+
+
+@pytest.fixture
+def https_url(certificate: Certificate) -> Iterator[str]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.chain, certificate.key)
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        with serving(server):
+            yield f"https://{HOST}:{server.server_port}"
+
+
+def test_who_is_trusted_is_said_as_for_brokers(https_url: str, certificate: Certificate) -> None:
+    assert rest_of(https_url, Where(tls_trust_file=certificate.chain)).get("/x") == [1]
+    assert rest_of(https_url, Where(tls_check_certificate=False)).get("/x") == [1]
+    with pytest.raises(AdminFailed, match="CERTIFICATE_VERIFY_FAILED"):
+        rest_of(https_url, Where()).get("/x")
+
+
+def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        with pytest.raises(AdminFailed, match="only brokers of Magnetar tell it"):
+            list(rest.lines("/missing"))
+        with pytest.raises(AdminFailed, match=r"/missing refused \(404\): Not Found"):
+            rest.get("/missing")
+        assert rest.find("/missing") is None

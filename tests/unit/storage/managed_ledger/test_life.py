@@ -1,0 +1,395 @@
+"""Terminating, trimming, and properties, with crashes at every step."""
+
+import asyncio
+
+import pytest
+
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
+from storage.ledger.store import DiskFull, LedgerError
+from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.types import (
+    AppendOutcomeUnknown,
+    Limits,
+    ManagedLedgerState,
+    ManagedLedgerTerminated,
+    Retention,
+)
+from storage.metadata.store import MetadataError
+from tests.unit.storage.managed_ledger.crashes import crash_at_each_step, numbered
+from tests.unit.storage.managed_ledger.fakes import (
+    NAME,
+    AppendFault,
+    Outcomes,
+    World,
+    contents,
+    data_of,
+    publish,
+    settle,
+    until,
+)
+
+# Terminate
+
+
+async def test_terminate_waits_for_what_was_taken_and_seals_for_ever() -> None:
+    world = World()
+    ledger = await world.open()
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 25)
+    sealing = asyncio.ensure_future(ledger.terminate())
+    await asyncio.sleep(0)
+    with pytest.raises(ManagedLedgerTerminated):
+        outcomes.append(ledger, b"late")
+    end = await sealing
+    assert outcomes.stored == numbered(25)
+    assert end == outcomes.positions[-1] == ledger.last_confirmed
+    assert ledger.state is ManagedLedgerState.TERMINATED
+    assert await ledger.terminate() == end
+    for reopen in (world.crash, world.restart):
+        ledger = await reopen()
+        assert ledger.state is ManagedLedgerState.TERMINATED
+        assert await ledger.terminate() == end == ledger.last_confirmed
+        assert data_of(await contents(ledger)) == numbered(25)
+        with pytest.raises(ManagedLedgerTerminated):
+            ledger.append(b"late", lambda *_: None)
+
+
+async def test_an_empty_stream_can_be_terminated() -> None:
+    world = World()
+    ledger = await world.open()
+    assert await ledger.terminate() == Position(-1, -1)
+    ledger = await world.crash()
+    assert ledger.state is ManagedLedgerState.TERMINATED
+    assert await ledger.terminate() == Position(-1, -1)
+
+
+async def test_concurrent_terminations_agree() -> None:
+    world = World()
+    ledger = await world.open()
+    Outcomes().append_all(ledger, 3)
+    first, second = await asyncio.gather(ledger.terminate(), ledger.terminate())
+    assert first == second == Position(1, 2)
+
+
+@pytest.mark.parametrize("on_disk", [0, 1, 3])
+async def test_recovery_decides_what_a_terminated_stream_ends_with(on_disk: int) -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 2, "old")
+    world.ledgers.fault = AppendFault(world.ledgers.appends, LedgerError("broken"), on_disk)
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 3)
+    end = await ledger.terminate()
+    await outcomes.wait(3)
+    assert outcomes.stored == numbered(3)
+    assert end == outcomes.positions[-1]
+    assert data_of(await contents(await world.crash())) == [b"old0", b"old1", *numbered(3)]
+
+
+async def test_without_recovery_nothing_is_terminated_and_nothing_is_taken() -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 1, "old")
+    world.ledgers.fault = AppendFault(world.ledgers.appends, LedgerError("broken"), stored=1)
+    world.ledgers.fail("open", MetadataError("down"))
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 2)
+    with pytest.raises(MetadataError):
+        await ledger.terminate()
+    assert [type(error) for error in outcomes.errors] == [AppendOutcomeUnknown] * 2
+    with pytest.raises(ManagedLedgerTerminated):
+        ledger.append(b"late", lambda *_: None)
+    assert await ledger.terminate() == Position(1, 1)
+    assert data_of(await contents(await world.crash())) == [b"old0", b"e0"]
+
+
+async def test_terminate_with_a_full_disk_ends_with_what_is_stored() -> None:
+    world = World()
+    ledger = await world.open()
+    await publish(ledger, 1, "old")
+    world.ledgers.fault = AppendFault(world.ledgers.appends + 1, DiskFull("full"))
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 3)
+    assert await ledger.terminate() == Position(1, 1)
+    assert outcomes.stored == [b"e0"]
+    assert len(outcomes.errors) == 2
+
+
+async def test_a_termination_with_unknown_outcome_can_be_repeated() -> None:
+    for applied in (False, True):
+        world = World()
+        ledger = await world.open()
+        await publish(ledger, 3)
+        world.metadata.faults.append((NAME, applied))
+        with pytest.raises(MetadataError):
+            await ledger.terminate()
+        with pytest.raises(ManagedLedgerTerminated):
+            ledger.append(b"late", lambda *_: None)
+        assert await ledger.terminate() == Position(1, 2)
+        assert (await world.crash()).state is ManagedLedgerState.TERMINATED
+
+
+async def test_a_terminated_stream_takes_cursors_and_acknowledgements() -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.open_cursor("hold", EARLIEST)
+    await publish(ledger, 3)
+    await ledger.terminate()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    cursor.acknowledge(Position(1, 0))
+    await ledger.set_properties({"k": "v"})
+    ledger = await world.restart()
+    assert ledger.cursors["s"].backlog == 2
+    assert ledger.properties == {"k": "v"}
+
+
+async def test_a_crash_at_each_step_of_terminating() -> None:
+    said: list[Outcomes] = []
+
+    async def prepare(_: World, ledger: ManagedLedger) -> None:
+        said.append(Outcomes())
+        await publish(ledger, 4, "old")
+        said[-1].append_all(ledger, 20)
+
+    async def check(_: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
+        found = data_of(await contents(ledger))[4:]
+        stored = said[-1].stored
+        assert found[: len(stored)] == stored, step
+        if finished:
+            assert ledger.state is ManagedLedgerState.TERMINATED
+        if ledger.state is ManagedLedgerState.TERMINATED:
+            assert found == stored == numbered(20), "nothing was acknowledged past the end"
+            with pytest.raises(ManagedLedgerTerminated):
+                ledger.append(b"late", lambda *_: None)
+        else:
+            await publish(ledger, 1)
+
+    await crash_at_each_step(prepare, ManagedLedger.terminate, check)
+
+
+# Trim
+
+
+async def test_ledgers_that_all_cursors_passed_are_dropped() -> None:
+    world = World()
+    ledger = await world.open()
+    slow = await ledger.open_cursor("slow", EARLIEST)
+    fast = await ledger.open_cursor("fast", EARLIEST)
+    positions = await publish(ledger, 35)
+    fast.acknowledge_up_to(positions[29])
+    await settle()
+    assert len(ledger.ledgers) == 4
+    slow.acknowledge_up_to(positions[18])
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [2, 3, 4]
+    slow.acknowledge(positions[19])
+    await until(lambda: sorted(world.ledgers.ledgers) == [3, 4])
+    assert ledger.entry_count == 15
+    assert (slow.backlog, fast.backlog) == (15, 5)
+    assert [entry.position for entry in await contents(ledger)] == positions[20:]
+    ledger = await world.crash()
+    assert [entry.position for entry in await contents(ledger)] == positions[20:]
+    assert ledger.last_confirmed == positions[-1]
+    assert ledger.cursors["fast"].first_unacknowledged(EARLIEST) >= positions[20]
+
+
+async def test_the_last_individual_acknowledgement_drops_a_ledger_too() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 15)
+    for position in [*positions[:4], *positions[5:12]]:
+        cursor.acknowledge(position)
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [1, 2]
+    cursor.acknowledge(positions[4])
+    await until(lambda: sorted(world.ledgers.ledgers) == [2])
+
+
+async def test_readers_hold_ledgers_until_they_are_closed() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    ledger.open_reader_cursor("r", EARLIEST)
+    positions = await publish(ledger, 15)
+    cursor.acknowledge_up_to(positions[-1])
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [1, 2]
+    await ledger.delete_cursor("r")
+    await until(lambda: sorted(world.ledgers.ledgers) == [2])
+
+
+async def test_deleting_the_slow_cursor_drops_ledgers() -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.open_cursor("slow", EARLIEST)
+    fast = await ledger.open_cursor("fast", EARLIEST)
+    positions = await publish(ledger, 15)
+    fast.acknowledge_up_to(positions[-1])
+    await ledger.delete_cursor("slow")
+    await until(lambda: sorted(world.ledgers.ledgers) == [2])
+
+
+async def test_of_a_terminated_stream_everything_goes_and_the_end_is_remembered() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 15)
+    await ledger.terminate()
+    cursor.acknowledge_up_to(LATEST)
+    await until(lambda: not world.ledgers.ledgers)
+    for reopen in (world.crash, world.restart):
+        ledger = await reopen()
+        assert ledger.last_confirmed == positions[-1]
+        assert ledger.cursors["s"].backlog == 0
+        assert await contents(ledger) == []
+        late = await ledger.open_cursor("late", EARLIEST)
+        assert late.backlog == 0
+
+
+async def test_an_entry_that_went_is_not_acknowledged_any_more() -> None:
+    """Its acknowledgement may come late: from a client, or with a transaction that commits."""
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 15)
+    await ledger.terminate()
+    cursor.acknowledge_up_to(LATEST)
+    await ledger.trim()
+    await until(lambda: not world.ledgers.ledgers)
+    ledger = await world.crash()
+    cursor = ledger.cursors["s"]
+    for position in positions:
+        assert not cursor.acknowledge(position)
+    assert cursor.backlog == 0
+
+
+async def test_a_stream_whose_ledgers_all_went_goes_on() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    await publish(ledger, 5)
+    cursor.acknowledge_up_to(LATEST)
+    ledger = await world.restart()
+    await until(lambda: not world.ledgers.ledgers)
+    ledger = await world.crash()
+    cursor = ledger.cursors["s"]
+    assert cursor.backlog == 0
+    assert ledger.last_confirmed == Position(-1, -1)
+    late = await ledger.open_cursor("late", LATEST)
+    (position,) = await publish(ledger, 1)
+    assert position > Position(1, 4)
+    assert (cursor.backlog, late.backlog) == (1, 1)
+    assert cursor.first_unacknowledged(EARLIEST) == position
+    assert cursor.acknowledge(position)
+    assert ledger.read_cached(cursor.first_unacknowledged(EARLIEST), 10, 100) == []
+
+
+async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
+    world = World()
+    policy: list[Retention | None] = [Retention(-1, -1)]
+    ledger = await world.factory.open(NAME, retention=lambda: policy[0])
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    cursor.acknowledge_up_to(positions[-1])
+    await settle()
+    assert len(ledger.ledgers) == 3
+    policy[0] = Retention(-1, 20)
+    await ledger.trim()
+    assert len(ledger.ledgers) == 2
+    policy[0] = None
+    await ledger.trim()
+    assert len(ledger.ledgers) == 1
+
+
+async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.managed_ledger.trimmer._LEAST_PAUSE_MS", 5)
+    world = World(Limits(ledger_max_entries=5, ledger_min_age_ms=0, unsubscribed_retention_ms=20))
+    ledger = await world.open()
+    await publish(ledger, 12)
+    await settle()
+    assert len(ledger.ledgers) == 3
+    world.clock.ms += 20
+    await until(lambda: len(ledger.ledgers) == 1)
+    assert len(await contents(ledger)) == 2
+
+
+async def test_reading_goes_on_after_a_ledger_that_is_trimmed_meanwhile() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    world.factory.cache.drop(1)
+    gate = world.ledgers.gates["open"] = asyncio.Event()
+    reading = asyncio.ensure_future(ledger.read(EARLIEST, max_entries=100, max_bytes=10**6))
+    await settle()
+    cursor.acknowledge_up_to(positions[12])
+    await until(lambda: 1 not in world.ledgers.ledgers)
+    gate.set()
+    assert [entry.position for entry in await reading] == positions[10:]
+
+
+async def test_what_could_not_be_deleted_is_deleted_later() -> None:
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    world.ledgers.fail("delete", LedgerError("no"))
+    cursor.acknowledge_up_to(positions[9])
+    await settle()
+    assert sorted(world.ledgers.ledgers) == [1, 2, 3]
+    cursor.acknowledge_up_to(positions[19])
+    await until(lambda: sorted(world.ledgers.ledgers) == [3])
+
+
+async def test_a_crash_at_each_step_of_trimming() -> None:
+    async def prepare(_: World, ledger: ManagedLedger) -> None:
+        cursor = await ledger.open_cursor("s", EARLIEST)
+        positions = await publish(ledger, 25)
+        cursor._boundary = LATEST  # only `act` trims
+        cursor.acknowledge_up_to(positions[21])
+        await cursor.persist()
+
+    async def check(world: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
+        assert data_of(await contents(ledger))[-5:] == numbered(25)[20:], step
+        assert ledger.cursors["s"].backlog == 3
+        await until(lambda: len(ledger.ledgers) == 1)
+        await world.factory.close()
+        world.factory = world.new_factory()
+        orphans = await world.factory.sweep_orphans()
+        assert sorted(world.ledgers.ledgers) == [3], step
+        assert not (finished and orphans)
+        assert len(await contents(await world.open())) == 5
+
+    await crash_at_each_step(prepare, ManagedLedger.trim, check)
+
+
+# Properties
+
+
+async def test_properties_last_and_a_failed_change_is_none() -> None:
+    world = World()
+    ledger = await world.open()
+    await ledger.set_properties({"a": "1", "b": "2"})
+    await publish(ledger, 12)
+    await ledger.set_properties({"a": None, "c": "3"})
+    world.metadata.faults.append((NAME, False))
+    with pytest.raises(MetadataError):
+        await ledger.set_properties({"x": "lost"})
+    assert ledger.properties == {"b": "2", "c": "3"}
+    assert (await world.crash()).properties == {"b": "2", "c": "3"}
+
+
+async def test_changes_of_the_record_during_a_roll_over_do_not_collide() -> None:
+    world = World()
+    ledger = await world.open()
+    outcomes = Outcomes()
+    outcomes.append_all(ledger, 35)
+    for number in range(10):
+        await ledger.set_properties({"n": str(number)})
+        await ledger.open_cursor(f"c{number}", EARLIEST)
+    await outcomes.wait(35)
+    ledger = await world.crash()
+    assert ledger.properties == {"n": "9"}
+    assert len(ledger.cursors) == 10
+    assert data_of(await contents(ledger)) == numbered(35)

@@ -136,6 +136,20 @@ class RawProducer:
         self.client.write(b"".join(block))
         await self._below(1)
 
+    def write_many(self, count: int, *, size: int = 2000) -> None:
+        """Write sends in one piece, and return before any is answered.
+
+        Their publish times are 1000, 1001 and so on.  Receipts are taken, whatever they say.
+        """
+        frames: list[bytes] = []
+        for index in range(count):
+            number, frame = self.frame(
+                b"x" * size, metadata=pb.MessageMetadata(publish_time=1000 + index)
+            )
+            self._pending.append((number, lambda receipt: None))
+            frames.append(frame)
+        self.client.write(b"".join(frames))
+
     async def _below(self, limit: int) -> None:
         while len(self._pending) >= limit:
             self._room.clear()

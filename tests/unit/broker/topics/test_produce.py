@@ -462,8 +462,7 @@ async def test_a_schema_of_bytes_has_a_version_as_any_other(connect: Connect) ->
 async def test_a_lost_connection_lets_its_producers_go(broker: Broker, connect: Connect) -> None:
     client = await connect()
     producer = await client.create_producer(TOPIC)
-    frames = [producer.frame(b"x" * 1000) for _ in range(200)]
-    client.write(b"".join(frame for _, frame in frames))
+    producer.write_many(200)
     await client.ping()
     topic = broker.topics.loaded()[TOPIC]
     await client.close()

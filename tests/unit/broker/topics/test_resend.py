@@ -123,20 +123,10 @@ async def test_chunks_are_sent_again_from_the_first_missing_one(tmp_path: Path) 
         assert await sequences(broker) == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
 
 
-async def write_many(client: RawClient) -> RawProducer:
-    """A producer whose sends were written and not answered yet."""
-    producer = await client.create_producer(TOPIC)
-    frames = [
-        producer.frame(b"x" * 2000, metadata=pb.MessageMetadata(publish_time=1000 + number))[1]
-        for number in range(300)
-    ]
-    client.write(b"".join(frames))
-    return producer
-
-
 async def test_a_reconnect_waits_for_what_is_in_flight(broker: Broker, connect: Connect) -> None:
     stale, fresh = await connect(), await connect()
-    producer = await write_many(stale)
+    producer = await stale.create_producer(TOPIC)
+    producer.write_many(300)
     again = await fresh.create_producer(TOPIC, back(producer.name))
     again.next_sequence_id = 0
     last = -1
@@ -299,7 +289,8 @@ async def test_who_comes_back_while_a_topic_is_sealed_waits_for_what_is_in_fligh
 ) -> None:
     """Also for what is the first of its name, so that nothing is known of it yet."""
     stale, fresh = await connect(), await connect()
-    producer = await write_many(stale)
+    producer = await stale.create_producer(TOPIC)
+    producer.write_many(300)
     topic = broker.topics.loaded()[TOPIC]
     await until(lambda: any(each.pending or each.messages_in for each in topic.producers.values()))
     topic.begin_seal()

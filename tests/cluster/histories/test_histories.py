@@ -19,6 +19,7 @@ import pytest
 from tests.cluster.conftest import METADATA, empty_metadata_store, three_brokers
 from tests.cluster.faults import FAULTS, RESHAPES, Site, is_possible
 from tests.cluster.histories.sessions import OurSession, Session, TheirSession
+from tests.cluster.histories.stall import describe
 from tests.cluster.histories.workloads import Stage, name_of, run
 from tests.conftest import Report
 from tests.java.stock_driver import StockDriver
@@ -102,6 +103,7 @@ class Run:
             seed=self.seed,
         )
         self.stage.troubled = True
+        self.stage.stalled = self._tell_what_stands
         self._open_session = open_session
         self._began = time.monotonic()
         self._pool = ThreadPoolExecutor(1)
@@ -122,6 +124,10 @@ class Run:
             await create(self.brokers.brokers[0], topic.topic, segments)
         await run(self.stage, self._open_session, lambda: OurSession.open(self.brokers.url))
 
+    async def _tell_what_stands(self) -> None:
+        topics = [each.topic for each in self.stage.topics]
+        print(f"nothing moves, seed {self.seed}:", await describe(self.brokers, topics), sep="\n")
+
     def goes_on(self) -> None:
         """Wait until some more transactions have committed."""
         until_there_are = self.stage.committed + BETWEEN
@@ -129,7 +135,9 @@ class Run:
         while self.stage.committed < until_there_are:
             if self._made.done():
                 self._made.result()
-            assert time.monotonic() < deadline, f"nothing commits: {self.stage.outcomes()}"
+            if time.monotonic() >= deadline:
+                asyncio.run(self._tell_what_stands())
+                pytest.fail(f"nothing commits: {self.stage.outcomes()}")
             time.sleep(POLL_S)
 
     def judge(self, report: Report, what: str) -> None:

@@ -83,6 +83,8 @@ class Stage:
     troubled: bool = False
     """Faults are still to come."""
     relaying: bool = True
+    stalled: Callable[[], Awaitable[None]] | None = None
+    """Called when readers stand still that should not."""
     tellers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TELLERS))
     """A teller has one while it transfers, a cut has all."""
 
@@ -385,13 +387,16 @@ async def read_to_a_cut(
         return marks <= everything and all(everything <= each.values for each in history.readings)
 
     try:
-        await while_it_moves(is_read, history.readings, [*live, *fresh])
+        await while_it_moves(stage, is_read, history.readings, [*live, *fresh])
     finally:
         await end(*fresh)
 
 
 async def while_it_moves(
-    is_done: Callable[[], bool], readings: Sequence[Reading], tasks: Sequence[asyncio.Task[None]]
+    stage: Stage,
+    is_done: Callable[[], bool],
+    readings: Sequence[Reading],
+    tasks: Sequence[asyncio.Task[None]],
 ) -> None:
     """Return when it is done, or no reader gets anything more: the checker finds what is missing.
 
@@ -405,6 +410,8 @@ async def while_it_moves(
         if (now := sum(len(each.reads) for each in readings)) != length:
             length, since = now, time.monotonic()
         await asyncio.sleep(POLL_S)
+    if not is_done() and stage.stalled is not None:
+        await stage.stalled()
 
 
 async def all_is_relayed(stage: Stage, tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -412,6 +419,7 @@ async def all_is_relayed(stage: Stage, tasks: Sequence[asyncio.Task[None]]) -> N
     due = stage.lists.readings[-1].values
     outputs = (stage.ordered, stage.shared)
     await while_it_moves(
+        stage,
         lambda: all(due <= sources_in(output) for output in outputs),
         [output.readings[0] for output in outputs],
         tasks,

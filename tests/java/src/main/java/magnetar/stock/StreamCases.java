@@ -219,7 +219,7 @@ final class StreamCases {
             consumer = run.closing(subscribe(client, topic, name));
             thread = Readers.background("reader-" + name, () -> Readers.readUntil(
                     consumer::receive, () -> stopping, message -> {
-                        all.add(message.value());
+                        all.add(message.value(), name);
                         lastReadOfKey.put(message.key().orElse(""), count.incrementAndGet());
                         consumer.acknowledgeCumulative(message.id());
                     }));

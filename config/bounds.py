@@ -294,6 +294,10 @@ LETTING_GO_CHECK_S = 5
 """How often the connection of who has yet to let go of a segment has to show that it lives."""
 TAKE_UP_WAIT_S = 30
 """How long a consumer may leave all its segments unread before others get them."""
+FIRST_TAKE_UP_WAIT_S = 10
+"""The same for a consumer that has never been seen at a segment."""
+ASSIGNMENT_REPEAT_S = 2
+"""How long an ordered consumer may differ from its assignment before it is told again."""
 RECORD_LOOK_RETRY_S = 1.0
 """Pause before a topic's record, which could not be read after it changed, is read again."""
 DAG_COALESCE_S = 0.05

@@ -60,6 +60,10 @@ class Session:
     """Granted segments where it has been seen since they were granted."""
     closed: set[int] = field(default_factory=set)
     """Granted segments that it closed by command."""
+    seen: bool = False
+    """Whether it has ever attached to a segment."""
+    expected: set[int] = field(default_factory=set)
+    """Granted segments where it is to attach: it has not been seen there since it was told."""
 
 
 Assignments = Mapping[str, frozenset[int]]
@@ -97,6 +101,7 @@ class ConsumerGroup:
             self._move(session, SessionState.CONNECTED)
             session.closed.clear()
             session.taken_up = {s for s in session.taken_up if self._attached[s, name]}
+            session.expected = set(session.assigned - session.taken_up)
             self._never_seen -= {s for s, o in self.holdings.releasing.items() if o == name}
         changed = self._deal()
         return {**changed, name: session.assigned}
@@ -127,9 +132,12 @@ class ConsumerGroup:
         """The segment consumer of `name` is attached to a segment."""
         self._attached[segment_id, name] += 1
         session = self.sessions.get(name)
+        if session is not None:
+            session.seen = True
         granted, releasing = self.holdings.granted, self.holdings.releasing
         if granted.get(segment_id) == name and session is not None:
             session.closed.discard(segment_id)
+            session.expected.discard(segment_id)
             session.taken_up.add(segment_id)
         elif releasing.get(segment_id) == name:
             self._never_seen.discard(segment_id)
@@ -162,6 +170,8 @@ class ConsumerGroup:
         session = self.sessions.get(name)
         if session is not None and self._attached[segment_id, name] <= 1:
             session.taken_up.discard(segment_id)
+            if segment_id in session.assigned:
+                session.expected.add(segment_id)
         return self.detached(segment_id, name, by_command=False)
 
     def has_closed_down(self, name: str) -> bool:
@@ -177,6 +187,26 @@ class ConsumerGroup:
         session = self.sessions.get(name)
         own = self.holdings.of(name)
         return session is not None and bool(own) and not own & session.taken_up
+
+    def was_seen(self, name: str) -> bool:
+        """Whether a consumer has ever attached to a segment since it registered."""
+        session = self.sessions.get(name)
+        return session is not None and session.seen
+
+    def missing_from(self, name: str) -> frozenset[int]:
+        """Segments of its own where a connected consumer is not attached, and has not closed."""
+        session = self.sessions.get(name)
+        if session is None or session.state is not SessionState.CONNECTED:
+            return frozenset()
+        return frozenset(session.expected & self.holdings.of(name))
+
+    def clings_to(self, name: str) -> frozenset[int]:
+        """Segments that were taken from a connected consumer, and where it is still attached."""
+        session = self.sessions.get(name)
+        if session is None or session.state is not SessionState.CONNECTED:
+            return frozenset()
+        releasing = self.holdings.releasing.items()
+        return frozenset(s for s, owner in releasing if owner == name and self._attached[s, name])
 
     def awaited(self) -> frozenset[int]:
         """Segments taken from a connected consumer that was told of them but never seen there."""
@@ -213,6 +243,7 @@ class ConsumerGroup:
             {**self.holdings.granted, **dict.fromkeys(own, session.name)}, self.holdings.releasing
         )
         session.taken_up = own
+        session.seen = bool(own)
 
     def _move(self, session: Session, state: SessionState) -> None:
         session.state = _MOVES.move(session.state, state, "Consumer {}", session.name)
@@ -240,6 +271,8 @@ class ConsumerGroup:
                 continue
             own = self.holdings.of(name)
             if own != session.assigned:
+                session.expected = (session.expected & own) | (own - session.assigned)
+                session.expected -= {s for s in own if self._attached[s, name]}
                 session.assigned = own
                 session.taken_up &= own
                 session.closed &= own

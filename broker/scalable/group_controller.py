@@ -11,6 +11,9 @@ Rules:
 - Who is still attached at a segment that was taken from it has to show that its connection lives,
   again and again: of a connection that only the client knows to be lost it closes nothing any more,
   and nobody else asks for the segment before it is free.
+- Who does not do what it was told is told again.  The M1 client loses an assignment that comes
+  while it attaches to the segments of its first one, and gives up a segment whose subscribe failed
+  until that has been out of its assignment.
 """
 
 import asyncio
@@ -26,7 +29,13 @@ from broker.scalable.live_topics import LiveTopic
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind
 from broker.topics.client_connection import ClientConnection
-from config.bounds import LETTING_GO_CHECK_S, RELEASE_WAIT_S, TAKE_UP_WAIT_S
+from config.bounds import (
+    ASSIGNMENT_REPEAT_S,
+    FIRST_TAKE_UP_WAIT_S,
+    LETTING_GO_CHECK_S,
+    RELEASE_WAIT_S,
+    TAKE_UP_WAIT_S,
+)
 from magnetar.protocol.pulsar_pb2 import ScalableConsumerAssignment
 
 Key = TypeVar("Key")
@@ -71,6 +80,9 @@ class GroupController:
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._release: dict[int, asyncio.TimerHandle] = {}
         self._take_up: dict[str, asyncio.TimerHandle] = {}
+        self._repeat: dict[str, asyncio.TimerHandle] = {}
+        self._behind_since: dict[str, float] = {}
+        """When a consumer began to differ from its assignment, or was last told to begin anew."""
         self._proving: dict[ClientConnection, asyncio.Task[None]] = {}
         """Connections of consumers that have yet to let go of a segment."""
 
@@ -92,10 +104,11 @@ class GroupController:
 
     def close(self) -> None:
         """The topic is gone, or led by another: stop all timers, tell nothing."""
-        for timers in (self._grace, self._release, self._take_up):
+        for timers in (self._grace, self._release, self._take_up, self._repeat):
             for timer in timers.values():
                 timer.cancel()
             timers.clear()
+        self._behind_since.clear()
         self._end_proofs(self._proving.keys())
         for member in (*self._members.values(), *self._former.values()):
             member.forget_connection()
@@ -279,7 +292,11 @@ class GroupController:
         for name in self._take_up.keys() - idle:
             self._cancel(self._take_up, name)
         for name in idle - self._take_up.keys():
-            self._take_up[name] = self._loop.call_later(TAKE_UP_WAIT_S, self._not_taken_up, name)
+            # One that was closed before it had any segment said nothing: the official client tells
+            # the controller nothing, and there was no segment to close.
+            wait_s = TAKE_UP_WAIT_S if self.group.was_seen(name) else FIRST_TAKE_UP_WAIT_S
+            self._take_up[name] = self._loop.call_later(wait_s, self._not_taken_up, name)
+        self._watch_those_behind()
         releasing = self.group.holdings.releasing
         letting_go = {
             consumer.connection
@@ -289,6 +306,35 @@ class GroupController:
         self._end_proofs(self._proving.keys() - letting_go)
         for connection in letting_go - self._proving.keys():
             self._proving[connection] = self._loop.create_task(self._prove(connection))
+
+    def _watch_those_behind(self) -> None:
+        group = self.group
+        behind = {n for n in self._members if group.missing_from(n) or group.clings_to(n)}
+        for name in self._behind_since.keys() - behind:
+            del self._behind_since[name]
+            self._cancel(self._repeat, name)
+        for name in behind - self._behind_since.keys():
+            self._behind_since[name] = self._loop.time()
+            self._repeat_later(name)
+
+    def _repeat_later(self, name: str) -> None:
+        self._repeat[name] = self._loop.call_later(ASSIGNMENT_REPEAT_S, self._tell_again, name)
+
+    def _tell_again(self, name: str) -> None:
+        """Send its assignment again to a consumer that is behind it, and look again later."""
+        member, missing = self._members[name], self.group.missing_from(name)
+        own = self.group.holdings.of(name)
+        told = [own]
+        if missing and self._loop.time() - self._behind_since[name] >= TAKE_UP_WAIT_S:
+            # A subscribe of the official client ends within its operation timeout (30 s).  If it
+            # failed, only a segment that comes anew is tried again.
+            self._behind_since[name] = self._loop.time()
+            told = [own - missing, own]
+        log.info("ordered_consumer_told_again", consumer=name, missing=sorted(missing))
+        for segments in told:
+            update = assignment_update(member.consumer_id, self._assignment(segments))
+            member.connection.send(update)
+        self._repeat_later(name)
 
     async def _prove(self, connection: ClientConnection) -> None:
         while True:

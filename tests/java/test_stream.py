@@ -5,6 +5,9 @@ import pytest
 from tests.java.conftest import RunCase
 from tests.java.expectations import assert_every_message_once, assert_key_order
 
+JOINS = 3
+"""How often several join at once: in one of ten the client misses what it is told meanwhile."""
+
 
 def test_order_per_key_and_a_restart_resumes_after_the_last_ack(run_case: RunCase) -> None:
     facts = run_case("stream", messages=400, segments=4)
@@ -65,3 +68,15 @@ def test_the_same_name_takes_its_segments_back_at_once(run_case: RunCase) -> Non
     assert facts["fresh_read"] == 200
     assert facts["duplicates"] == 0
     assert_key_order(facts)
+
+
+def test_consumers_that_join_at_once_leave_no_segment_unread(
+    run_case: RunCase, on_peer: bool
+) -> None:
+    if on_peer:
+        pytest.skip("a newcomer may meet ConsumerBusy: docs/differences.md, hand-over")
+    for _ in range(JOINS):
+        facts = run_case("stream_join_at_once", consumers=3, segments=6)
+        assert facts["complete"] == [True, True, True]
+        assert facts["missing"] == 0
+        assert_key_order(facts, hand_overs=12)

@@ -307,9 +307,13 @@ class TheirConsumer:
             for each in messages
         ]
         if self.kind == "stream":
-            received = [each for each in received if each.place not in self.handed_out]
-            self.handed_out |= {each.place for each in received}
+            return [each for each in received if self._is_first_copy(each)]
         return received
+
+    def _is_first_copy(self, message: Received) -> bool:
+        first = message.place not in self.handed_out
+        self.handed_out.add(message.place)
+        return first
 
     async def ack(
         self, messages: Sequence[Received], transaction: Transaction | None

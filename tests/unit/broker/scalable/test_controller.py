@@ -382,6 +382,7 @@ async def test_who_takes_nothing_up_makes_room_for_those_who_do(
 ) -> None:
     monkeypatch.setattr(group_controller, "RELEASE_WAIT_S", 0)
     monkeypatch.setattr(group_controller, "TAKE_UP_WAIT_S", 0)
+    monkeypatch.setattr(group_controller, "FIRST_TAKE_UP_WAIT_S", 0)
     closed, alive = topic.peer(), topic.peer()
     await closed.register("a")
     _, answer = await alive.register("b")
@@ -389,6 +390,76 @@ async def test_who_takes_nothing_up_makes_room_for_those_who_do(
         await alive.attach(n, "b")
     await until_told(alive, [0, 1, 2, 3], answer)
     await until_registered(topic, "b")
+
+
+async def test_a_consumer_that_missed_a_new_segment_is_told_again(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "ASSIGNMENT_REPEAT_S", 0.01)
+    first, second = topic.peer(), topic.peer()
+    await first.register("a")
+    consumers = [await first.attach(n, "a") for n in range(4)]
+    await second.register("b")
+    for n in (1, 3):
+        consumers[n].close()
+    second.assignments()  # It missed these.
+    await until_told(second, [1, 3])
+    await second.attach(1, "b")
+    await until_told(second, [1, 3])
+    await second.attach(3, "b")
+    second.assignments()
+    other = topic.peer()
+    await other.register("never attaches", subscription="other")
+    await until(lambda: len(other.taken(pb.BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE)) > 0)
+    await until(lambda: len(other.taken(pb.BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE)) > 0)
+    assert second.assignments() == [], "it has what it was told"
+
+
+async def test_a_consumer_that_missed_that_a_segment_was_taken_is_told_again(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "ASSIGNMENT_REPEAT_S", 0.01)
+    first, second = topic.peer(), topic.peer()
+    await first.register("a")
+    consumers = [await first.attach(n, "a") for n in range(4)]
+    _, answer = await second.register("b")
+    first.assignments()  # It missed that 1 and 3 are not its own any longer.
+    await until_told(first, [0, 2])
+    for n in (1, 3):
+        consumers[n].close()
+    await until_told(second, [1, 3], answer)
+
+
+async def test_a_segment_whose_subscribe_failed_is_taken_out_and_given_anew(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "ASSIGNMENT_REPEAT_S", 0.01)
+    monkeypatch.setattr(group_controller, "TAKE_UP_WAIT_S", 0.05)
+    peer = topic.peer()
+    peer_id, _ = await peer.register("a")
+    for n in range(3):
+        await peer.attach(n, "a")
+    told: list[tuple[int, list[int]]] = []
+
+    def is_given_anew() -> bool:
+        told.extend(peer.assignments())
+        return told[-2:] == [(peer_id, [0, 1, 2]), (peer_id, [0, 1, 2, 3])]
+
+    await until(is_given_anew)
+
+
+async def test_a_consumer_that_was_never_seen_makes_room_sooner(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_controller, "FIRST_TAKE_UP_WAIT_S", 0)
+    alive, closed = topic.peer(), topic.peer()
+    await alive.register("a")
+    consumers = [await alive.attach(n, "a") for n in range(4)]
+    await closed.register("b")
+    for n in (1, 3):
+        consumers[n].close()
+    await until_told(alive, [0, 1, 2, 3])
+    await until_registered(topic, "a")
 
 
 async def test_a_deleted_topic_forgets_its_consumers(topic: Node) -> None:

@@ -199,6 +199,34 @@ def test_a_checkpoint_reader_done_with_a_sealed_segment_is_not_idle() -> None:
     assert not group.is_idle("a")
 
 
+def test_a_segment_is_missing_until_its_consumer_attaches_or_closes_it() -> None:
+    group = group_of(2, "a")
+    assert group.missing_from("a") == {0, 1}
+    attach_all(group)
+    assert group.missing_from("a") == set()
+    group.lost_sight(0, "a")
+    assert group.missing_from("a") == {0}
+    group.attached(0, "a")
+    group.detached(1, "a", by_command=True)
+    assert group.missing_from("a") == set(), "it is closing down"
+    group.disconnect("a")
+    group.lost_sight(0, "a")
+    assert group.missing_from("a") == set(), "nothing can be sent to it"
+    group.connect("a")
+    assert group.missing_from("a") == {0, 1}
+
+
+def test_a_consumer_clings_to_what_was_taken_from_it_until_it_detaches() -> None:
+    group = group_of(2, "a")
+    attach_all(group)
+    assert group.clings_to("a") == set()
+    group.connect("b")
+    assert group.clings_to("a") == {1}
+    group.detached(1, "a", by_command=True)
+    assert group.clings_to("a") == set()
+    assert group.missing_from("b") == {1}
+
+
 @given(st.integers(1, 8), st.integers(1, 5))
 def test_shares_are_even_for_any_number_of_consumers(segments: int, consumers: int) -> None:
     group = group_of(segments, *(f"c{n}" for n in range(consumers)))
@@ -210,7 +238,10 @@ def test_shares_are_even_for_any_number_of_consumers(segments: int, consumers: i
 
 
 class Client:
-    """A stream consumer as the stock client is: obeys its assignments in order, some time later."""
+    """A stream consumer as the stock client is: obeys its assignments in order, some time later.
+
+    It may miss some.  What it differs in from its assignment is told again.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -264,6 +295,12 @@ class HonestClients(RuleBasedStateMachine):
         names = sorted(n for n, c in self.clients.items() if c.connected and c.inbox)
         self.obey(self.clients[data.draw(st.sampled_from(names))])
 
+    @precondition(lambda self: any(c.inbox for c in self.clients.values()))
+    @rule(data=st.data())
+    def miss(self, data: st.DataObject) -> None:
+        names = sorted(n for n, c in self.clients.items() if c.inbox)
+        self.clients[data.draw(st.sampled_from(names))].inbox.popleft()
+
     @precondition(lambda self: any(c.connected for c in self.clients.values()))
     @rule(data=st.data(), segments_too=st.booleans())
     def lose_connection(self, data: st.DataObject, segments_too: bool) -> None:
@@ -310,9 +347,21 @@ class HonestClients(RuleBasedStateMachine):
         told = [s for session in self.group.sessions.values() for s in session.assigned]
         assert len(told) == len(set(told))
 
+    @rule()
+    def tell_again(self) -> None:
+        for name, client in self.clients.items():
+            if self.group.missing_from(name) or self.group.clings_to(name):
+                client.inbox.append(self.group.holdings.of(name))
+
     def hear_everything(self, clients: list[Client]) -> None:
-        while waiting := [client for client in clients if client.inbox]:
-            self.obey(waiting[0])
+        while True:
+            while waiting := [client for client in clients if client.inbox]:
+                self.obey(waiting[0])
+            self.tell_again()
+            # Whoever was on his way to a segment is there now.
+            self.deliver(self.group.give_up_waiting(self.group.awaited()))
+            if not any(client.inbox for client in clients):
+                return
 
     def teardown(self) -> None:
         if not hasattr(self, "clients"):

@@ -1,9 +1,13 @@
 package magnetar.stock;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.pulsar.client.api.v5.Message;
@@ -15,6 +19,8 @@ import org.apache.pulsar.client.api.v5.StreamConsumer;
 final class StreamCases {
     private static final String SUBSCRIPTION = "stream";
     private static final Duration HANDOVER_LIMIT = Duration.ofSeconds(30);
+    /** Less than the 30 s after which others get the segments of a consumer that reads none of its own. */
+    private static final Duration JOIN_LIMIT = Duration.ofSeconds(20);
     private static final int SUBSCRIBE_TRIES = 5;
 
     private StreamCases() {
@@ -26,6 +32,7 @@ final class StreamCases {
         cases.put("stream_handover", StreamCases::joinAndLeave);
         cases.put("stream_join_under_load", StreamCases::joinUnderLoad);
         cases.put("stream_same_name", StreamCases::sameNameTakesOver);
+        cases.put("stream_join_at_once", StreamCases::joinAtOnce);
     }
 
     /** Half is read and acknowledged, the consumer goes, a new one goes on exactly after the last acknowledged. */
@@ -172,8 +179,52 @@ final class StreamCases {
         all.report(run, "");
     }
 
+    /**
+     * Consumers join at the same moment, so that segments are taken from some while they take up their first ones, and
+     * then one after the other leaves.
+     */
+    private static void joinAtOnce(CaseRun run) throws Exception {
+        int consumers = run.intArg("consumers", 3);
+        ScalableTopic topic = run.scalableTopic(run.intArg("segments", 6));
+        Tally tally = new Tally();
+        Tally.Received all = tally.new Received();
+        Load load = run.closing(new Load(run, run.client(), topic.name(), tally));
+        load.send(200);
+        List<CompletableFuture<Reader>> joining = new ArrayList<>();
+        for (int i = 0; i < consumers; i++) {
+            String name = "reader" + i;
+            PulsarClient client = run.client();
+            joining.add(CompletableFuture.supplyAsync(() -> {
+                try {
+                    return new Reader(run, client, topic, name, all);
+                } catch (Exception failure) {
+                    throw new CompletionException(failure);
+                }
+            }));
+        }
+        List<Boolean> complete = new ArrayList<>();
+        List<Reader> readers = new ArrayList<>();
+        for (CompletableFuture<Reader> each : joining) {
+            readers.add(each.get());
+        }
+        complete.add(awaitComplete(all, JOIN_LIMIT));
+        for (Reader each : readers.subList(1, consumers)) {
+            each.stop();
+            load.send(200);
+            complete.add(awaitComplete(all, JOIN_LIMIT));
+        }
+        run.fact("complete", complete);
+        readers.get(0).stop();
+        tally.report(run);
+        all.report(run, "");
+    }
+
     private static boolean awaitComplete(Tally.Received received) throws InterruptedException {
-        long deadline = System.nanoTime() + HANDOVER_LIMIT.toNanos();
+        return awaitComplete(received, HANDOVER_LIMIT);
+    }
+
+    private static boolean awaitComplete(Tally.Received received, Duration limit) throws InterruptedException {
+        long deadline = System.nanoTime() + limit.toNanos();
         while (!received.complete()) {
             if (System.nanoTime() > deadline) {
                 return false;

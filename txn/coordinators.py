@@ -24,11 +24,11 @@ from config.bounds import (
     TXN_CONCURRENT_ENDS,
     TXN_SWEEP_S,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.key_hash import coordinator_of_key
 from magnetar.protocol.server_error import MagnetarError, OperatorError, ServerError
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
-from storage.supervised import Supervised
 from txn import records
 from txn.coordinator import Coordinator
 from txn.coordinator_elections import CoordinatorBrokers, CoordinatorElections, Leader
@@ -85,7 +85,7 @@ class Coordinators:
         self._aborts = asyncio.Semaphore(TXN_CONCURRENT_ENDS)
         self._listeners: dict[object, Callable[[], None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._kept = Supervised()
+        self._kept = BackgroundTasks(log)
         self._won = asyncio.Event()
         self._stopping = False
 

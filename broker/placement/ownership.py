@@ -32,6 +32,7 @@ from config.bounds import (
     PLACEMENT_RETRY_MAX_S,
     RECORD_CHANGE_TRIES,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import decode_name, encode_name
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.following import Following
@@ -47,7 +48,6 @@ from storage.metadata.store import (
     Version,
     VersionConflict,
 )
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,7 @@ class Ownership:
             )
             for level in range(PLACEMENT_OWNER_LEVELS)
         ]
-        self._followers = Supervised()
+        self._followers = BackgroundTasks(log)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property

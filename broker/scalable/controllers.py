@@ -42,13 +42,13 @@ from config.bounds import (
     REGISTRATION_TRIES_S,
     SESSIONS_PER_CONNECTION,
 )
+from magnetar.background_tasks import OwnerStopped
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name, segment_name
 from magnetar.protocol.pulsar_pb2 import STREAM as WIRE_STREAM
 from magnetar.protocol.pulsar_pb2 import CommandScalableTopicSubscribe
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.metadata.store import MetadataError
-from storage.supervised import OwnerStopped
 
 if TYPE_CHECKING:
     from broker.scalable.feed_follower import FeedFollower

@@ -28,9 +28,9 @@ from config.bounds import (
     FEED_RETRY_S,
     FEED_SNAPSHOT_WAIT_S,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import TopicName
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ class FeedFollower:
         self._placement = placement
         self._mirrors = mirrors
         self._http: aiohttp.ClientSession | None = None
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         self._peers: dict[str, asyncio.Task[None]] = {}
         self._connected: dict[str, aiohttp.ClientWebSocketResponse] = {}
         self._heard: asyncio.Future[None] | None = None

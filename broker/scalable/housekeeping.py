@@ -127,7 +127,7 @@ class Housekeeping:
     def _is_stray(self, step: Step) -> bool:
         """Whether nobody is at it: an earlier leader's note that came late."""
         live = self._topics.known(step.topic)
-        busy = self._topics.is_changing(step.topic) or (live is not None and bool(live.work))
+        busy = self._topics.is_changing(step.topic) or (live is not None and live.work.busy)
         return self._leads.leads(step.topic) and not busy
 
     async def _finish_leftovers(self) -> None:

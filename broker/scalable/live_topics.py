@@ -51,7 +51,7 @@ class LiveTopic:
         """How often it was asked for."""
         self.sealing: set[int] = set()
         """Segments SEALED in the layout whose subscriptions are not all carried over yet."""
-        self.work: set[asyncio.Task[None]] = set()
+        self.work = BackgroundTasks(log, failure_event="reshape_failed")
         """What goes on for it in the background; ended before it is deleted."""
 
     @property

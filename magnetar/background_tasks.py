@@ -147,6 +147,11 @@ class BackgroundTasks:
         return bool(self._tasks)
 
     @property
+    def count(self) -> int:
+        """The number of tasks that run now."""
+        return len(self._tasks)
+
+    @property
     def running(self) -> frozenset[asyncio.Task[object]]:
         """The tasks that run now, for a wait with a bound or together with others."""
         return frozenset(self._tasks)

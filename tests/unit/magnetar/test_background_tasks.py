@@ -150,10 +150,10 @@ async def test_end_waits_for_the_tasks_that_it_cancels_and_takes_others_afterwar
             ended.append(True)
 
     task = tasks.start(slow_to_end(), name="slow")
-    assert (task.get_name(), list(tasks.running)) == ("slow", [task])
+    assert (task.get_name(), list(tasks.running), tasks.count) == ("slow", [task], 1)
     await asyncio.sleep(0)
     await tasks.end()
-    assert (ended, task.cancelled(), tasks.running) == ([True], True, frozenset())
+    assert (ended, task.cancelled(), tasks.running, tasks.count) == ([True], True, frozenset(), 0)
     assert await tasks.finish(asyncio.sleep(0, 7)) == 7
 
 

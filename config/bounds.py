@@ -234,10 +234,6 @@ METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024
 METADATA_SESSION_TIMEOUT_MAX_MS = 5 * 60 * 1000
 WATCH_QUEUE_BYTES = 32 * 1024 * 1024
 """Value bytes waiting for one watcher; above it they collapse into one resync."""
-RESTART_PAUSE_MIN_S = 0.05
-RESTART_PAUSE_MAX_S = 2.0
-"""Pause before a watcher that broke begins anew, with another watch: doubles from one to the other.
-Until then it knows nothing new, so this is also how stale it can be."""
 
 # Oxia
 OXIA_REQUEST_TIMEOUT_S = 30

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # The broker imports `magnetar.protocol` alone: the client must not come with it.
+        # The broker imports `magnetar.protocol` and `magnetar.background_tasks` alone: the client
+        # must not come with them.
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         public = import_module("magnetar.api")

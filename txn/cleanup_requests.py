@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import structlog
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from storage.metadata.following import Following
 from storage.metadata.store import Event, Record
-from storage.supervised import Supervised
 from txn import records
 from txn.collector import RecordsLeft
 from txn.records import AckRecord, Claim, TxnState
@@ -37,7 +37,7 @@ class CleanupRequests:
             self._answer_all,
             self._take,
         )
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
         """Begin to answer."""

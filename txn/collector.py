@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from config.bounds import TXN_PAGE, TXN_TOPIC_LOADS
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.store import VersionConflict
-from storage.supervised import Supervised
 from txn.key_store import TransactionKeyStore
 from txn.parts import TransactionParts
 from txn.records import AckRecord, Claim, TxnState
@@ -56,7 +56,7 @@ class Collector:
         self._interval_s = interval_s
         self._retention_ms = int(retention_s * 1000)
         self._left: dict[str, list[Claim | AckRecord]] = {}
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
         """Begin with a round after one interval."""

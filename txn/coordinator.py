@@ -18,11 +18,12 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.histogram import Histogram
 from storage.metadata.store import VersionConflict
@@ -106,7 +107,8 @@ class Coordinator:
         self._foreign_deadlines: set[TxnId] = set()
         """Open transactions whose deadline was set by another process, so by another clock."""
         self._beginning = 0
-        self._end_tasks: set[asyncio.Task[bool]] = set()
+        # Nobody awaits them: whoever asked may be gone.
+        self._end_tasks = BackgroundTasks(expected=(Exception,))
         self._inline_ends = 0
         """ENDs under way in their callers' tasks."""
         self._inline_ends_done: asyncio.Future[None] | None = None
@@ -126,8 +128,7 @@ class Coordinator:
             if self._inline_ends_done is None:
                 self._inline_ends_done = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._inline_ends_done)
-        while self._end_tasks:
-            await asyncio.wait(self._end_tasks)
+        await self._end_tasks.wait()
         await self._numbers.close()
 
     @property
@@ -187,7 +188,7 @@ class Coordinator:
                     "this as a defect, and begin another one."
                 ) from None
             except BaseException:
-                self._start_end_task(self._abort_uncertain_begin(txn, header))
+                self._end_tasks.start(self._abort_uncertain_begin(txn, header))
                 raise
         finally:
             self._beginning -= 1
@@ -289,7 +290,7 @@ class Coordinator:
         try:
             return await self._end_on_stored_version(txn, action, owner, key, if_due=if_due)
         except asyncio.CancelledError:
-            self._start_end_task(
+            self._end_tasks.start(
                 self._end_on_stored_version(txn, action, owner, key, if_due=if_due)
             )
             raise
@@ -315,17 +316,6 @@ class Coordinator:
         with suppress(VersionConflict):
             await self._store.create_header(txn, header)
         return await self._end_on_stored_version(txn, TxnState.ABORTED, OPERATOR)
-
-    def _start_end_task(self, work: Coroutine[object, object, bool]) -> asyncio.Task[bool]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._end_tasks.add(task)
-        task.add_done_callback(self._on_end_task_done)
-        return task
-
-    def _on_end_task_done(self, task: asyncio.Task[bool]) -> None:
-        self._end_tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever asked may be gone
 
     async def _end_on_stored_version(
         self,

@@ -30,13 +30,13 @@ from functools import partial
 import structlog
 
 from config.bounds import COORDINATOR_LEFT_ALONE_S, COORDINATOR_NO_CANDIDATE_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.election import Election, KnownLeaders
 from storage.metadata.following import Following
 from storage.metadata.keys import name_of
 from storage.metadata.store import Event, MetadataStore, Record, Session, SessionLost
-from storage.supervised import Supervised
 from txn import records
 from txn.coordinator_spread import RetainedCoordinators, choose_candidacies, choose_surplus
 
@@ -110,7 +110,7 @@ class CoordinatorElections:
         self._following = Following(
             lambda: metadata.watch_children(records.LEADERS), self._stand_anew, self._take
         )
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     @property
     def leaders(self) -> Mapping[CoordinatorId, Leader]:

@@ -14,7 +14,7 @@ Rules:
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -24,11 +24,11 @@ from config.bounds import (
     TXN_CONCURRENT_ENDS,
     TXN_SWEEP_S,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.key_hash import coordinator_of_key
 from magnetar.protocol.server_error import MagnetarError, OperatorError, ServerError
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
-from storage.supervised import Supervised
 from txn import records
 from txn.coordinator import Coordinator
 from txn.coordinator_elections import CoordinatorBrokers, CoordinatorElections, Leader
@@ -84,8 +84,8 @@ class Coordinators:
         self._deadlines = Deadlines(parts.clock, self._due)
         self._aborts = asyncio.Semaphore(TXN_CONCURRENT_ENDS)
         self._listeners: dict[object, Callable[[], None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._kept = Supervised()
+        self._tasks = BackgroundTasks(log, failure_event="transaction_work_failed")
+        self._kept = BackgroundTasks(log)
         self._won = asyncio.Event()
         self._stopping = False
 
@@ -106,10 +106,7 @@ class Coordinators:
         self._stopping = True
         self._deadlines.close()
         await self._kept.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.end()
         led, self._led = self._led, {}
         for coordinator in led.values():
             await coordinator.close()
@@ -142,7 +139,7 @@ class Coordinators:
         for number in self._led.keys() - led:
             log.info("transaction_coordinator_lost", coordinator=number)
             self._parts.counters.coordinators_lost += 1
-            self._spawn(self._led.pop(number).close())
+            self._tasks.start(self._led.pop(number).close())
         won = led - self._led.keys()
         for number in won:
             self._led[number] = self.coordinator_class(
@@ -281,7 +278,7 @@ class Coordinators:
 
     def _due(self, txns: Sequence[TxnId]) -> None:
         for txn in txns:
-            self._spawn(self._abort(txn))
+            self._tasks.start(self._abort(txn))
 
     async def _abort(self, txn: TxnId) -> None:
         async with self._aborts:
@@ -319,16 +316,6 @@ class Coordinators:
                 coordinator = self._led.get(stored.txn.coordinator)
                 if coordinator is not None:
                     coordinator.adopt((stored,))
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("transaction_work_failed", exc_info=error)
 
 
 def _age(stored: StoredHeader) -> tuple[int, TxnId]:

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_CONCURRENT_ENDS, TXN_SLICE_ENDS
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from storage.metadata.following import Following
 from storage.metadata.store import Event
-from storage.supervised import Supervised
 from txn import records
 from txn.errors import CorruptTransactionRecord
 from txn.header import header_of
@@ -62,7 +62,7 @@ class Decisions:
         self._stopped = False
         self._wake = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
         """Begin to watch headers and to call followers."""

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import structlog
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
-from storage.supervised import Supervised
 from txn.coordinator import Coordinator
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class TransactionKeyCollector:
         self._interval_s = interval_s
         self._retention_ms = int(retention_s * 1000)
         self._changed = asyncio.Event()
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
         """Begin with those that are led."""

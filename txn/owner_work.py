@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from config.bounds import TXN_CLEANING_RETRY_MAX_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.server_error import MagnetarError
 
@@ -36,8 +37,9 @@ class OwnerWork:
 
     def __init__(self, of: str) -> None:
         self._of = of
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(
+            log, failure_event="segment_work_failed", expected=(_Abandoned,), segment=of
+        )
         self._queued: set[asyncio.Task[object]] = set()
         """Those that wait for a slot."""
         self._ending = asyncio.Event()
@@ -45,7 +47,7 @@ class OwnerWork:
     @property
     def busy(self) -> bool:
         """Whether something is under way."""
-        return bool(self._tasks)
+        return self._tasks.busy
 
     @property
     def ended(self) -> bool:
@@ -57,9 +59,7 @@ class OwnerWork:
         if self.ended:
             work.close()
             return
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        self._tasks.start(work)
 
     async def until_done(
         self, work: Callable[[], Awaitable[T]], slots: asyncio.Semaphore | None = None
@@ -114,13 +114,4 @@ class OwnerWork:
 
     async def wait(self) -> None:
         """Return when nothing is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and not isinstance(error, _Abandoned):
-            log.error("segment_work_failed", segment=self._of, exc_info=error)
+        await self._tasks.wait()

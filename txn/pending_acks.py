@@ -19,12 +19,13 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar, Protocol, Self
 
 import structlog
 
 from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_SLICE_POSITIONS
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
@@ -100,12 +101,19 @@ class PendingAcks:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._checked: set[TxnId] = set()
-        self._holding: set[asyncio.Task[None]] = set()
+        self._holding = BackgroundTasks(
+            log,
+            failure_event="transactional_ack_failed",
+            expected=(MagnetarError,),
+            segment=segment,
+        )
         self._waiting: dict[TxnId, asyncio.Task[None]] = {}
         """The last acknowledgement of each transaction that waits for the ends of others."""
         self._writing: dict[TxnId, set[asyncio.Future[None]]] = {}
         """Futures that are done when the records of an acknowledgement are durable, or failed."""
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(
+            log, failure_event="pending_acks_failed", segment=segment
+        )
         self._cleaner: asyncio.Task[None] | None = None
         self._cleaning = asyncio.Lock()
         self._stopped: MagnetarError | None = None
@@ -135,7 +143,7 @@ class PendingAcks:
     @property
     def busy(self) -> bool:
         """Whether anything is held, being written or to be cleaned."""
-        return bool(self.core.positions or self._holding or self._cleaner)
+        return bool(self.core.positions or self._holding.busy or self._cleaner)
 
     # Taking
 
@@ -162,12 +170,10 @@ class PendingAcks:
         except HeldByTransactions:
             taken = None
         if taken is None:
-            task = self._loop.create_task(self._hold_after_reading_headers(wanted, before))
+            task = self._holding.start(self._hold_after_reading_headers(wanted, before))
             self._waiting[txn] = task
         else:
-            task = self._loop.create_task(self._hold(txn, taken, self._begin_writing(txn)))
-        self._holding.add(task)
-        task.add_done_callback(self._on_hold_done)
+            task = self._holding.start(self._hold(txn, taken, self._begin_writing(txn)))
         return task
 
     def _reserve(self, wanted: WantedAck) -> Sequence[PendingAck]:
@@ -254,14 +260,6 @@ class PendingAcks:
         self._check_header(txn)
         await self._owner.confirm()
 
-    def _on_hold_done(self, task: asyncio.Task[None]) -> None:
-        self._holding.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and not isinstance(error, MagnetarError):
-            log.error("transactional_ack_failed", segment=self._segment, exc_info=error)
-
     # Ends
 
     def decided(self, txn: TxnId, outcome: TxnState | None) -> None:
@@ -323,7 +321,7 @@ class PendingAcks:
         """Read the header once: it may have ended before it was followed."""
         if txn not in self._checked:
             self._checked.add(txn)
-            self._start_task(self._read_until_known(txn))
+            self._background.start(self._read_until_known(txn))
 
     async def _read_until_known(self, txn: TxnId) -> None:
         backoff = Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
@@ -362,7 +360,7 @@ class PendingAcks:
                     self._checked.discard(txn)
                     self._parts.decisions.forget(txn, self.decided)
         if self._cleaner is None and self._stopped is None and self.core.to_clean:
-            self._cleaner = self._start_task(self._clean())
+            self._cleaner = self._background.start(self._clean())
 
     def _call_listener(
         self, told: Callable[[Sequence[PendingAck]], None], acks: Sequence[PendingAck]
@@ -457,8 +455,8 @@ class PendingAcks:
             self._end_all()
             if self.core.to_clean:
                 await self._clean_once()
-            elif self._holding:
-                await asyncio.wait(self._holding, return_when=asyncio.FIRST_COMPLETED)
+            elif self._holding.busy:
+                await asyncio.wait(self._holding.running, return_when=asyncio.FIRST_COMPLETED)
             else:
                 raise TransactionAssertion(
                     f"Acknowledgements of an ended transaction are stuck on {self._segment}: "
@@ -502,9 +500,8 @@ class PendingAcks:
         )
         for txn in self.core.transactions:
             self._parts.decisions.forget(txn, self.decided)
-        for task in self._background:
-            task.cancel()
-        waiting = {*self._background, *self._holding}
+        self._background.cancel()
+        waiting = self._background.running | self._holding.running
         if waiting:
             await asyncio.wait(waiting)
 
@@ -515,14 +512,3 @@ class PendingAcks:
     def _require_running(self) -> None:
         if self._stopped is not None:
             raise self._stopped.with_traceback(None)
-
-    def _start_task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("pending_acks_failed", segment=self._segment, exc_info=error)

@@ -14,7 +14,6 @@ Rules (K: `docs/transactions.md`):
 - An OPEN or BEGIN that was begun is finished even if the one who asked goes away.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from config.bounds import (
     TXN_KEY_DELETIONS,
     TXN_KEYS_OF_COORDINATOR,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import MetadataError, VersionConflict
@@ -141,13 +141,13 @@ class TransactionKeys:
         self._clock = parts.clock
         self._commits: OrderedDict[TxnId, Header] = OrderedDict()
         """The headers of last groups that have committed, without winners."""
-        self._tasks: set[asyncio.Task[object]] = set()
+        # Callers get the failures, and may be gone.
+        self._tasks = BackgroundTasks(expected=(Exception,))
 
     async def close(self) -> None:
         """Remember nobody, and finish what was begun."""
         self.holders.clear()
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.wait()
 
     # What clients ask for
 
@@ -493,12 +493,4 @@ class TransactionKeys:
 
     async def run_shielded(self, work: Coroutine[object, object, T]) -> T:
         """Run the work in a task, which goes on if the caller is cancelled; return its result."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return await asyncio.shield(task)
-
-    def _on_task_done(self, task: "asyncio.Task[T]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever asked may be gone
+        return await self._tasks.finish(work)

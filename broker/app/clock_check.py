@@ -19,10 +19,10 @@ from typing import ClassVar
 import structlog
 
 from config.bounds import CLOCK_CHECK_S, CLOCK_SKEW_MAX_MS
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import OperatorError, ServerError
 from storage.clock import Clock
 from storage.metadata.store import MetadataError, MetadataStore
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ class ClockCheck:
         """By how much this clock is ahead at least; negative: behind."""
         self._metadata = metadata
         self._clock = clock
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     async def start(self) -> None:
         """Compare, now and from time to time.  Raises `ClockSkew`, `MetadataError`."""

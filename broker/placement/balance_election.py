@@ -16,11 +16,11 @@ import structlog
 
 from broker.placement.placement import BrokerAddress
 from config.bounds import PLACEMENT_RETRY_MAX_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.election import Election, KnownLeaders
 from storage.metadata.following import Following
 from storage.metadata.store import Event, MetadataStore, Record, Session
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ class BalanceElection:
         self._election = Election(metadata, _encode(me), self._may_replace)
         self._leaders = KnownLeaders[str, BrokerAddress](me)
         self._following = Following(lambda: metadata.watch_key(LEADER), self._look, self._take)
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     @property
     def known(self) -> BrokerAddress | None:

@@ -21,6 +21,7 @@ import structlog
 
 from broker.placement.placement import BrokerAddress
 from config.bounds import RECORD_CHANGE_TRIES
+from magnetar.background_tasks import BackgroundTasks
 from storage.metadata.following import Following
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import (
@@ -32,7 +33,6 @@ from storage.metadata.store import (
     Session,
     VersionConflict,
 )
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -116,7 +116,7 @@ class Members:
         self._following = Following(
             lambda: metadata.watch_children(BROKERS), self._list, self._take
         )
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     @property
     def live(self) -> Mapping[str, Member]:

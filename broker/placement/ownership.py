@@ -17,7 +17,7 @@ import asyncio
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
@@ -32,6 +32,7 @@ from config.bounds import (
     PLACEMENT_RETRY_MAX_S,
     RECORD_CHANGE_TRIES,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import decode_name, encode_name
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.following import Following
@@ -47,7 +48,6 @@ from storage.metadata.store import (
     Version,
     VersionConflict,
 )
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +99,8 @@ class Ownership:
             )
             for level in range(PLACEMENT_OWNER_LEVELS)
         ]
-        self._followers = Supervised()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._followers = BackgroundTasks(log)
+        self._tasks = BackgroundTasks(log, failure_event="ownership_work_failed")
 
     @property
     def held(self) -> Mapping[str, Version]:
@@ -131,11 +131,7 @@ class Ownership:
         await self._followers.stop()
         for one in self._following:
             one.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.end()
 
     def use(self, session: Session) -> None:
         """What is acquired from now on hangs on this session."""
@@ -219,7 +215,7 @@ class Ownership:
                 await self._metadata.delete(owner_key(name), expect=version)
             except VersionConflict:
                 log.debug("owner_was_another", topic=name)
-                self._spawn(self._look_at_held(name))
+                self._tasks.start(self._look_at_held(name))
             except MagnetarError as error:
                 log.warning("owner_not_removed", topic=name, error=str(error))
                 return
@@ -254,7 +250,7 @@ class Ownership:
             self._looking[name] += 1
         if name in self._held:
             if owner != self._me:
-                self._spawn(self._look_at_held(name))
+                self._tasks.start(self._look_at_held(name))
             return
         before = self._owners.get(name)
         if before != owner:
@@ -270,7 +266,7 @@ class Ownership:
                 record = await self._metadata.get(owner_key(name))
             except MagnetarError as error:
                 log.warning("owner_not_read", topic=name, error=str(error))
-                self._spawn(self._look_again_at_held(name))
+                self._tasks.start(self._look_again_at_held(name))
                 return
             finally:
                 heard = self._looking.pop(name)
@@ -310,16 +306,6 @@ class Ownership:
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("ownership_work_failed", exc_info=error)
 
 
 def level_of(name: str) -> int:

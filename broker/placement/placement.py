@@ -17,10 +17,10 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from config.bounds import PEER_TIMEOUT_S
+from magnetar.background_tasks import EndsForGood
 from magnetar.protocol.names import TopicDomain, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.store import Session
-from storage.supervised import EndsForGood
 
 OwnerListener = Callable[[TopicName], None]
 """Called with a name that has another owner now, or none."""

@@ -51,11 +51,11 @@ from config.bounds import (
     PLACEMENT_PROMISES,
     PLACEMENT_RETRY_MAX_S,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataStore, Session
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +110,7 @@ class SeveralBrokers(Placement):
         self._candidates: tuple[str, ...] = ()
         self._owner_listeners: dict[object, OwnerListener] = {}
         self._broker_listeners: dict[object, Callable[[], None]] = {}
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     # Life
 

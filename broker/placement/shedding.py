@@ -16,9 +16,9 @@ import structlog
 from broker.placement.choice import Candidate, Move, plan_moves
 from broker.placement.placement import PlacementCounters
 from config.bounds import SHEDDING_MOVES, SHEDDING_REST_S, SHEDDING_ROUND_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Shedding:
         self._unload = unload
         self._loop = asyncio.get_running_loop()
         self._moved: dict[str, float] = {}
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
         """A round now and then."""

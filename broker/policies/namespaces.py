@@ -23,12 +23,12 @@ import structlog
 from broker.policies.schema_compatibility import CompatibilityStrategy
 from config.bounds import RECORD_CHANGE_TRIES
 from config.settings import Settings
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import NamespaceName
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.managed_ledger.types import Retention
 from storage.metadata.following import Following
 from storage.metadata.store import ABSENT, Event, MetadataStore, Record, VersionConflict
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +152,7 @@ class Namespaces:
         self._metadata = metadata
         self._settings = settings
         self._cache: dict[NamespaceName, Policies] = {}
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         self._followers: dict[NamespaceName, asyncio.Task[None]] = {}
 
     async def start(self) -> None:

@@ -25,6 +25,7 @@ from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
 from broker.topics.client_connection import ClientConnection
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.pulsar_pb2 import ScalableConsumerAssignment
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 
@@ -55,7 +56,7 @@ class TopicController:
         self._grace_s = grace_s
         self._places: dict[str, HeldPlaces] = {}
         self._registrations = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._closed_by: MagnetarError | None = None
 
     async def restore(self) -> None:
@@ -80,15 +81,13 @@ class TopicController:
         for group in self.groups.values():
             group.close()
         self.groups.clear()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
 
     @property
     def idle(self) -> bool:
         """Whether everything it knows is stored, and nobody is there."""
         return (
-            not self._tasks
+            not self._tasks.busy
             and not self._registrations.locked()
             and all(group.idle for group in self.groups.values())
             and all(places.decided for places in self._places.values())
@@ -177,7 +176,7 @@ class TopicController:
 
     async def settled(self) -> None:
         """Return when every membership that changed so far is stored."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.running, return_exceptions=True)
 
     def drop(self, subscription: str) -> None:
         """The subscription is deleted."""
@@ -243,9 +242,7 @@ class TopicController:
         return base != consumer.name and group.speaks_at_segments(base)
 
     def _in_background(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(self._logged(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._logged(work))
 
     async def _logged(self, work: Coroutine[object, object, None]) -> None:
         try:

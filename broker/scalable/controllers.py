@@ -42,13 +42,13 @@ from config.bounds import (
     REGISTRATION_TRIES_S,
     SESSIONS_PER_CONNECTION,
 )
+from magnetar.background_tasks import BackgroundTasks, OwnerStopped
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name, segment_name
 from magnetar.protocol.pulsar_pb2 import STREAM as WIRE_STREAM
 from magnetar.protocol.pulsar_pb2 import CommandScalableTopicSubscribe
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.metadata.store import MetadataError
-from storage.supervised import OwnerStopped
 
 if TYPE_CHECKING:
     from broker.scalable.feed_follower import FeedFollower
@@ -109,8 +109,8 @@ class Controllers:
         self._controllers: dict[TopicName, TopicController] = {}
         self._making: dict[TopicName, asyncio.Task[TopicController]] = {}
         self._registered: dict[ClientConnection, dict[int, Registration]] = {}
-        self._work: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._work = BackgroundTasks()
+        self._closing = BackgroundTasks()
         topics.on_layout(self._layout_changed)
 
     def of(self, name: TopicName) -> TopicController | None:
@@ -135,10 +135,7 @@ class Controllers:
         except TooManySessions as error:
             connection.send(subscribe_error(request.request_id, error))
             return
-        task = asyncio.create_task(self._subscribe(connection, request, registration))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-        await asyncio.shield(task)
+        await self._work.finish(self._subscribe(connection, request, registration))
 
     async def _subscribe(
         self,
@@ -314,9 +311,7 @@ class Controllers:
             self._close_soon(controller)
 
     def _close_soon(self, controller: TopicController) -> None:
-        task = asyncio.create_task(controller.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(controller.close())
 
     async def topic_deleted(self, name: TopicName) -> None:
         """The topic is going: its consumers are forgotten."""
@@ -334,9 +329,9 @@ class Controllers:
         Those under way go on at another broker, if there may be one, until `close`; what is being
         stored is waited for CONTROLLER_CLOSE_S then, and by `close`.
         """
-        work: list[asyncio.Task[TopicController] | asyncio.Task[None]] = [*self._making.values()]
+        work: list[asyncio.Task[object]] = [*self._making.values()]
         if not self._relays.shared:
-            work += self._work
+            work += self._work.running
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
@@ -344,18 +339,17 @@ class Controllers:
             controller = self._forget(name)
             if controller is not None:
                 self._close_soon(controller)
-        if self._closing:
+        if self._closing.busy:
             # What is being stored goes on, elsewhere then: a slow store must not hold up a drain.
             at_most_s = CONTROLLER_CLOSE_S if self._relays.shared else None
-            await asyncio.wait(self._closing, timeout=at_most_s)
+            await asyncio.wait(self._closing.running, timeout=at_most_s)
         await self._controller_record.stop()
 
     async def close(self) -> None:
         """Nobody is connected any more."""
-        work = list(self._work)
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, *self._closing, return_exceptions=True)
+        self._work.cancel()
+        ending = (*self._work.running, *self._closing.running)
+        await asyncio.gather(*ending, return_exceptions=True)
         self._relays.stop()
 
     def is_idle(self, name: TopicName) -> bool:

@@ -28,9 +28,9 @@ from config.bounds import (
     FEED_RETRY_S,
     FEED_SNAPSHOT_WAIT_S,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import TopicName
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -42,11 +42,11 @@ class FeedFollower:
         self._placement = placement
         self._mirrors = mirrors
         self._http: aiohttp.ClientSession | None = None
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         self._peers: dict[str, asyncio.Task[None]] = {}
         self._connected: dict[str, aiohttp.ClientWebSocketResponse] = {}
         self._heard: asyncio.Future[None] | None = None
-        self._says: set[asyncio.Task[None]] = set()
+        self._says = BackgroundTasks()
         self._forget = placement.on_brokers(self._look_at_brokers)
 
     async def follow(self, topic: TopicName) -> None:
@@ -74,10 +74,7 @@ class FeedFollower:
         self._forget()
         self._peers.clear()
         await self._tasks.stop()
-        says = list(self._says)
-        for task in says:
-            task.cancel()
-        await asyncio.gather(*says, return_exceptions=True)
+        await self._says.end()
         if self._http is not None:
             await self._http.close()
             self._http = None
@@ -139,9 +136,7 @@ class FeedFollower:
     def _say_soon(
         self, socket: aiohttp.ClientWebSocketResponse, what: str, topic: TopicName
     ) -> None:
-        task = asyncio.create_task(_say(socket, what, topic))
-        self._says.add(task)
-        task.add_done_callback(self._says.discard)
+        self._says.start(_say(socket, what, topic))
 
     def _word(self) -> None:
         if self._heard is not None and not self._heard.done():

@@ -25,12 +25,11 @@ from broker.scalable.pruning import Pruner
 from broker.scalable.steps import Step
 from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import TopicStore
-from config.bounds import RESTART_PAUSE_MIN_S
+from magnetar.background_tasks import RESTART_PAUSE_MIN_S, BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.types import Retention
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +65,7 @@ class Housekeeping:
         self._without_leader: set[TopicName] = set()
         self._round_due = False
         self._wake = asyncio.Event()
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         self._forget = (
             placement.on_change(self._owner_changed),
             placement.on_brokers(self._brokers_changed),
@@ -128,7 +127,7 @@ class Housekeeping:
     def _is_stray(self, step: Step) -> bool:
         """Whether nobody is at it: an earlier leader's note that came late."""
         live = self._topics.known(step.topic)
-        busy = self._topics.is_changing(step.topic) or (live is not None and bool(live.work))
+        busy = self._topics.is_changing(step.topic) or (live is not None and live.work.busy)
         return self._leads.leads(step.topic) and not busy
 
     async def _finish_leftovers(self) -> None:

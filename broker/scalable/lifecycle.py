@@ -12,7 +12,6 @@ Rules:
   their connections would let clients create the topic anew).
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import ClassVar
@@ -143,9 +142,7 @@ class Lifecycle:
             await self.recover(leftover)
 
     async def _remove_record(self, live: LiveTopic, found: StoredTopic, step: Step) -> None:
-        for task in list(live.work):
-            task.cancel()
-        await asyncio.gather(*live.work, return_exceptions=True)
+        await live.work.end()
         await self._deleting(live.name)
         try:
             await self._store.remove(found)

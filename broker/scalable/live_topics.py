@@ -26,10 +26,10 @@ import structlog
 from broker.scalable.layout import CorruptLayout, Layout
 from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
 from config.bounds import RECORD_LOOK_RETRY_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import TopicDomain, TopicName
 from storage.metadata.following import Following
 from storage.metadata.store import Event, MetadataError
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class LiveTopic:
         """How often it was asked for."""
         self.sealing: set[int] = set()
         """Segments SEALED in the layout whose subscriptions are not all carried over yet."""
-        self.work: set[asyncio.Task[None]] = set()
+        self.work = BackgroundTasks(log, failure_event="reshape_failed")
         """What goes on for it in the background; ended before it is deleted."""
 
     @property
@@ -74,7 +74,7 @@ class LiveTopics:
         self._store = store
         self._shared = shared
         self._is_awaited = is_awaited
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         self._watching: dict[TopicName, asyncio.Task[None]] = {}
         self._renewal_listeners: list[NameListener] = []
         self._topics: dict[TopicName, LiveTopic] = {}

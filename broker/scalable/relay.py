@@ -52,6 +52,7 @@ from config.bounds import (
     RELAY_LEAVE_S,
     RELAYED_CONSUMERS,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.frames import Frame, FrameDecoder, FrameError, Received, encode_command
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandScalableTopicSubscribe
@@ -94,7 +95,7 @@ class Relays:
         self._open: set[Relay] = set()
         self._of_topic: dict[TopicName, dict[Relay, None]] = {}
         self._waiting: dict[TopicName, dict[asyncio.Event, None]] = {}
-        self._looks: set[asyncio.Task[None]] = set()
+        self._looks = BackgroundTasks()
         self._forget = (
             placement.on_change(self._owner_changed),
             placement.on_brokers(self._brokers_changed),
@@ -164,17 +165,14 @@ class Relays:
             forget()
         for relay in list(self._open):
             relay.close()
-        for look in self._looks:
-            look.cancel()
+        self._looks.cancel()
 
     def _owner_changed(self, name: TopicName) -> None:
         for changed in self._waiting.get(name, ()):
             changed.set()
         leaderless = [one for one in self._of_topic.get(name, ()) if one.has_lost_its_leader()]
         if leaderless:
-            look = asyncio.create_task(self._look_whether_it_is_there(name, leaderless))
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
+            self._looks.start(self._look_whether_it_is_there(name, leaderless))
 
     def _brokers_changed(self) -> None:
         for name in dict.fromkeys((*self._waiting, *self._of_topic)):

@@ -211,10 +211,7 @@ class Reshaper:
     # SEALED
 
     def _finish_in_background(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
-        task = asyncio.create_task(self._finish_patiently(live, step, recorded=recorded))
-        live.work.add(task)
-        task.add_done_callback(live.work.discard)
-        task.add_done_callback(_report)
+        live.work.start(self._finish_patiently(live, step, recorded=recorded))
 
     async def _finish_patiently(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
         for tried in range(1, RESHAPE_TRIES + 1):
@@ -262,8 +259,3 @@ def _step(name: TopicName, reshape: Reshape) -> Step:
 def _is_published(live: LiveTopic, step: Step) -> bool:
     names = {segment_of(live.name, segment) for segment in live.layout.segments.values()}
     return all(child in names for child in step.makes)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("reshape_failed", exc_info=task.exception())

@@ -55,6 +55,7 @@ from broker.scalable.watch import DagSessions
 from broker.topics.idle_topics import IdleWatch
 from broker.topics.offloading import location_of
 from broker.topics.topic import Topic, TopicNotFound
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import Position
 from magnetar.protocol.names import (
     NamespaceName,
@@ -124,7 +125,7 @@ class ScalableTopics(SegmentReports):
         self._topics.on_layout(self._refuse_producers)
         self.namespace_watches = NamespaceWatches(broker.metadata, self._store, broker.namespaces)
         self._assemble_changes()
-        self._work: set[asyncio.Task[object]] = set()
+        self._work = BackgroundTasks()
         self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
         self._forget = (
             placement.on_change(self._owner_changed),
@@ -174,11 +175,12 @@ class ScalableTopics(SegmentReports):
         Sessions, and followers at other brokers, are told of what goes on until `close`.
         """
         await self._housekeeping.stop()
-        work: list[asyncio.Task[object]] = list(self._work)
-        background = [task for live in self._topics.all() for task in live.work]
-        for task in (*work, *background):
+        work = [*self._work.running]
+        for live in self._topics.all():
+            work += live.work.running
+        for task in work:
             task.cancel()
-        await asyncio.gather(*work, *background, return_exceptions=True)
+        await asyncio.gather(*work, return_exceptions=True)
         await self.namespace_watches.stop()
         await self._leads.stop()
         await self.controllers.stop()
@@ -250,7 +252,7 @@ class ScalableTopics(SegmentReports):
 
     def _is_idle(self, live: LiveTopic, running: Set[TopicName]) -> bool:
         """Topics with sealed segments stay: pruning looks at them again and again."""
-        busy = live.layout.sealed or live.sealing or live.work or live.name in running
+        busy = live.layout.sealed or live.sealing or live.work.busy or live.name in running
         return not (
             busy
             or self._topics.is_changing(live.name)
@@ -264,7 +266,7 @@ class ScalableTopics(SegmentReports):
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
     ) -> None:
         """Make one.  Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`."""
-        await self._see_through(self._create(name, segments=segments, properties=properties))
+        await self._work.finish(self._create(name, segments=segments, properties=properties))
 
     async def _create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
@@ -290,7 +292,7 @@ class ScalableTopics(SegmentReports):
 
         Raises `ScalableTopicNotFound`; without `force` also `ScalableTopicInUse`.
         """
-        await self._see_through(self._delete(name, force=force))
+        await self._work.finish(self._delete(name, force=force))
 
     async def _delete(self, name: TopicName, *, force: bool) -> None:
         await self._lead(name)
@@ -457,8 +459,7 @@ class ScalableTopics(SegmentReports):
         live = self._topics.known(name)
         if live is not None:
             live.sealing.clear()
-            for task in live.work:
-                task.cancel()
+            live.work.cancel()
 
     async def _is_named(self, segment: SegmentName) -> bool:
         """Whether the stored layout has a segment."""
@@ -480,7 +481,7 @@ class ScalableTopics(SegmentReports):
         if not (allowed and settings.scalable_topic_auto_create):
             return None
         try:
-            return await self._see_through(self._create(name, segments=1, properties={}))
+            return await self._work.finish(self._create(name, segments=1, properties={}))
         except ScalableTopicExists:
             return await self._topics.find(name)
 
@@ -499,14 +500,8 @@ class ScalableTopics(SegmentReports):
         except BaseException:
             work.close()
             raise
-        return await self._see_through(work)
-
-    async def _see_through(self, work: Coroutine[object, object, T]) -> T:
-        """Do it in a task of ours, so that it is not left half done when the caller goes away."""
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-        return await asyncio.shield(task)
+        # Not in the caller's task: it may go away, and nothing may be left half done.
+        return await self._work.finish(work)
 
 
 def _found(record: ScalableTopicRecord, segment: SegmentName) -> Segment | None:

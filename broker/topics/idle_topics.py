@@ -21,10 +21,10 @@ from broker.topics.registry import TopicRegistry
 from broker.topics.topic import Topic
 from config.bounds import IDLE_LOOK_S, IDLE_TOPICS_TO_TRIM
 from config.settings import Settings
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
-from storage.supervised import Supervised
 
 T = TypeVar("T", bound=Hashable)
 log = structlog.get_logger(__name__)
@@ -89,7 +89,7 @@ class IdleTopics:
         self._idle_s = broker.settings.idle_topic_unload_s
         self._topics: IdleWatch[Topic] = IdleWatch(self._idle_s)
         self._to_trim: dict[TopicName, int] = {}
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
         """Look from time to time, unless topics stay loaded for ever."""

@@ -28,6 +28,7 @@ from config.bounds import (
     OFFLOADS_AT_ONCE,
 )
 from config.settings import Settings
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import LATEST, Position
 from magnetar.protocol.names import TopicName, parse_ledger_path
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
@@ -35,7 +36,6 @@ from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.trimming import beyond
 from storage.managed_ledger.types import ManagedLedgerClosed
 from storage.offload.context import FILE, Location, parse_location
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -131,7 +131,7 @@ class Offloads:
         self._runs: dict[TopicName, asyncio.Task[None]] = {}
         self._outcomes: dict[TopicName, Outcome] = {}
         self._places = asyncio.Semaphore(OFFLOADS_AT_ONCE)
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         if broker.settings.offload_url:
             location_of(broker.settings)
 

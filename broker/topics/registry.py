@@ -26,7 +26,6 @@ import structlog
 
 from broker.placement import OwnedElsewhere
 from broker.policies.namespaces import Namespaces, Policies, retention
-from broker.topics.background import Background
 from broker.topics.context import TopicContext
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.elsewhere import ElsewhereHost, ScalableTopicsHere, TopicsElsewhere
@@ -40,6 +39,7 @@ from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavaila
 from broker.topics.topic_lists import TopicListener, TopicLists
 from config.bounds import DRAIN_TOPICS_AT_ONCE
 from config.settings import Settings
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import (
     InvalidTopicName,
     NamespaceName,
@@ -143,7 +143,9 @@ class TopicRegistry:
         self._topics: dict[str, Topic] = {}
         self._loads: dict[str, tuple[bool, asyncio.Task[Topic]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._work = Background()
+        self._work = BackgroundTasks(
+            log, failure_event="background_work_failed", expected=(MagnetarError,)
+        )
         self._listeners: dict[object, TopicListener] = {}
         self._closed = False
         self._forget_owners = broker.placement.on_change(self._owner_changed)

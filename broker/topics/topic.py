@@ -21,7 +21,6 @@ from typing import ClassVar, Protocol
 
 import structlog
 
-from broker.topics.background import Background
 from broker.topics.consumer import Consumer, SubscribeRequest
 from broker.topics.context import TopicContext
 from broker.topics.deduplication import Deduplication
@@ -34,6 +33,7 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic_producers import TopicProducers
 from broker.topics.transactional_acks import forget_subscription
 from config.bounds import SEAL_WAIT_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.ids import Position
 from magnetar.protocol.message import parse_metadata, transaction_named_by
@@ -182,7 +182,9 @@ class Topic:
         self._past_messages_out = 0
         self._past_bytes_out = 0
         self._subscription_change = asyncio.Lock()
-        self._work = Background()
+        self._work = BackgroundTasks(
+            log, failure_event="background_work_failed", expected=(MagnetarError,)
+        )
         self._sealing: asyncio.Task[Position] | None = None
         self._failure: MagnetarError | None = None
         self._forget_appends = ledger.on_append(store.appended)

@@ -17,6 +17,7 @@ from functools import partial
 import structlog
 
 from broker.topics.partitions import partitioned_level
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import (
     NamespaceName,
     TopicDomain,
@@ -28,7 +29,6 @@ from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.following import Following
 from storage.metadata.keys import name_of
 from storage.metadata.store import Event, MetadataStore
-from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class _Namespace:
         self.name = name
         self.listeners: dict[object, TopicListener] = {}
         self.names: set[str] = set()
-        self.tasks = Supervised()
+        self.tasks = BackgroundTasks(log)
         self.begun = False
         self.ready = asyncio.Event()
         self._reading = asyncio.Lock()

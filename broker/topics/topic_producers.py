@@ -35,6 +35,7 @@ from broker.topics.producer_access import (
 )
 from broker.topics.sequence_store import SequenceStore
 from config.bounds import WAITING_PRODUCERS
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.ledger import ManagedLedger
 
@@ -84,7 +85,7 @@ class TopicProducers:
         self._producers: dict[str, Producer] = {}
         epoch = topic.ledger.properties.get(TOPIC_EPOCH_PROPERTY)
         self._access = ProducerAccess(int(epoch) if epoch is not None else None)
-        self._promotions: set[asyncio.Task[None]] = set()
+        self._promotions = BackgroundTasks()
         self._nobody: asyncio.Future[None] | None = None
         self.past_messages_in = 0
         self.past_bytes_in = 0
@@ -148,8 +149,7 @@ class TopicProducers:
 
     async def disconnect_all(self) -> None:
         """Put everybody out, after the receipts of what was sent before."""
-        for task in self._promotions:
-            task.cancel()
+        self._promotions.cancel()
         await _dismiss(list(self._producers.values()))
 
     # Names
@@ -242,9 +242,7 @@ class TopicProducers:
         name = self._access.promote()
         if name is None:
             return
-        task = asyncio.get_running_loop().create_task(self._promote(self._producers[name]))
-        self._promotions.add(task)
-        task.add_done_callback(self._promotions.discard)
+        self._promotions.start(self._promote(self._producers[name]))
 
     async def _promote(self, producer: Producer) -> None:
         try:

@@ -137,6 +137,7 @@ class Connection(asyncio.Protocol):
         self.paused: set[str] = set()
         """Why nothing is read."""
         self._reading = True
+        # No `BackgroundTasks`: it is a bounded queue, which pauses reading.
         self._tasks: set[asyncio.Future[None]] = set()
         self._on_close: dict[object, Callable[[], None]] = {}
         self._liveness: list[asyncio.Future[None]] = []

@@ -7,6 +7,7 @@ from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.bounds import DEAD_LETTERS_IN_FLIGHT
 from magnetar.consume.message import RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
@@ -86,7 +87,7 @@ class DeadLetters:
         self._max_redelivery_count = policy.max_redelivery_count
         self._new_producer = new_producer or self._producer_of
         self._producer: asyncio.Task[DeadLetterProducer] | None = None
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = BackgroundTasks()
 
     def are(self, messages: Sequence[RawMessage[SegmentConsumer]]) -> bool:
         """Whether the messages of an entry were delivered too often."""
@@ -96,20 +97,14 @@ class DeadLetters:
         """Send these in place of handing them out."""
         for message in messages:
             message.segment.taken(message)
-            if len(self._sending) >= DEAD_LETTERS_IN_FLIGHT:
+            if self._sending.count >= DEAD_LETTERS_IN_FLIGHT:
                 self._later(message)
                 continue
-            task = self._context.loop.create_task(self._send(message))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._sending.start(self._send(message))
 
     async def close(self) -> None:
         """Give up what is being sent: it comes again."""
-        tasks: list[asyncio.Task[None]] = list(self._sending)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._sending.end()
         opened, self._producer = self._producer, None
         if opened is None:
             return

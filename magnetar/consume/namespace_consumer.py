@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.bounds import (
     NAMESPACE_BATCH,
     NAMESPACE_OPENINGS,
@@ -297,7 +298,9 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
         self._consumers: dict[str, C] = {}
         """The consumer of each topic that is subscribed to."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        """The task of each topic that has not gone."""
+        self._consuming = BackgroundTasks()
+        """Those, and the tasks that end because their topics have gone."""
         self._firsts: list[asyncio.Future[None]] | None = []
         """The outcomes of the topics that are there at the opening; None afterwards."""
         self._openings = asyncio.Semaphore(NAMESPACE_OPENINGS)
@@ -316,9 +319,8 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
     async def _close(self) -> None:
         self._ready.clear()
         self._failed(AlreadyClosed(f"Consumer {self.name} is closed; open another one."))
-        tasks = [*self._tasks.values(), *self._ending]
-        for task in tasks:
-            task.cancel()
+        self._consuming.cancel()
+        tasks = self._consuming.running
         await asyncio.gather(self._watch.close(), *tasks, return_exceptions=True)
 
     @abstractmethod
@@ -370,15 +372,13 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
             task = self._tasks.pop(topic, None)
             if task is not None:
                 task.cancel()
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
             self._forget(topic)
         for topic in change.added:
             first: asyncio.Future[None] | None = None
             if self._firsts is not None:
                 first = self._context.loop.create_future()
                 self._firsts.append(first)
-            self._tasks[topic] = self._context.loop.create_task(self._consume(topic, first))
+            self._tasks[topic] = self._consuming.start(self._consume(topic, first))
 
     async def _consume(self, topic: str, first: asyncio.Future[None] | None) -> None:
         """Consume a topic until it goes."""

@@ -494,9 +494,9 @@ class OrderedSegment(SegmentConsumer):
     # Transactions
 
     @property
-    def unanswered(self) -> "Collection[asyncio.Task[None]]":
+    def unanswered(self) -> Collection[asyncio.Task[object]]:
         """Acknowledgements in transactions that the broker has not answered."""
-        return self._answering
+        return self._answering.running
 
     def joined(self, transaction: tuple[int, int]) -> None:
         """Take note of a transaction that acknowledges here."""

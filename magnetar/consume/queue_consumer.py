@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.bounds import INBOX_SEGMENTS
 from magnetar.consume.acknowledgements import (
     DONE,
@@ -103,7 +104,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         self._topic = topic
         self._segments: dict[int, SegmentConsumer] = {}
         self._keepers: dict[int, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._ended: set[int] = set()
         self._begins_processing = bool(settings.processing_timeout_s) and not passes_on
 
@@ -260,10 +261,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
             if firsts is not None:
                 first = self._context.loop.create_future()
                 firsts.append(first)
-            task = self._context.loop.create_task(self._keep(segment, first))
-            self._keepers[segment_id] = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keepers[segment_id] = self._tasks.start(self._keep(segment, first))
 
     async def _keep(self, segment: Segment, first: asyncio.Future[None] | None) -> None:
         """Have a consumer of a segment until nobody needs it."""
@@ -320,11 +318,10 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         dead_letters = self._queue_inbox.dead_letters
         if dead_letters is not None:
             await dead_letters.close()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         await asyncio.gather(
             self._watch.close(),
             *(each.close() for each in list(self._segments.values())),
-            *self._tasks,
+            *self._tasks.running,
             return_exceptions=True,
         )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar, cast
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.bounds import LEAVE_S, MAX_ACK_GROUP, MAX_UNCOMPRESSED_BYTES
 from magnetar.consume.ack_tracker import Acknowledgement, AckTracker, bit_of
 from magnetar.consume.acknowledgements import (
@@ -214,7 +215,7 @@ class SegmentConsumer(Attachment):
         self._decoder = self._new_decoder()
         in_order = settings.durable and settings.kind is not SubscriptionKind.SHARED
         self._handed_out = OutstandingMessages() if in_order else None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering = BackgroundTasks()
         self._losses = 0
         """How often the attachment was lost."""
         self._epoch = 0
@@ -519,13 +520,11 @@ class SegmentConsumer(Attachment):
             commands = list(acks_of(self.consumer_id, held, transaction.id))
         connection, losses = self.connection, self._losses
         in_time = self._timer.ends(message_id)
-        task = self.context.loop.create_task(
+        task = self._answering.start(
             self._send_when_joined(said, commands, losses if up_to else None)
         )
-        self._answering.add(task)
 
         def over(task: asyncio.Task[None]) -> None:
-            self._answering.discard(task)
             came_again = not up_to and self._tracker.settle(message_id)
             if task.cancelled():
                 outcome.cancel()

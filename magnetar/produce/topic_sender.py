@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.bounds import LAYOUT_WAIT_S, RETRY_FIRST_S, SEALED_ASKED_AT_ONCE
 from magnetar.context import ClientContext
 from magnetar.errors import (
@@ -68,7 +69,7 @@ class TopicSender:
         self._segments: dict[int, SegmentProducer] = {}
         self._last_retired = -1
         """The highest sequence id on segments that were given up, as they were sealed."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._waiting_for_layout: asyncio.TimerHandle | None = None
         self._listening: tuple[Callable[[], None], ...] = ()
         self._access_mode = member_of(AccessMode, settings.access_mode)
@@ -146,8 +147,7 @@ class TopicSender:
         closing += [producer.close() for producer in self._segments.values()]
         self._segments.clear()
         await asyncio.gather(*closing)
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.wait()
 
     # SegmentOwner
 
@@ -191,7 +191,7 @@ class TopicSender:
     def _opened(self, segment: Segment) -> SegmentProducer:
         """A producer that is being opened; what it is given waits until it is."""
         producer = self._made(segment)
-        self._begin(_open(producer))
+        self._tasks.start(_open(producer))
         return producer
 
     def _made(self, segment: Segment) -> SegmentProducer:
@@ -203,12 +203,7 @@ class TopicSender:
         producer = self._segments.pop(segment.segment_id, None)
         if producer is not None:
             self._last_retired = max(self._last_retired, producer.last_sequence_id)
-            self._begin(producer.close())
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = self._context.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._tasks.start(producer.close())
 
     async def _open_all(self, timeout_s: float) -> None:
         """One after the other, in order of hashes: two that wait never wait for each other."""
@@ -295,7 +290,7 @@ class TopicSender:
         before, self._segments = self._segments, {}
         for producer in before.values():
             unsent += producer.abandon()
-            self._begin(producer.close())
+            self._tasks.start(producer.close())
         self._known_switching().made_anew(layout, unsent)
         if self._access_mode is not AccessMode.SHARED and self._is_open:
             for segment in layout.active:

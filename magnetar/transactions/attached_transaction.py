@@ -60,8 +60,7 @@ class AttachedTransaction(Work, ClosedAfterwards):
         """Use it no more.  Nothing is said to the broker."""
         check_loop(self._loop)
         self._closed = True
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     def describe(self) -> str:
         """What it is, as the beginning of a sentence."""

@@ -182,9 +182,7 @@ class Transaction(Work, ClosedAfterwards):
         if self._state in (_S.COMMITTED, _S.ABORTED):
             self._tell_over(self._state is _S.COMMITTED)
         elif self._followers and self._asking is None:
-            self._asking = self._context.loop.create_task(self._abort_for_sure())
-            self._tasks.add(self._asking)
-            self._asking.add_done_callback(self._tasks.discard)
+            self._asking = self._tasks.start(self._abort_for_sure())
 
     async def _abort_for_sure(self) -> None:
         committed = False
@@ -338,8 +336,7 @@ class Transaction(Work, ClosedAfterwards):
             await asyncio.wait((self._ending,))
         if not self._state.is_final:
             self._over_with(AlreadyClosed("The transaction was closed before it had ended."))
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         self._stop_clock()
 
     async def _abort_unsealed(self, commit: asyncio.Task[None]) -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final, TypeVar
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError, TransactionFailed
 from magnetar.protocol.txn_id import TxnId
@@ -41,7 +42,7 @@ class Work(ABC):
         self._settled: asyncio.Future[None] | None = None
         self._failure: MagnetarError | None = None
         """The first that went wrong in it."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     @property
     @abstractmethod
@@ -122,9 +123,7 @@ class Work(ABC):
         told: asyncio.Future[None] = self._context.loop.create_future()
         self._told[name] = told
         self._unsettled += 1
-        task = self._context.loop.create_task(self._say(name, told, request()))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._say(name, told, request()))
         return told
 
     async def _say(self, name: _Name, told: asyncio.Future[None], request: Awaitable[None]) -> None:

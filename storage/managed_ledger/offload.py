@@ -20,6 +20,7 @@ from uuid import UUID
 
 import structlog
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import LATEST, LedgerId, Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.ledger.store import LedgerAssertion
@@ -44,7 +45,7 @@ class StreamOffload:
         self._core = core
         self.forget = forget
         self._fresh: set[UUID] = set()
-        self._checks: set[asyncio.Task[None]] = set()
+        self._checks = BackgroundTasks()
         self._manifests: dict[UUID, Manifest] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -186,7 +187,7 @@ class StreamOffload:
     async def stop(self) -> None:
         """Cut off what is under way; nothing more is begun."""
         self._stopped = True
-        under_way = {*self._checks, *([self._task] if self._task is not None else [])}
+        under_way = {*self._checks.running, *([self._task] if self._task is not None else [])}
         for task in under_way:
             task.cancel()
         if under_way:
@@ -228,16 +229,14 @@ class StreamOffload:
         """Look at the copy once more, without the lock, and not longer than the stream is open."""
         if self._stopped:
             raise self._closed()
-        check = self._core.loop.create_task(
+        check = self._checks.start(
             self._core.stores.cold.require_whole(
                 info.ledger_id, context, info.entries, info.size_bytes
             )
         )
-        self._checks.add(check)
         try:
             await asyncio.wait({check})
         finally:
-            self._checks.discard(check)
             check.cancel()
         if check.cancelled():
             raise self._closed()

@@ -20,6 +20,7 @@ from typing import Protocol
 import structlog
 
 from config.bounds import ENTRY_INDEX_READ_ENTRIES, READ_BATCH_BYTES
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.ledger.store import LedgerError
@@ -65,7 +66,7 @@ class StreamIndex:
         self._totals: dict[int, Sums] = {}
         self._building: dict[int, asyncio.Task[LedgerIndex | None]] = {}
         self._ahead: asyncio.Task[None] | None = None
-        self._saves: set[asyncio.Task[None]] = set()
+        self._saves = BackgroundTasks()
 
     # While it is written
 
@@ -237,10 +238,7 @@ class StreamIndex:
             except MagnetarError as error:
                 log.warning(failed, name=self._core.name, error=str(error))
 
-        task = self._core.loop.create_task(logged())
-        self._saves.add(task)
-        task.add_done_callback(self._saves.discard)
-        return task
+        return self._saves.start(logged())
 
     async def close(self) -> None:
         """Make nothing anew any more; what is being stored is waited for."""
@@ -248,5 +246,5 @@ class StreamIndex:
             self._ahead.cancel()
         for building in self._building.values():
             building.cancel()
-        while left := {*self._saves, *self._building.values()}:
+        while left := {*self._saves.running, *self._building.values()}:
             await asyncio.wait(left)

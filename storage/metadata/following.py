@@ -4,7 +4,7 @@ Rules:
 
 - The watch is taken first and read second.  After a resync it is read again.
 - Whatever goes wrong ends the run; the next one begins with another watch and another read, so that
-  nothing that was missed in between stays unknown.  For `storage.supervised`.
+  nothing that was missed in between stays unknown.  For `BackgroundTasks.keep`.
 """
 
 from collections.abc import Awaitable, Callable

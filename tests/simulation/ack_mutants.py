@@ -47,7 +47,7 @@ class AnswersEarly(PendingAcks):
     """A1 broken: the answer does not wait for the record."""
 
     async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
-        self._start_task(super()._make_durable(txn, taken))
+        self._background.start(super()._make_durable(txn, taken))
 
 
 class DeletesBeforeDurable(PendingAcks):

@@ -12,10 +12,14 @@ Rules (A8, A9):
 from collections.abc import Callable, Collection
 from functools import partial
 
+import structlog
+
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.source import HoldingTransactions
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.txn_id import TxnId
-from storage.supervised import Supervised
+
+log = structlog.get_logger(__name__)
 
 
 class Holds:
@@ -27,7 +31,7 @@ class Holds:
     def __init__(self, transactional: HoldingTransactions, wake: Callable[[], None]) -> None:
         self._transactional = transactional
         self._wake = wake
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(log)
         self._open: set[TxnId] = set()
         """Whose headers were read since the last rewind."""
         self._rewinds = 0

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from config.bounds import BOOKIE_BACKOFF_MAX_S, BOOKIE_BACKOFF_MIN_S
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import (
@@ -67,7 +68,7 @@ class BookiePool(BookieClient):
         self._loop = asyncio.get_running_loop()
         self._plain = _Purpose()
         self._recovery = _Purpose()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening = BackgroundTasks()
         self._closed = False
 
     def add(
@@ -130,12 +131,10 @@ class BookiePool(BookieClient):
             *self._plain.connections.values(),
             *self._recovery.connections.values(),
         ]
-        opening = list(self._opening)
-        for task in opening:
-            task.cancel()
+        self._opening.cancel()
         for connection in connections:
             connection.close()
-        await asyncio.gather(*opening, return_exceptions=True)
+        await self._opening.wait()
         for connection in connections:
             await connection.wait_closed()
 
@@ -156,9 +155,7 @@ class BookiePool(BookieClient):
         closed = partial(self._on_closed, purpose, bookie)
         connection = BookieConnection(self._options, self.counters, closed)
         purpose.connections[bookie] = connection
-        task = self._loop.create_task(self._open(purpose, bookie, connection, address))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening.start(self._open(purpose, bookie, connection, address))
         return connection
 
     async def _open(

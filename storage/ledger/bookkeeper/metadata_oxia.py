@@ -22,6 +22,7 @@ from typing import TypeVar
 import structlog
 
 from config import bounds
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper import metadata_format
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
@@ -45,7 +46,6 @@ from storage.metadata.store import (
     Version,
     VersionConflict,
 )
-from storage.supervised import Supervised
 
 _log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
                 partial(store.watch_key, metadata_format.RACKS_PATH),
             )
         ]
-        self._tasks = Supervised()
+        self._tasks = BackgroundTasks(_log)
         self._stale = asyncio.Event()
 
     async def start(self) -> None:

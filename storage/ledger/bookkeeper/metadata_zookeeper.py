@@ -24,6 +24,7 @@ from typing import cast
 import structlog
 
 from config import bounds
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper import metadata_format
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
@@ -51,7 +52,6 @@ from storage.metadata.zookeeper.client import (
     ZooKeeperClient,
 )
 from storage.metadata.zookeeper.requests import Failure, Read, Request, Stat, Value
-from storage.supervised import Supervised
 
 _log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
             access=access,
         )
         self._bookies = Bookies()
-        self._following = Supervised()
+        self._following = BackgroundTasks(_log)
         self._watched = False
         self._stale = asyncio.Event()
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import escape_part, level_of
@@ -127,7 +128,7 @@ class Issuing:
         self._sequences = sequences
         self._hints = hints
         self._gates: dict[str, Gate] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def issue(self, write: Write) -> None:
         """Send a write now, or in its turn."""
@@ -141,14 +142,11 @@ class Issuing:
             self._shore.send(write)
             return
         self._gates[level] = Gate()
-        task = asyncio.create_task(self._look_first(write, level, look), name="oxia-look")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._look_first(write, level, look), name="oxia-look")
 
     async def flush(self) -> None:
         """Return when nothing is looked at any more."""
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.wait()
 
     def _look(self, write: Write, level: str) -> Callable[[Write], Awaitable[None]] | None:
         operation = write.operation

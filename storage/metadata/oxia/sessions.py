@@ -17,6 +17,7 @@ from contextlib import suppress
 import structlog
 
 from config import bounds
+from magnetar.background_tasks import BackgroundTasks
 from storage.metadata.operations import BeginSession
 from storage.metadata.oxia.connection import CallFailed, Peer
 from storage.metadata.oxia.errors import Action
@@ -129,7 +130,7 @@ class OxiaSessions:
         self.shards = shards
         self._writers = writers
         self._sessions: set[OxiaSession] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._extending: set[tuple[OxiaSession, int]] = set()
 
     async def open(self, begin: BeginSession) -> OxiaSession:
@@ -162,9 +163,7 @@ class OxiaSessions:
                 if (session, shard_id) in self._extending:
                     continue
                 self._extending.add((session, shard_id))
-                task = asyncio.create_task(self._extend(session, shard_id))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.start(self._extend(session, shard_id))
 
     async def remove(self, session: OxiaSession) -> None:
         """End a lost session on the servers.  Raises `MetadataError`."""
@@ -177,8 +176,7 @@ class OxiaSessions:
 
     async def close(self) -> None:
         """End all sessions.  Raises `MetadataError`."""
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         ended = await asyncio.gather(
             *(session.close() for session in list(self._sessions)), return_exceptions=True
         )

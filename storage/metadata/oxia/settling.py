@@ -6,11 +6,12 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 
 import structlog
 
 from config import bounds
+from magnetar.background_tasks import BackgroundTasks
 from storage.metadata.keys import LAST, KeyFamilies
 from storage.metadata.operations import Delete, Put, SequencePut
 from storage.metadata.oxia import oxia_pb2 as pb
@@ -114,17 +115,15 @@ class Settling:
     def __init__(self, shard_id: int, answers: Answers) -> None:
         self._shard_id = shard_id
         self._answers = answers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
-    def hold(self, task: "asyncio.Task[None]") -> None:
-        """Keep a task until it is done."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run it in a task that `cancel` ends."""
+        self._tasks.start(work)
 
     def cancel(self) -> None:
-        """End what is held."""
-        for task in self._tasks:
-            task.cancel()
+        """End what was started."""
+        self._tasks.cancel()
 
     async def settle(self, lost: Sequence[Write], highest: int, peer: Peer) -> list[Write]:
         """Complete what can be judged; returns what is to be sent again, in order.

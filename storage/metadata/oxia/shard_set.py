@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 
 import structlog
 
+from magnetar.background_tasks import BackgroundTasks
 from storage.metadata.keys import KeyFamilies
 from storage.metadata.oxia.errors import defect, shard_gone
 from storage.metadata.oxia.loops import log_defect
@@ -42,7 +43,7 @@ class ShardSet:
         self._answers = answers
         self._listener = listener
         self._route_again = route_again
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks()
 
     @property
     def families(self) -> KeyFamilies:
@@ -84,8 +85,7 @@ class ShardSet:
         try:
             await self._close(*parts, *self.readers.values())
         finally:
-            if self._closing:
-                await asyncio.wait(list(self._closing))
+            await self._closing.wait()
 
     def _add(self, shard_id: int, *, late: bool = False) -> None:
         self.writers[shard_id] = ShardWriter(shard_id, self.shards, self._answers)
@@ -100,9 +100,7 @@ class ShardSet:
         writer = self.writers.pop(shard_id)
         reader = self.readers.pop(shard_id)
         follower = self._followers.pop(shard_id)
-        closing = asyncio.create_task(self._close(follower, writer, reader), name="oxia-shard-gone")
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._closing.start(self._close(follower, writer, reader), name="oxia-shard-gone")
         for write in writer.take_queued():
             try:
                 self._route_again(write)

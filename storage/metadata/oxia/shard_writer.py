@@ -317,8 +317,7 @@ class ShardWriter:
             del self._in_flight[0].writes[:taken]
             if doubtful:
                 self._doubtful += doubtful
-                recheck = asyncio.create_task(self._recheck(doubtful))
-                self._settling.hold(recheck)
+                self._settling.start(self._recheck(doubtful))
         self._in_flight.popleft()
         if self._queue:
             self._wake.set()

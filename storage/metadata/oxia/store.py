@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from typing import cast
 
 from config import bounds
+from magnetar.background_tasks import BackgroundTasks
 from storage.clock import Clock
 from storage.metadata import operations
 from storage.metadata.access import StoreAccess
@@ -90,7 +91,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._set = ShardSet(shards, Answers(self, families), self._watching, self._route_again)
         self._sessions = OxiaSessions(shards, self._set.writers)
         self._issuing = Issuing(self, self._sequences, self._hints)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     @classmethod
     async def open(
@@ -255,8 +256,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             ) from None
         finally:
             self._watching.close()
-            for task in list(self._tasks):
-                task.cancel()
+            self._tasks.cancel()
             async with AsyncExitStack() as ends:
                 ends.push_async_callback(self._connections.close)
                 ends.push_async_callback(self._shards.close)
@@ -494,9 +494,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
                 self._sequences.learn(found.record.value)
 
     def _sequence_changed(self, shard_id: int, key: str | None) -> None:
-        task = asyncio.create_task(self._read_sequence(shard_id, key), name="oxia-sequences")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._read_sequence(shard_id, key), name="oxia-sequences")
 
     async def _read_sequence(self, shard_id: int, key: str | None) -> None:
         """A marker that cannot be read now is read before the first put on its sequence."""

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from config.bounds import COORDINATOR_LEFT_ALONE_S, COORDINATOR_NO_CANDIDATE_S
+from magnetar.background_tasks import EndsForGood
 from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.store import MetadataError, Record, Session
-from storage.supervised import EndsForGood
 from tests.unit.txn.coordinator_world import WatchedStore, World
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records

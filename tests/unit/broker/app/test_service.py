@@ -1,21 +1,18 @@
-"""Starting, draining, stopping; work that outlives who asked for it."""
+"""Starting, draining, stopping."""
 
 import asyncio
 import socket
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from broker.app.service import Broker
 from broker.scalable.records import topic_path
-from broker.topics.background import Background
 from broker.topics.topic import TopicUnavailable
 from config import bounds
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import LedgerId
 from magnetar.protocol.names import parse_topic_name
-from magnetar.protocol.server_error import PeerError
 from storage.data_directory import DataDirectory, DataDirectoryInUse
 from storage.ledger.local.local_ledger import LocalWritableLedger
 from storage.ledger.local.local_store import LocalLedgerStore
@@ -200,35 +197,3 @@ async def test_the_policy_of_a_namespace_decides_over_the_setting(tmp_path: Path
         await first.send(b"x")
         await first.close()
         assert (await client.create_producer(TOPIC, options)).success.last_sequence_id == 0
-
-
-async def test_work_goes_on_when_the_one_who_asked_is_gone() -> None:
-    background, go = Background(), asyncio.Event()
-    done: list[int] = []
-
-    async def work() -> int:
-        await go.wait()
-        done.append(1)
-        return 7
-
-    asked = asyncio.create_task(background.finish(work()))
-    await asyncio.sleep(0)
-    asked.cancel()
-    go.set()
-    await background.wait()
-    assert done == [1]
-    assert await background.finish(work()) == 7
-
-
-async def test_failures_nobody_waits_for_are_told_if_they_are_ours() -> None:
-    background = Background()
-
-    async def fails(error: Exception) -> None:
-        raise error
-
-    with capture_logs() as logs:
-        background.start(fails(PeerError("Theirs.")))
-        background.start(fails(KeyError("ours")))
-        await background.wait()
-        await asyncio.sleep(0)
-    assert [entry["event"] for entry in logs] == ["background_work_failed"]

@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 from broker.placement.members import BROKERS, member_key
 from broker.placement.ownership import owner_key
 from broker.placement.placement import SupersededProcess
+from magnetar.background_tasks import BackgroundTasks, EndsForGood
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
-from storage.supervised import EndsForGood
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.unit.broker.placement.cluster import Cluster, Node, until
 
@@ -306,19 +306,20 @@ async def test_one_that_stops_gives_way_to_nobody(
 ) -> None:
     first = await cluster.add()
     tasks = first.placement._tasks
-    stop = tasks.stop
+    stop = BackgroundTasks.stop
 
-    async def slowly() -> None:
-        await stop()
-        await put_later_process(cluster, first)
-        await asyncio.sleep(0.05)
+    async def slowly(stopped: BackgroundTasks) -> None:
+        await stop(stopped)
+        if stopped is tasks:
+            await put_later_process(cluster, first)
+            await asyncio.sleep(0.05)
 
-    monkeypatch.setattr(tasks, "stop", slowly)
+    monkeypatch.setattr(BackgroundTasks, "stop", slowly)
     with capture_logs() as logs:
         await first.stop()
     events = {one["event"] for one in logs}
     assert not events & {"broker_superseded", "task_failed", "stop_failed"}, logs
-    assert not tasks.running
+    assert not tasks.busy
 
 
 async def test_a_record_that_another_owner_has_unloads_the_topic(cluster: Cluster) -> None:

@@ -33,7 +33,7 @@ async def registered(node: Node, subscription: str = "s") -> list[str]:
 async def until_registered(node: Node, *names: str) -> None:
     controller = node.scalable.controllers.of(TOPIC)
     assert controller is not None
-    await until(lambda: not controller._tasks)
+    await until(lambda: not controller._tasks.busy)
     assert await registered(node) == list(names)
 
 
@@ -295,7 +295,7 @@ async def test_everything_above_must_be_drained(topic: Node) -> None:
     await topic.scalable.split(TOPIC, 0)
     await topic.scalable.split(TOPIC, 4)
     live = await topic.scalable._topics.get(TOPIC)
-    await until(lambda: not live.work)
+    await until(lambda: not live.work.busy)
     assert peer.assignments() == []
     await topic.drain(0)
     assert peer.assignments()[-1] == (consumer_id, [6, 7, 5, 1, 2, 3])
@@ -326,7 +326,7 @@ async def test_a_checkpoint_group_hands_over_and_ends_with_its_last_consumer(top
         reader.close()
     controller = topic.scalable.controllers.of(TOPIC)
     assert controller is not None
-    await until(lambda: not controller._tasks and "g" not in controller.groups)
+    await until(lambda: not controller._tasks.busy and "g" not in controller.groups)
     assert await topic.kind_of("g") is None
 
 
@@ -362,7 +362,7 @@ async def test_late_stream_at_earliest_gets_everything_below_a_sealed_segment(to
     await peer.attach(0, "a", start=EARLIEST)
     controller = topic.scalable.controllers.of(TOPIC)
     assert controller is not None
-    await until(lambda: not controller._tasks)
+    await until(lambda: not controller._tasks.busy)
     assert await topic.backlog(4) == 3
     assert await topic.backlog(0) == 2
 

@@ -84,7 +84,7 @@ async def test_who_still_holds_a_topic_has_the_one_that_is_found(node: Node) -> 
     await node.scalable.split(TOPIC, 0)
     assert await node.scalable._topics.get(TOPIC) is held
     assert held.layout.epoch == 1
-    await until(lambda: not held.work)
+    await until(lambda: not held.work.busy)
 
 
 async def test_a_deleted_topic_is_not_found_by_who_holds_it(node: Node) -> None:
@@ -121,7 +121,7 @@ async def test_a_parent_stays_until_its_subscriptions_are_carried_over(node: Nod
     assert consumer.subscription.cursor.mark_delete.entry_id == -1
     go_on.set()
     live = await node.scalable._topics.get(TOPIC)
-    await until(lambda: not live.work)
+    await until(lambda: not live.work.busy)
     assert live.layout.segments[0].state is SegmentState.SEALED
     await looks.idle_time_passes()
     assert str(parent.name) not in node.topics.loaded()

@@ -18,7 +18,7 @@ async def split(node: Node, segment_id: int = 0) -> None:
     """Split and wait until it is all done."""
     await node.scalable.split(TOPIC, segment_id)
     live = await node.scalable._topics.get(TOPIC)
-    await until(lambda: not live.work)
+    await until(lambda: not live.work.busy)
 
 
 @pytest.fixture

@@ -263,7 +263,7 @@ async def test_a_client_that_goes_is_not_tried_for_any_more(
     await client.close()
     await until(lambda: not near.broker.connections)
     held.go_on.set()
-    await until(lambda: not near.broker.scalable.controllers._work)
+    await until(lambda: not near.broker.scalable.controllers._work.busy)
     await end(subscribing)
     assert not near.placement.owns(TOPIC)
 

@@ -10,10 +10,10 @@ from broker.scalable.controller import TopicController
 from broker.scalable.relay_exchange import Effect, PassOn, RelayExchange
 from broker.scalable.topic_leadership import NotController
 from config.bounds import REGISTRATION_TRIES_S, RELAY_ANSWER_S, RELAY_CONNECT_S
+from magnetar.background_tasks import OwnerStopped
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import TopicName
 from storage.metadata.store import MetadataError
-from storage.supervised import OwnerStopped
 from tests.support.raw_client import Session
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node

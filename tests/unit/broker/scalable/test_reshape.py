@@ -25,7 +25,7 @@ async def sealed(node: Node, *segments: int) -> None:
     found = [await node.segment(segment_id) for segment_id in segments]
     await until(lambda: all(segment.sealed for segment in found))
     live = await node.scalable._topics.get(TOPIC)
-    await until(lambda: not live.work)
+    await until(lambda: not live.work.busy)
     assert await node.world.steps() == []
 
 
@@ -258,7 +258,7 @@ async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str
             node.scalable.split(TOPIC, 0) if change == "split" else node.scalable.merge(TOPIC, 0, 1)
         )
         process, live = node.process, await node.scalable._topics.get(TOPIC)
-        await until(lambda: process.dead or (work.done() and not live.work))  # noqa: B023
+        await until(lambda: process.dead or (work.done() and not live.work.busy))  # noqa: B023
         finished = not process.dead
         node = await node.kill()
         await check_whole(node, world)
@@ -266,7 +266,7 @@ async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str
         assert await node.backlog(0) == 2
         await node.scalable.split(TOPIC, max(await node.states()))
         live = await node.scalable._topics.get(TOPIC)
-        await until(lambda: not live.work)  # noqa: B023
+        await until(lambda: not live.work.busy)  # noqa: B023
         await check_whole(node, world)
         await node.stop()
     assert died_at > 8, "the change is more than a few writes"

@@ -217,7 +217,7 @@ async def test_metrics_are_of_loaded_topics(looks: Looks) -> None:
 
 async def test_0_is_never(tmp_path: Path) -> None:
     async with running(tmp_path, idle_topic_unload_s=0) as broker:
-        assert not broker.idle_topics._tasks.running
+        assert not broker.idle_topics._tasks.busy
     async with running(tmp_path, idle_topic_unload_s=1) as broker:
         await broker.topics.get(name_of(TOPIC), create=True)
         await until(lambda: not broker.topics.loaded())

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from structlog.testing import capture_logs
 
+from magnetar.background_tasks import BackgroundTasks
 from storage.clock import SystemClock
 from storage.metadata.following import Following
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataError, Watch
-from storage.supervised import Supervised
 from tests.support.waiting import until
 
 LEVEL = "/followed"
@@ -56,7 +56,7 @@ async def store() -> AsyncIterator[MemoryMetadataStore]:
 
 
 async def test_what_is_missed_while_it_is_broken_is_read(store: MemoryMetadataStore) -> None:
-    follower, tasks = Follower(store), Supervised()
+    follower, tasks = Follower(store), BackgroundTasks()
     follower.fails_at = f"{LEVEL}/b"
     await store.put(f"{LEVEL}/a", b"")
     tasks.keep("followed", follower.following.run)
@@ -74,7 +74,7 @@ async def test_what_is_missed_while_it_is_broken_is_read(store: MemoryMetadataSt
 
 
 async def test_after_a_resync_it_is_read_again(store: MemoryMetadataStore) -> None:
-    follower, tasks = Follower(store), Supervised()
+    follower, tasks = Follower(store), BackgroundTasks()
     await follower.following.begin()
     task = tasks.keep("followed", follower.following.run)
     await store.put(f"{LEVEL}/a", b"")

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
+from magnetar import background_tasks
 from magnetar.protocol.ids import LedgerId
-from storage import supervised
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,
@@ -78,7 +78,7 @@ Started = tuple[OxiaLedgerMetadata, MemoryMetadataStore]
 
 @pytest.fixture
 async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Started]:
-    monkeypatch.setattr(supervised, "RESTART_PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(background_tasks, "RESTART_PAUSE_MIN_S", 0.001)
     store = MemoryMetadataStore(SystemClock())
     metadata = OxiaLedgerMetadata(store)
     await metadata.start()

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from config import bounds
-from storage import supervised
+from magnetar import background_tasks
 from storage.ledger.bookkeeper import metadata_zookeeper
 from storage.ledger.bookkeeper.metadata_zookeeper import (
     LedgerRoot,
@@ -125,7 +125,7 @@ async def started(
 ) -> AsyncIterator[tuple[ZooKeeperLedgerMetadata, Client]]:
     monkeypatch.setattr(metadata_zookeeper, "ZooKeeperClient", Client)
     monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.001)
-    monkeypatch.setattr(supervised, "RESTART_PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(background_tasks, "RESTART_PAUSE_MIN_S", 0.001)
     metadata = ZooKeeperLedgerMetadata(LedgerRoot("127.0.0.1:1", "/ledgers"), Random(1))
     client = metadata._zookeeper
     assert isinstance(client, Client)

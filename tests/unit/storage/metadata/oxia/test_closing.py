@@ -154,7 +154,7 @@ async def test_a_session_is_made_once_on_a_new_shard(server: FakeOxia, world: Wo
     assert isinstance(session, OxiaSession)
     store._shards.on_change(lambda: store._sessions.shards_changed(store._shards.table.ids))
     world.lead(server.address, server.address)
-    await until(lambda: session.id_on(1) is not None and not store._sessions._tasks)
+    await until(lambda: session.id_on(1) is not None and not store._sessions._tasks.busy)
     assert world.sessions == 2
     await store.close()
 
@@ -176,7 +176,7 @@ async def test_a_shard_that_goes_before_it_has_a_session_does_not_end_it(
     world.lead(server.address, server.address)
     await asyncio.wait_for(asked.wait(), PATIENCE_S)
     world.lead(server.address)
-    await until(lambda: store._shards.table.ids == (0,) and not store._sessions._tasks)
+    await until(lambda: store._shards.table.ids == (0,) and not store._sessions._tasks.busy)
     assert not session.lost
     assert session.ids.keys() == {0}
     await store.close()

@@ -35,9 +35,9 @@ from storage.managed_ledger.types import (
     Limits,
     ManagedLedgerClosed,
     ManagedLedgerState,
-    OrphansAreSwept,
     Retention,
     RetentionSource,
+    StoresNotShared,
 )
 from storage.metadata.keys import children_range
 from storage.metadata.store import MetadataStore
@@ -209,7 +209,7 @@ class ManagedLedgerFactory:
     async def orphaned_ledgers(self) -> list[OrphanedLedger]:
         """Ledgers of shared stores that no record names.
 
-        Raises `LedgerError`, `MetadataError`, `CorruptRecord`, and `OrphansAreSwept` if the stores
+        Raises `LedgerError`, `MetadataError`, `CorruptRecord`, and `StoresNotShared` if the stores
         are not shared.
         """
         self._require_shared()
@@ -222,7 +222,7 @@ class ManagedLedgerFactory:
 
     def _require_shared(self) -> None:
         if not self.limits.claim_on_open:
-            raise OrphansAreSwept(
+            raise StoresNotShared(
                 "This broker has its stores for itself, and deletes orphaned ledgers when it "
                 "starts: restart it."
             )

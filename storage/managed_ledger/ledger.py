@@ -11,11 +11,11 @@ from storage.ledger.store import ReadableLedger
 from storage.managed_ledger.core import StopListener, Stores, StreamCore
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.cursors import Cursors
+from storage.managed_ledger.ledger_indexes import LedgerIndexes
 from storage.managed_ledger.ledger_map import LedgerInfo, LedgerMap
 from storage.managed_ledger.offload import StreamOffload
 from storage.managed_ledger.reader import StreamReader
 from storage.managed_ledger.records import decode_stream
-from storage.managed_ledger.stream_index import StreamIndex
 from storage.managed_ledger.stream_ranges import StreamRanges
 from storage.managed_ledger.trimmer import Trimmer
 from storage.managed_ledger.types import (
@@ -57,7 +57,7 @@ class ManagedLedger:
         self._core = core
         self._cursors = Cursors(core)
         self._reader = StreamReader(core, self._current)
-        self._index = StreamIndex(core, self._reader.read)
+        self._index = LedgerIndexes(core, self._reader.read)
         self._writer = LedgerWriter(core, self._ledgers_changed, self._index.appended)
         self.ranges = StreamRanges(core, self._index, self._reader.read)
         """Messages and bytes in ranges of entries."""

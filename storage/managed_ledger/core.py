@@ -35,7 +35,7 @@ from storage.offload.context import InvalidOffloadUrl, OffloadContext
 log = structlog.get_logger(__name__)
 StopListener = Callable[[MagnetarError], None]
 LagSource = Callable[[str], int]
-"""How long an offloaded ledger of the stream of that name stays beside its copy, -1 for ever."""
+"""Returns the time that an offloaded ledger of a stream stays beside its copy, -1 for ever."""
 COMPONENT = "component"
 MANAGED_LEDGER = b"managed-ledger"
 STREAM = "pulsar/managed-ledger"

@@ -23,7 +23,7 @@ _U32: Final = Struct(">I").unpack_from
 _TIME: Final = b"\x18"
 _BATCH: Final = b"\x58"
 _MARKER: Final = b"\xa0"
-"""How fields of MessageMetadata begin: publish time, number of messages, marker type."""
+"""First bytes of fields of MessageMetadata: publish time, number of messages, marker type."""
 _PARSE: Final = cast("Callable[[bytes], MessageMetadata]", MessageMetadata.FromString)
 
 

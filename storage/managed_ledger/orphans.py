@@ -109,7 +109,7 @@ def _by_stream(ledgers: Iterable[OrphanedLedger]) -> Mapping[str, list[OrphanedL
 async def _unnamed(
     metadata: MetadataStore, stream: str, ledgers: list[OrphanedLedger]
 ) -> list[OrphanedLedger]:
-    """Those of the ledgers that the records of their stream and its cursors do not name now."""
+    """The ledgers that the records of their stream and its cursors do not name now."""
     # No other record can name them: a ledger is named by the stream that made it, or by a cursor
     # of that stream.
     if not stream:

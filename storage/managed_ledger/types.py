@@ -82,9 +82,9 @@ class Limits:
     """Acknowledgements are durable within this time."""
     entry_cache_bytes: int = 64 * MIB
     unsubscribed_retention_ms: int = 24 * 60 * MINUTE_MS
-    """How long closed ledgers stay that no durable cursor reads and no retention was set for."""
+    """Time that ended ledgers stay without a durable cursor and without a retention policy."""
     offload_deletion_lag_ms: int = 240 * MINUTE_MS
-    """How long an offloaded ledger stays beside its copy; -1 until it is asked for."""
+    """Time that an offloaded ledger stays beside its copy; -1: until an operator deletes it."""
     roll_over_buffer_entries: int = bounds.ROLL_OVER_BUFFER_ENTRIES
     claim_on_open: bool = False
     """Write every record back when it is read, so that an earlier owner's next write conflicts.
@@ -95,7 +95,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long consumed ledgers stay: until either bound is passed.  -1 no bound, 0 not at all."""
+    """Consumed ledgers stay until either bound is passed; -1 is no bound, 0 keeps nothing."""
 
     time_ms: int
     size_bytes: int

@@ -221,7 +221,7 @@ def _lock(path: Path) -> int:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise `NotADataDirectory` if there are files: somebody else's, or an unfinished backup."""
+    """Raise `NotADataDirectory` if there are other files, or an unfinished backup."""
     allowed = {METADATA_DIRECTORY, LEDGERS_DIRECTORY, BACKUP_FILE, f"{FORMAT_FILE}.tmp"}
     names = {entry.name for entry in path.iterdir()} - _FOREIGN_BUT_HARMLESS
     data = [*metadata_path(path).parent.glob("*"), *ledgers_path(path).glob("*")]

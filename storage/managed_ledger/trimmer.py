@@ -75,7 +75,7 @@ class Trimmer:
         await core.collect()
         _, hot = self._decide()
         if hot:
-            # Until it works these are not due again, else every acknowledgement would try anew.
+            # Deleting takes time and may fail: until this time no other trim attempts it.
             self._hot_pause_until_ms = core.stores.clock.now_ms() + _RETRY_MS
             await self._offload.drop_hot(hot)
             self._hot_pause_until_ms = 0

@@ -121,7 +121,7 @@ def encode_block(first_entry: int, entries: Sequence[bytes]) -> tuple[bytes, byt
 def check_block_head(data: bytes | memoryview, first_entry: int, length: int) -> None:
     """Raise `MalformedCopy` unless a block of that first entry and length begins here."""
     if len(data) < _BLOCK_HEAD.size:
-        raise MalformedCopy("the head of a block is cut off")
+        raise MalformedCopy("the head of a block is incomplete")
     magic, head, found_length, found_first = _BLOCK_HEAD.unpack_from(data)
     if magic != _BLOCK_MAGIC or (found_length, found_first) != (length, first_entry):
         raise MalformedCopy(
@@ -225,7 +225,7 @@ def _encode_metadata(index: Index) -> bytes:
 def decode_index(data: bytes) -> Index:
     """Decode an index object.  Raises `MalformedCopy`."""
     if len(data) < _INDEX_HEAD.size:
-        raise MalformedCopy(f"an index of {len(data)} bytes is cut off")
+        raise MalformedCopy(f"an index of {len(data)} bytes is incomplete")
     magic, _, data_bytes, _, blocks, metadata_bytes = _INDEX_HEAD.unpack_from(data)
     if magic != _INDEX_MAGIC:
         raise MalformedCopy(f"an index does not begin with {magic:08x}")

@@ -1,13 +1,4 @@
-"""Copying a data directory while a broker runs on it.
-
-The copy is of one moment.  First a hold, so that reclaim removes and merges nothing; then, while no
-metadata may be committed, the lengths of the log files are noted; then the metadata are copied as
-of that moment, and of the ledger log what it had then.  Whatever the metadata speak of was in the
-log before; and what the log has of transactions had its claims in the metadata before.  With a
-longer log, messages of transactions that began or went on during the backup would have no claim in
-the copy, and be read as committed.  What was being written in that moment is a torn group, which
-any start cleans up.  The format file is written last: an unfinished copy does not open.
-"""
+"""Copies a data directory while a broker runs on it."""
 
 import os
 import shutil
@@ -32,13 +23,15 @@ CHUNK_BYTES = 1024 * 1024
 
 
 class BackupRefused(DataDirectoryError):
-    """The target is not a place for a backup."""
+    """The target directory cannot take a backup."""
 
 
 def backup(source: Path, target: Path) -> None:
     """Copy the data directory `source` to `target`, which must not exist or be empty.
 
-    The copy opens as a data directory.  If it fails, what was copied is removed again.
+    The copy is of one moment, and opens as a data directory.  If it fails, the files copied so far
+    are removed again.
+
     Raises `NotADataDirectory`, `DataDirectoryTooNew`, `BackupRefused`, `MetadataError`, `OSError`.
     """
     source, target = source.absolute(), target.absolute()
@@ -62,36 +55,42 @@ def backup(source: Path, target: Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     make_layout(target)
     lengths: dict[str, int] = {}
+    # While the hold lasts, reclaim removes and merges no file of the log.
     with hold_for_backup(source):
 
         def note_lengths() -> None:
             lengths.update(_lengths(ledgers_path(source)))
 
+        # The lengths are noted while no metadata can be committed.  So the log in the copy has all
+        # entries that the metadata name.  It has no more: messages that a transaction wrote later
+        # would have no claim in these metadata, and be read as committed.  A group that was being
+        # written at that moment is torn in the copy; any start cleans that up.
         back_up(metadata_path(source), metadata_path(target), note_lengths)
         _copy_log(ledgers_path(source), ledgers_path(target), lengths)
     sync_directory(target.parent)
+    # Last: an unfinished copy does not open.
     write_format(target)
 
 
 def _lengths(directory: Path) -> dict[str, int]:
-    """How long the log and index files are now, by name."""
+    """The present lengths of the log and index files, by name."""
     found: dict[str, int] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
             if number_of(entry.name) is not None:
-                # A new file whose first group failed goes at once; nothing else does.
+                # A new file whose first group failed is removed; no other file is, during a hold.
                 with suppress(FileNotFoundError):
                     found[entry.name] = entry.stat().st_size
     return found
 
 
 def _copy_log(source: Path, target: Path, lengths: Mapping[str, int]) -> None:
-    """Copy these log files as far as they went, and the index files that there were of those."""
+    """Copy the log files up to these lengths, and those of their index files that are listed."""
     for name in sorted(name for name in lengths if name.endswith(LOG_SUFFIX)):
         try:
             _copy_prefix(source / name, target / name, lengths[name])
         except FileNotFoundError:
-            # A new file whose first group failed; nothing else goes during a hold.
+            # A new file whose first group failed.
             continue
         index = Path(name).with_suffix(INDEX_SUFFIX).name
         if index in lengths:
@@ -100,7 +99,7 @@ def _copy_log(source: Path, target: Path, lengths: Mapping[str, int]) -> None:
 
 
 def _copy_prefix(source: Path, target: Path, length: int) -> None:
-    """Copy the first `length` bytes: the file may be growing."""
+    """Copy the first `length` bytes; the file may grow meanwhile."""
     with source.open("rb") as reading, target.open("xb") as writing:
         left = length
         while left:

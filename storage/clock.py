@@ -1,7 +1,7 @@
-"""Wall-clock time, handed in so that a simulation can own it.
+"""Wall-clock time as a parameter, so that a simulation can replace it.
 
-Durations and timers use the running event loop's own clock; this one is only for timestamps that
-are stored or shown.
+It is only for timestamps that are stored or shown: durations and timers use the clock of the
+running event loop.
 """
 
 import time

@@ -1,15 +1,10 @@
 """The data directory: its layout, its format version, and the lock that keeps others out.
 
-    FORMAT      one line, `magnetar-data 1`; written last when a directory is made
-    LOCK        locked (flock) by the process that uses the directory, with its pid
-    BACKUP      locked, shared, by running backups: nothing is removed meanwhile
-    metadata/   the metadata store (SQLite)
-    ledgers/    the ledger log
-
-Rules:
-- A directory with something in it but no FORMAT is not ours, or an unfinished backup: refused.
-- A newer format is refused by its number, before its data is touched.
-- Locks belong to open files, so they end with the process however it ends; the files stay.
+FORMAT      one line, `magnetar-data 1`; written last when a directory is made
+LOCK        locked (flock) by the process that uses the directory, with its pid
+BACKUP      locked, shared, by running backups: no file is removed meanwhile
+metadata/   the metadata store (SQLite)
+ledgers/    the ledger log
 """
 
 import fcntl
@@ -32,7 +27,7 @@ LEDGERS_DIRECTORY = "ledgers"
 
 _FORMAT = re.compile(r"magnetar-data (\d{1,9})\n?")
 _FOREIGN_BUT_HARMLESS = frozenset({LOCK_FILE, "lost+found"})
-"""What a new directory may have in it: our lock, and what file systems put into their root."""
+"""Names that a new directory may have: our lock, and the directory of a file system's root."""
 
 
 class DataDirectoryError(OperatorError):
@@ -42,26 +37,26 @@ class DataDirectoryError(OperatorError):
 
 
 class DataDirectoryInUse(DataDirectoryError):
-    """Another process uses it."""
+    """Another process uses the data directory."""
 
 
 class DataDirectoryTooNew(DataDirectoryError):
-    """A later version of Magnetar wrote it."""
+    """A later version of Magnetar wrote the data directory."""
 
 
 class NotADataDirectory(DataDirectoryError):
-    """There is something else in it."""
+    """The directory has files and no format of Magnetar."""
 
 
 class DataDirectoryUnusable(DataDirectoryError):
-    """The operating system does not let us make, write or lock it."""
+    """The operating system refuses to make, write or lock the data directory."""
 
 
 class DataDirectory:
-    """A locked data directory.  Made by `open`; `close` gives it back."""
+    """A locked data directory.  Made by `open`, unlocked by `close` or the end of the process."""
 
     def __init__(self, path: Path, lock_fd: int) -> None:
-        """Take over a lock that is held; use `open`."""
+        """Own the locked file `lock_fd`; use `open`."""
         self.path = path
         self._lock_fd = lock_fd
 
@@ -109,7 +104,7 @@ class DataDirectory:
 
     @contextmanager
     def deletion_guard(self) -> Iterator[bool]:
-        """Around removals of files: whether they may happen, as no backup is running."""
+        """Guard removals of files: yields True if no backup runs, and lets none begin inside."""
         fd = os.open(self.path / BACKUP_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             yield _try_lock(fd)
@@ -117,7 +112,7 @@ class DataDirectory:
             os.close(fd)
 
     def close(self) -> None:
-        """Unlock it.  Idempotent."""
+        """Unlock the directory.  Idempotent."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -134,7 +129,7 @@ def ledgers_path(path: Path) -> Path:
 
 
 def make_layout(path: Path) -> None:
-    """Make the directories and files that must be there before the format is written."""
+    """Make the directories and files that must exist before the format is written."""
     metadata_path(path).parent.mkdir(exist_ok=True)
     ledgers_path(path).mkdir(exist_ok=True)
     (path / BACKUP_FILE).touch(mode=0o640)
@@ -142,7 +137,7 @@ def make_layout(path: Path) -> None:
 
 
 def write_format(path: Path) -> None:
-    """Say that the directory is complete."""
+    """Write the format file, which marks the directory as complete."""
     temporary = path / f"{FORMAT_FILE}.tmp"
     with temporary.open("w", encoding="ascii") as file:
         file.write(f"magnetar-data {FORMAT_VERSION}\n")
@@ -153,7 +148,10 @@ def write_format(path: Path) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raises `DataDirectoryTooNew` or `NotADataDirectory` unless this version can read it."""
+    """Check that this version can read the directory, before its data is touched.
+
+    Raises `DataDirectoryTooNew`, `NotADataDirectory`.
+    """
     try:
         text = (path / FORMAT_FILE).read_text("ascii", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +174,7 @@ def check_format(path: Path) -> None:
 
 @contextmanager
 def hold_for_backup(path: Path) -> Iterator[None]:
-    """While inside, no file leaves the data directory at `path`, whoever runs on it."""
+    """Keep every process from removing files of the data directory at `path` meanwhile."""
     fd = os.open(path / BACKUP_FILE, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -207,9 +205,9 @@ def _lock(path: Path) -> int:
     try:
         if not _try_lock(fd):
             pid = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-            who = f"process {pid}" if pid.isdigit() else "another process"
+            user = f"process {pid}" if pid.isdigit() else "another process"
             raise DataDirectoryInUse(
-                f"{path} is in use by {who}: stop that broker first, or start this one with "
+                f"{path} is in use by {user}: stop that broker first, or start this one with "
                 "another --data-dir."
             )
         # The pid is only for people: a disk too full for it must not keep the broker from starting.
@@ -223,6 +221,7 @@ def _lock(path: Path) -> int:
 
 
 def _refuse_foreign(path: Path) -> None:
+    """Raise `NotADataDirectory` if there are other files, or an unfinished backup."""
     allowed = {METADATA_DIRECTORY, LEDGERS_DIRECTORY, BACKUP_FILE, f"{FORMAT_FILE}.tmp"}
     names = {entry.name for entry in path.iterdir()} - _FOREIGN_BUT_HARMLESS
     data = [*metadata_path(path).parent.glob("*"), *ledgers_path(path).glob("*")]

@@ -1,10 +1,10 @@
-"""Counts of durations, as Prometheus wants them."""
+"""Histograms of durations in the form that Prometheus reads."""
 
 from collections.abc import Sequence
 
 
 class Histogram:
-    """Counts of durations, for each upper bound (of the same unit) and above all."""
+    """Counts of durations for each upper bound, in the same unit, and above all bounds."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -23,7 +23,7 @@ class Histogram:
         self.counts[-1] += 1
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds as Prometheus writes them, each with the count up to it."""
+        """Upper bounds in Prometheus' notation, each with the count up to it."""
         found, so_far = [], 0
         names = [*(str(bound) for bound in self._bounds), "+Inf"]
         for name, count in zip(names, self.counts, strict=True):

@@ -33,7 +33,7 @@ from magnetar.protocol.ids import LATEST, Position
 from magnetar.protocol.names import TopicName, parse_ledger_path
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.managed_ledger.factory import ManagedLedgerFactory
-from storage.managed_ledger.trimming import beyond
+from storage.managed_ledger.trimming import offload_end
 from storage.managed_ledger.types import ManagedLedgerClosed
 from storage.offload.context import FILE, Location, parse_location
 
@@ -260,7 +260,7 @@ class Offloads:
         threshold = policies.offload_threshold_bytes
         if threshold is None:
             threshold = settings.offload_threshold_bytes
-        up_to = beyond(topic.ledger.ledgers, threshold) if settings.offload_url else None
+        up_to = offload_end(topic.ledger.ledgers, threshold) if settings.offload_url else None
         if up_to is not None:
             await self.offload(topic, up_to=up_to)
         elif topic.ledger.offload.pending():

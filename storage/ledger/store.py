@@ -1,17 +1,6 @@
 """The ledger store interface: append-only, numbered, fenced streams of entries.
 
-Rules that every backend keeps, and that one contract suite checks:
-
-- Entry ids are 0, 1, 2...; an id is given when `append` is called.  Callbacks run on the event
-  loop in id order, once each; a success means the entry is durable.  After the first failure
-  every later append of that handle fails too, and the outcome of the failed ones is unknown
-  until the ledger is opened again.
-- `append` refuses an entry above `LedgerStore.max_entry_bytes`, and where too much waits already
-  (`AppendRefused`).  That entry got no id, and nothing else comes of it: the ledger goes on.
-- `open` of a ledger that was not closed fences its writer (whose appends fail with `LedgerFenced`
-  from then on), recovers it (every acknowledged entry is there, torn tails are not) and closes it.
-- A closed ledger never changes.  A deleted ledger's id is never used again.
-- Nothing is readable past the last add confirmed.
+One contract suite holds every backend to the docstrings here (`tests/contract/ledger`).
 """
 
 from abc import ABC, abstractmethod
@@ -23,21 +12,21 @@ from magnetar.protocol.ids import LedgerId
 from magnetar.protocol.server_error import InternalError, OperatorError, ServerError
 
 AppendCallback = Callable[[int, "LedgerError | None"], None]
-"""Called with the entry id and None when durable, or the error."""
+"""Called with the entry id and None when the entry is durable, or with the error."""
 
 
 class LedgerError(OperatorError):
-    """The ledger store could not do it.  Reported as PersistenceError."""
+    """An operation of the ledger store failed.  Reported to clients as PersistenceError."""
 
     code: ClassVar[ServerError] = ServerError.PERSISTENCE_ERROR
 
 
 class DiskFull(LedgerError):
-    """No room: nothing acknowledged is lost; free space or add some, appends work again then."""
+    """The disk is full.  No acknowledged entry is lost; with free space appends work again."""
 
 
 class AppendRefused(LedgerError):
-    """This entry was not taken; the ledger takes others as before."""
+    """This entry was not taken and got no id; the ledger takes others as before."""
 
 
 class EntryTooLarge(AppendRefused):
@@ -86,14 +75,14 @@ class LedgerAssertion(InternalError):
 
 @dataclass(frozen=True, slots=True)
 class LedgerDescription:
-    """How a ledger was made: its `custom` metadata, and when; None where that was not noted."""
+    """A ledger's `custom` metadata, and the time it was made, None where that is not recorded."""
 
     custom: Mapping[str, bytes]
     created_ms: int | None
 
 
 class ReadableLedger(ABC):
-    """A ledger that can be read up to its last add confirmed."""
+    """A ledger that can be read up to its last add confirmed, and not beyond."""
 
     @property
     @abstractmethod
@@ -123,10 +112,14 @@ class WritableLedger(ReadableLedger):
 
     @abstractmethod
     def append(self, entry: bytes, done: AppendCallback) -> int:
-        """Queue one entry and return its id; `done` follows on the loop.  Never blocks.
+        """Queue one entry and return its id: 0, 1, 2 and so on.  Never blocks.
 
-        Raises `LedgerClosed` / `LedgerFenced` when the handle is already known dead, and
-        `EntryTooLarge` / `LedgerBusy` for this entry alone.
+        `done` runs once, on the event loop, in the order of ids.  A success means that the entry is
+        durable.  After the first failure every later append of the handle fails too; the outcome of
+        those that failed is unknown until the ledger is opened again.
+
+        Raises `LedgerClosed` or `LedgerFenced` if the handle is known to be dead, `EntryTooLarge`
+        or `LedgerBusy` for this entry alone.
         """
 
     @abstractmethod
@@ -144,19 +137,24 @@ class LedgerStore(ABC):
 
     @abstractmethod
     async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
-        """A new, empty ledger with an id never used before.  `custom` is metadata for tools."""
+        """A new, empty ledger with an id that none had before; `custom` is metadata for tools."""
 
     @abstractmethod
     async def open(self, ledger_id: LedgerId) -> ReadableLedger:
-        """Fence, recover and close if need be, then read.  Raises `NoSuchLedger`."""
+        """Open a ledger to read it.  Raises `NoSuchLedger`.
+
+        A ledger that was not closed is fenced, recovered and closed first: appends of its writer
+        then fail with `LedgerFenced`, and every acknowledged entry is found.  A closed ledger never
+        changes.
+        """
 
     @abstractmethod
     async def open_no_recovery(self, ledger_id: LedgerId) -> ReadableLedger:
-        """Read what is confirmed so far without disturbing a writer."""
+        """Open a ledger to read its confirmed entries, without disturbing a writer."""
 
     @abstractmethod
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Remove it and give its space back.  Deleting what is gone is fine."""
+        """Remove a ledger and give its space back.  A ledger that does not exist is no error."""
 
     @abstractmethod
     async def list_ledgers(self) -> list[LedgerId]:
@@ -164,8 +162,8 @@ class LedgerStore(ABC):
 
     @abstractmethod
     async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
-        """How it was made; nothing is opened.  Raises `NoSuchLedger`."""
+        """Describe a ledger without opening it.  Raises `NoSuchLedger`."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Make everything queued durable and release the files."""
+        """Make all queued entries durable and release the files."""

@@ -1,13 +1,4 @@
-"""Pure: which entries after the mark-delete position are acknowledged, and which bits of batches.
-
-Rules:
-
-- Acknowledged entries are bits in blocks of `BLOCK` bits per ledger, so that one acknowledgement
-  in any order costs the same, a long run is skipped a block at a time, and memory follows the
-  spread of the entries, not their number.
-- Words are those of `java.util.BitSet`: signed 64-bit, lowest first, trailing zero words left out.
-- The bits of a batch are those of `magnetar.protocol.ack_set`: a set bit is *not* acknowledged yet.
-"""
+"""Pure: acknowledged entries after the mark-delete position, and acknowledged bits of batches."""
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,14 +13,21 @@ _EMPTY_BLOCK = bytes(_BLOCK_BYTES)
 
 
 class AckRanges:
-    """A set of positions, kept as bits."""
+    """A set of positions.
+
+    `words` and `add_words` use the words of `java.util.BitSet`: signed 64-bit, lowest first,
+    trailing zero words left out.
+    """
 
     __slots__ = ("_ledgers", "count")
 
     def __init__(self) -> None:
+        # Blocks of BLOCK bits by ledger and block number.  So an acknowledgement costs the same in
+        # any order, a long run is skipped block by block, and memory follows the spread of the
+        # entries, not their number.
         self._ledgers: dict[int, dict[int, int]] = {}
         self.count = 0
-        """Positions in the set."""
+        """Number of positions in the set."""
 
     def __contains__(self, position: Position) -> bool:
         blocks = self._ledgers.get(position.ledger_id)
@@ -39,7 +37,7 @@ class AckRanges:
         return bool(blocks.get(index, 0) >> bit & 1)
 
     def add(self, position: Position) -> bool:
-        """Put one position in; False if it was there."""
+        """Add one position; False if it was in the set."""
         blocks = self._ledgers.get(position.ledger_id)
         if blocks is None:
             blocks = self._ledgers[position.ledger_id] = {}
@@ -53,7 +51,7 @@ class AckRanges:
         return True
 
     def add_range(self, ledger_id: int, first: int, last: int) -> None:
-        """Put entries first..last inclusive in."""
+        """Add entries first..last inclusive."""
         if first > last:
             return
         blocks = self._ledgers.setdefault(ledger_id, {})
@@ -63,7 +61,7 @@ class AckRanges:
             self.count += (mask & ~old).bit_count()
 
     def discard_range(self, ledger_id: int, first: int, last: int) -> None:
-        """Take entries first..last inclusive out, as far as they are in."""
+        """Remove entries first..last inclusive, as far as they are in the set."""
         blocks = self._ledgers.get(ledger_id)
         if blocks is None or first > last:
             return
@@ -73,7 +71,7 @@ class AckRanges:
             del self._ledgers[ledger_id]
 
     def discard_up_to(self, position: Position) -> None:
-        """Take everything at or before `position` out."""
+        """Remove all positions at or before `position`."""
         ledger_id, entry_id = position
         for earlier in [ledger for ledger in self._ledgers if ledger < ledger_id]:
             self.count -= sum(bits.bit_count() for bits in self._ledgers.pop(earlier).values())
@@ -87,7 +85,7 @@ class AckRanges:
             del self._ledgers[ledger_id]
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all positions."""
         self._ledgers.clear()
         self.count = 0
 
@@ -137,7 +135,7 @@ class AckRanges:
                     yield ledger_id, first, done
 
     def run_count(self) -> int:
-        """How many runs there are, without making them."""
+        """Number of runs that `ranges` would give."""
         total = 0
         for blocks in self._ledgers.values():
             for index, bits in blocks.items():
@@ -146,7 +144,7 @@ class AckRanges:
         return total
 
     def word_count(self) -> int:
-        """About how many words `words` would give."""
+        """About the number of words that `words` would give."""
         return sum((max(blocks) + 1) * _BLOCK_WORDS for blocks in self._ledgers.values())
 
     def words(self) -> dict[int, tuple[int, ...]]:
@@ -162,7 +160,7 @@ class AckRanges:
         return found
 
     def add_words(self, ledger_id: int, words: Sequence[int], entries: int) -> None:
-        """Put in what `words` says about the first `entries` entries of a ledger."""
+        """Add the set bits of `words` that stand for the first `entries` entries of a ledger."""
         data = struct.pack(f"<{len(words)}q", *words)
         for start in range(0, len(data), _BLOCK_BYTES):
             base = start * 8
@@ -200,7 +198,10 @@ def _words_of(data: bytes) -> tuple[int, ...]:
 
 
 class BatchBits:
-    """Batches of which some messages are acknowledged, with the bits that remain."""
+    """Partly acknowledged batches, with the bits of their remaining messages.
+
+    Bits are those of `magnetar.protocol.ack_set`: a set bit is *not* acknowledged.
+    """
 
     __slots__ = ("_remaining",)
 
@@ -219,7 +220,7 @@ class BatchBits:
         return self._remaining.get(position)
 
     def narrow(self, position: Position, ack_set: int) -> int:
-        """Keep only the bits that are also in `ack_set`; what remains (0: nothing, forgotten)."""
+        """Keep only the bits that are in `ack_set` too, and return them; 0 forgets the batch."""
         remaining = self._remaining.get(position)
         remaining = ack_set if remaining is None else remaining & ack_set
         if remaining:

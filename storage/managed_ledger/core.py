@@ -1,17 +1,4 @@
-"""What the parts of one managed ledger share: its ledgers, its record, its state.
-
-Rules:
-
-- The list of ledgers and the record change only under `lock`, and only as `save` does it: first
-  the record by a conditional write, then memory.  Counts of the newest ledger grow without it.
-- A conflicting write, a fenced ledger or a broken invariant stops the stream for good (FENCED).
-- A ledger is deleted only after a record without it is durable, and so is the copy of one: after a
-  record without it, or with another copy.  What could not be deleted is tried again later; a crash
-  in between leaves an orphan, which `sweep_orphans` finds, `orphaned_ledgers` where the stores are
-  shared, or `orphaned_copies`.
-- Who makes a ledger names it soon (`Stores.may_name`) or never: an old one that no record names is
-  nobody's.
-"""
+"""Shared state of the parts of one managed ledger: its ledgers, its record, its state."""
 
 import asyncio
 import logging
@@ -48,7 +35,7 @@ from storage.offload.context import InvalidOffloadUrl, OffloadContext
 log = structlog.get_logger(__name__)
 StopListener = Callable[[MagnetarError], None]
 LagSource = Callable[[str], int]
-"""How long an offloaded ledger of the stream of that name stays beside its copy, -1 for ever."""
+"""Returns the time that an offloaded ledger of a stream stays beside its copy, -1 for ever."""
 COMPONENT = "component"
 MANAGED_LEDGER = b"managed-ledger"
 STREAM = "pulsar/managed-ledger"
@@ -60,7 +47,7 @@ TRIMMED_PROPERTY = "magnetar.trimmed"
 
 
 class Stores:
-    """What every managed ledger of a process is given."""
+    """Stores, caches and limits that all managed ledgers of a process share."""
 
     __slots__ = (
         "_instance",
@@ -99,9 +86,9 @@ class Stores:
         return self.limits.offload_deletion_lag_ms
 
     async def create_ledger(self, name: str, cursor: str | None = None) -> WritableLedger:
-        """A new ledger with Pulsar's custom metadata (for tools), and whose records may name it.
+        """A new ledger with Pulsar's custom metadata, which tools read.
 
-        Ask `may_name` before one does, with the time before this call.
+        A record may name it only while `may_name` allows it, given the time before this call.
         """
         custom = {"application": b"pulsar", COMPONENT: MANAGED_LEDGER, STREAM: name.encode()}
         if cursor is not None:
@@ -117,11 +104,12 @@ class Stores:
         return self._instance
 
     def may_name(self, made_ms: int) -> bool:
-        """Whether a ledger made then may be named: later it may be taken for an orphan."""
+        """Whether a record may still name a ledger that was made at `made_ms`."""
+        # Never later: the search for orphans deletes old ledgers that no record names (`orphans`).
         return self.clock.now_ms() - made_ms < bounds.LEDGER_NAMING_MS
 
     async def delete_ledger(self, ledger_id: int) -> bool:
-        """Delete a ledger that no record names; False if that has to wait."""
+        """Delete a ledger that no record names; False if it failed and is to be tried again."""
         try:
             await self.ledgers.delete(LedgerId(ledger_id))
         except (LedgerError, MetadataError) as error:
@@ -130,7 +118,7 @@ class Stores:
         return True
 
     async def delete_data_ledger(self, ledger_id: int) -> bool:
-        """Delete a ledger of a stream, and its index; False if that has to wait."""
+        """Delete a ledger of a stream, and its index; False if it is to be tried again."""
         self.indexes.drop(ledger_id)
         if not await self.delete_ledger(ledger_id):
             return False
@@ -142,7 +130,7 @@ class Stores:
         return True
 
     async def delete_copy(self, ledger_id: int, copy: OffloadContext) -> bool:
-        """Delete a copy that no record names; False if that has to wait."""
+        """Delete a copy that no record names; False if it failed and is to be tried again."""
         try:
             await self.cold.delete(ledger_id, copy)
         except (LedgerError, InvalidOffloadUrl) as error:
@@ -152,7 +140,11 @@ class Stores:
 
 
 class StreamCore:
-    """The ledgers, the record and the state of one managed ledger, shared by its parts."""
+    """The ledgers, the record and the state of one managed ledger, shared by its parts.
+
+    The record changes only under `lock`, by `save` and `remove`, and the list of ledgers after it.
+    Without the lock `drop` takes an empty ledger off the list, and the newest ledger's counts grow.
+    """
 
     __slots__ = (
         "_copies",
@@ -187,9 +179,12 @@ class StreamCore:
         self.last_confirmed = EARLIEST
         self.terminated: Position | None = None
         self.properties: Mapping[str, str] = {}
-        self.trim_soon: Callable[[], None] = _nothing
+        self.trim_soon: Callable[[], None] = _no_trimmer
         """Called when a cursor has passed the end of a ledger."""
         self._saved: bytes | None = None
+        # A ledger or a copy is deleted only once the record no longer names it: it moves from
+        # `_dropped` to `_garbage` in `save`.  A crash before the deletion leaves an orphan, which
+        # the searches for orphans find (`ManagedLedgerFactory`).
         self._dropped: set[int] = set()
         self._garbage: set[int] = set()
         self._deleting: asyncio.Task[None] | None = None
@@ -202,7 +197,7 @@ class StreamCore:
         self.state = MOVES.move(self.state, state, "Managed ledger {}", self.name)
 
     def stopped_error(self) -> MagnetarError:
-        """Why nothing more is taken in the present state."""
+        """The error with which the stream refuses calls in its present state."""
         if self.state is ManagedLedgerState.FENCED:
             return ManagedLedgerFenced(
                 f"Managed ledger {self.name} was taken over by another owner: look it up again."
@@ -219,14 +214,17 @@ class StreamCore:
             raise self.stopped_error()
 
     def on_stop(self, listener: StopListener) -> None:
-        """Tell `listener` if the stream gets FENCED."""
+        """Call `listener` with the error when the stream becomes FENCED."""
         self._stop_listeners.append(listener)
 
     def fence(self, cause: MagnetarError) -> None:
-        """Stop for good; listeners are told once."""
+        """Stop the stream for good and call the listeners, once.
+
+        Conflicting writes of the record, fenced ledgers and broken invariants lead here.
+        """
         if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
             return
-        # Where nobody else opens these stores, somebody does: a fault, not a change of owner.
+        # Stores that are not shared have no other owner, so losing them is a fault.
         level = logging.WARNING if self.stores.limits.claim_on_open else logging.ERROR
         log.log(level, "managed_ledger_fenced", name=self.name, error=str(cause))
         self.move(ManagedLedgerState.FENCED)
@@ -244,7 +242,7 @@ class StreamCore:
         properties: Mapping[str, str] | None = None,
         offloads: Mapping[int, OffloadContext | None] | None = None,
     ) -> None:
-        """Make the list and the given changes durable, then apply them.  Holds `lock` already.
+        """Make the list and the given changes durable, then apply them.  The caller holds `lock`.
 
         Raises `ManagedLedgerFenced` (and fences) on a conflict, `MetadataError` when the outcome
         is unknown: nothing changed in memory then.
@@ -261,7 +259,7 @@ class StreamCore:
             ledgers.append(adding)
         terminated = terminated if terminated is not None else self.terminated
         properties = properties if properties is not None else self.properties
-        properties = self._noting(without, properties)
+        properties = self._with_trimmed_position(without, properties)
         dropped = set(self._dropped)
         await self._put(encode_stream(StreamRecord(tuple(ledgers), terminated, properties)))
         self._dropped -= dropped
@@ -274,18 +272,20 @@ class StreamCore:
         self.terminated = terminated
         self.properties = properties
 
-    def _noting(self, without: Collection[int], known: Mapping[str, str]) -> Mapping[str, str]:
-        """The properties, with the last entry of what is trimmed."""
+    def _with_trimmed_position(
+        self, without: Collection[int], properties: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """The properties, with the last entry of the ledgers that are trimmed."""
         trimmed = [info.last for info in self.ledgers.infos if info.ledger_id in without]
         trimmed = [last for last in trimmed if last.entry_id >= 0]
         if not trimmed:
-            return known
+            return properties
         ledger_id, entry_id = max(trimmed)
-        return {**known, TRIMMED_PROPERTY: f"{ledger_id}:{entry_id}"}
+        return {**properties, TRIMMED_PROPERTY: f"{ledger_id}:{entry_id}"}
 
     @property
     def last_trimmed(self) -> Position | None:
-        """The newest entry that was trimmed; None if none was, or nobody wrote it down."""
+        """The newest entry that was trimmed; None if none was, or none is recorded."""
         noted = self.properties.get(TRIMMED_PROPERTY)
         if noted is None:
             return None
@@ -317,8 +317,9 @@ class StreamCore:
             raise self.stopped_error() from error
         self._saved = value
 
-    def loaded(self, value: bytes) -> None:
-        """The record was read and holds `value`."""
+    def note_loaded(self, value: bytes) -> None:
+        """Note that the record was read and holds `value`."""
+        # On shared stores the next save must write, even the same bytes: that write is the claim.
         self._saved = None if self.stores.limits.claim_on_open else value
 
     def drop(self, ledger_id: int) -> None:
@@ -327,7 +328,7 @@ class StreamCore:
         self._dropped.add(ledger_id)
 
     def _take_copies(self, offloads: Mapping[int, OffloadContext | None]) -> None:
-        """These are in the record; the copies that they replaced are not any more."""
+        """Note the copies that the record names now; those that they replaced are discarded."""
         for ledger_id, offload in offloads.items():
             info = self.ledgers.get(ledger_id)
             if info is not None:
@@ -349,7 +350,7 @@ class StreamCore:
             self.stores.cache.drop(ledger_id)
 
     async def remove(self) -> None:
-        """Remove the record; every ledger is garbage then.  Holds `lock` already."""
+        """Remove the record; every ledger is garbage then.  The caller holds `lock`."""
         self.require_running()
         try:
             await self.record.delete()
@@ -366,7 +367,7 @@ class StreamCore:
         return bool(self._garbage or self._copies)
 
     async def collect(self) -> None:
-        """Delete the ledgers that no longer stand in the record, and copies."""
+        """Delete ledgers and copies that the record no longer names; failures are tried again."""
         for ledger_id in sorted(self._garbage):
             if await self.stores.delete_data_ledger(ledger_id):
                 self._garbage.discard(ledger_id)
@@ -381,11 +382,11 @@ class StreamCore:
     async def _delete_copies(self) -> None:
         for uid, (ledger_id, copy) in list(self._copies.items()):
             if not await self.stores.delete_copy(ledger_id, copy):
-                break  # the others are in the same place, and each try may take its time
+                break  # the others are in the same object store, and each try may take long
             self._copies.pop(uid, None)
 
     def leave_copies(self) -> None:
-        """The stream closes and waits for no other place: what is not deleted by now is left."""
+        """Stop deleting copies, as the stream closes: an object store may answer slowly."""
         self._leaving = True
         if self._deleting is not None:
             self._deleting.cancel()
@@ -393,5 +394,5 @@ class StreamCore:
             log.info("offloaded_copies_left", name=self.name, count=len(self._copies))
 
 
-def _nothing() -> None:
-    """Nobody trims yet."""
+def _no_trimmer() -> None:
+    """Do nothing: there is no trimmer yet."""

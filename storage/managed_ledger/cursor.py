@@ -1,14 +1,4 @@
-"""A reader's position in a managed ledger: what is acknowledged, and what to read next.
-
-Rules:
-
-- Everything up to `mark_delete` is acknowledged; after it single entries and parts of batches may
-  be.  `mark_delete` moves over whatever run of acknowledged entries follows it.
-- Acknowledging what does not exist (never written, trimmed) or is acknowledged changes nothing.
-- Acknowledgements count at once and are durable within `cursor_flush_ms` or at `persist`; a crash
-  brings back what was not durable.  Cursors of readers are never durable.
-- `backlog` and acknowledging the next entry cost O(1); any other entry costs about the same.
-"""
+"""A cursor: what one subscription or reader has acknowledged, and what it reads next."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -29,7 +19,15 @@ log = structlog.get_logger(__name__)
 
 
 class Cursor:
-    """One reader's position in a stream.  Made by `Cursors.open` and `open_reader`."""
+    """What one subscription or reader has acknowledged.  Made by `Cursors.open` and `open_reader`.
+
+    All entries up to `mark_delete` are acknowledged; after it single entries and parts of batches
+    may be.  `mark_delete` moves over acknowledged entries that follow it.  Acknowledging an entry
+    again, or one that does not exist (never written, trimmed), changes nothing.
+
+    An acknowledgement counts at once.  It is durable within `cursor_flush_ms` or at `persist`; a
+    crash redelivers the rest.  `backlog`, and acknowledging the next entry, cost O(1).
+    """
 
     __slots__ = ("_acked", "_batches", "_boundary", "_core", "_flusher", "_mark_rank", "_store",
                  "mark_delete", "name")  # fmt: skip
@@ -54,26 +52,26 @@ class Cursor:
         self._mark_rank = core.ledgers.rank(mark_delete)
         self._boundary = core.ledgers.end_after(mark_delete)
 
-    # What it says
+    # State
 
     @property
     def durable(self) -> bool:
-        """False for cursors of readers, which end with them."""
+        """False for cursors of readers."""
         return self._store is not None
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What users attached to it."""
+        """Properties that users attached to it."""
         return {} if self._store is None else self._store.properties
 
     @property
     def backlog(self) -> int:
-        """Entries not (wholly) acknowledged."""
+        """Number of entries that are not, or not wholly, acknowledged."""
         return self._core.ledgers.total - self._mark_rank - self._acked.count
 
     @property
     def dirty(self) -> bool:
-        """True while something is acknowledged that is not known to be durable."""
+        """True while an acknowledgement is not known to be durable."""
         return self._flusher is not None and self._flusher.dirty
 
     def is_acknowledged(self, position: Position) -> bool:
@@ -81,14 +79,14 @@ class Cursor:
         return position <= self.mark_delete or position in self._acked
 
     def ack_set(self, position: Position) -> list[int] | None:
-        """`BitSet` words of what remains of a partly acknowledged batch; None for other entries."""
+        """`BitSet` words of the messages left of a partly acknowledged batch; else None."""
         remaining = self._batches.get(position)
         return None if remaining is None else batch_bits.to_words(remaining)
 
     def first_unacknowledged(self, at_or_after: Position) -> Position:
-        """Where to read next: the first entry from there on that is not acknowledged.
+        """The first entry at or after that position that is not acknowledged: read there next.
 
-        At the end of the stream it is a place that does not exist yet.
+        At the end of the stream it is a position that has no entry yet.
         """
         ledgers = self._core.ledgers
         if at_or_after <= self.mark_delete:
@@ -135,7 +133,7 @@ class Cursor:
     def acknowledge_batch(
         self, position: Position, ack_set: Sequence[int], batch_size: int
     ) -> bool:
-        """Acknowledge the messages whose bits are not in `ack_set`; True if that was the rest.
+        """Acknowledge the messages whose bits are not in `ack_set`; True if none is left then.
 
         Raises `MalformedBatch` for a size that no batch has.
         """
@@ -155,7 +153,7 @@ class Cursor:
     def acknowledge_up_to(self, position: Position, ack_set: Sequence[int] = ()) -> None:
         """Acknowledge all entries up to and with `position` (cumulative).
 
-        With `ack_set`, of that last entry only the messages whose bits are not in it.
+        With `ack_set`: of that last entry only the messages whose bits are not in it.
         """
         core = self._core
         if position > core.last_confirmed:
@@ -181,14 +179,14 @@ class Cursor:
         return ledgers.contains(position)
 
     def _jump(self, mark: Position) -> None:
-        """Move the mark forward over entries whatever their state."""
+        """Move the mark forward, over entries that are acknowledged or not."""
         self._acked.discard_up_to(mark)
         self._batches.discard_up_to(mark)
         self._absorb(mark)
         self._touch()
 
     def _absorb(self, mark: Position) -> None:
-        """Put the mark there and move it over the acknowledged entries that follow."""
+        """Set the mark and move it over the acknowledged entries that follow."""
         acked, ledgers = self._acked, self._core.ledgers
         while acked.count:
             following = ledgers.next(mark)
@@ -203,7 +201,7 @@ class Cursor:
             self._passed_ledger()
 
     def refresh_boundary(self) -> None:
-        """Ledgers ended or went, or the mark moved: note the next end of a ledger to pass."""
+        """Note the next end of a ledger that the mark passes, after ledgers or the mark changed."""
         self._boundary = self._core.ledgers.end_after(self.mark_delete)
 
     def _passed_ledger(self) -> None:
@@ -217,7 +215,7 @@ class Cursor:
     # Moving, and making durable
 
     def restore(self, state: CursorState) -> None:
-        """Take over a position that was read from the store, as far as its entries exist."""
+        """Set the position that was read from the store, as far as its entries exist."""
         ledgers, mark = self._core.ledgers, state.mark_delete
         ledgers.remember(mark)
         for after, up_to in state.spans:
@@ -238,7 +236,7 @@ class Cursor:
         self._absorb(mark)
 
     async def persist(self) -> None:
-        """Return when everything acknowledged so far is durable.
+        """Return when all acknowledgements so far are durable.
 
         Raises `MetadataError`, `LedgerError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
         """
@@ -246,10 +244,10 @@ class Cursor:
             await self._flusher.persist()
 
     async def reset(self, position: Position) -> None:
-        """Forget what was acknowledged; the next entry is the first one at or after `position`.
+        """Forget all acknowledgements; the next entry is the first one at or after `position`.
 
-        It counts at once; returns when it is durable.  Raises as `persist` does; then it becomes
-        durable later, or not before a crash.
+        This counts at once; the call returns when it is durable.  Raises as `persist` does; then it
+        becomes durable later, unless a crash comes first.
         """
         ledgers = self._core.ledgers
         self._acked.clear()
@@ -269,14 +267,14 @@ class Cursor:
             await self._store.set_properties(kept, self.snapshot)
 
     async def close(self) -> None:
-        """Stop writing by timer and leave the position durable.  Raises as `persist` does."""
+        """Stop writing by timer and make the position durable.  Raises as `persist` does."""
         if self._store is not None and self._flusher is not None:
             await self._flusher.stop()
             self._core.require_running()
             await self._store.close(self.snapshot, dirty=self._flusher.dirty)
 
     async def delete(self) -> None:
-        """Remove what is stored.  Raises as `persist` does."""
+        """Remove the stored position.  Raises as `persist` does."""
         if self._store is not None and self._flusher is not None:
             await self._store.delete()
             await self._flusher.stop()
@@ -285,10 +283,9 @@ class Cursor:
 class CursorFlusher:
     """Writes a cursor's position in batches, by a timer that runs only while it is dirty.
 
-    - A change makes the cursor dirty and starts the timer; all changes until it fires are one
-      write.  `write` makes the state of its moment (or a later one) durable.
-    - One write at a time.  `persist` waits for a write that began after the call's changes.
-    - A failed write is tried again with growing pauses, until it works or the stream stops.
+    All changes until the timer fires are one write, and one write runs at a time.  A failed write
+    is tried again after growing pauses, until it works or the stream stops.  `write` makes the
+    state at the time of its call durable, or a later one.
     """
 
     __slots__ = ("_backoff", "_delay_s", "_durable", "_flush_s", "_generation", "_loop", "_name",
@@ -319,7 +316,7 @@ class CursorFlusher:
         return self._durable != self._generation
 
     def touch(self) -> None:
-        """The state changed."""
+        """Note that the state changed."""
         self._generation += 1
         if self._timer is None and self._task is None:
             self._arm()
@@ -329,14 +326,15 @@ class CursorFlusher:
             self._timer = self._loop.call_later(self._delay_s, self._due)
 
     async def persist(self) -> None:
-        """Return when everything up to now is durable; raises what the write raises."""
+        """Return when all changes up to now are durable; raises what the write raises."""
+        # A write that runs already may have begun before the last change: then one more follows.
         wanted = self._generation
         while self._durable < wanted:
             task = self._task or self._start()
             await asyncio.shield(task)
 
     async def stop(self) -> None:
-        """No more timed writes; waits for the one that runs."""
+        """Write no more by timer; wait for the write that runs."""
         self._stopped = True
         self._stop_timer()
         if self._task is not None:

@@ -1,24 +1,4 @@
-"""Where a durable cursor's position is kept.
-
-Rules:
-
-- The position is in the cursor's own record while it is small and seldom written: one conditional
-  write, no ledger.  A busy cursor, or one with a large position, gets a cursor ledger: each write
-  appends a whole `PositionInfo`, and recovery takes the last one.  A clean close moves it back.
-- A ledger gets into the record only after it holds a position; it is deleted only after a record
-  that does not name it is durable.
-- After a failed append the ledger is given up: its outcome is unknown, and whichever entry is
-  found there is a position this cursor has had.
-- A position beyond everything that the stream's record knows is not believed: a restored backup's
-  log is newer than its metadata, and the ids of what is lost there are given out again.
-- What the ledger store does not take (`AppendRefused`) costs no ledger: neither is one made for it,
-  nor the cursor's own given up.  The position is written later, when it is smaller.
-- A new cursor counts once its record is stored and its maker was seen, after that, to own the
-  stream still: whoever takes the stream over later finds the record.  A maker that had lost the
-  stream removes the record.  If it died before that, the record is written over by the next
-  creation of a cursor of that name.
-- A conflicting record or a fenced cursor ledger means another owner: the stream stops.
-"""
+"""Storage of a durable cursor's position (docs/decisions/cursor-positions.md)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -59,9 +39,15 @@ TakeSnapshot = Callable[[], CursorSnapshot]
 
 
 class CursorStore:
-    """Stores a durable cursor's position: in its record, or in a cursor ledger when that is large.
+    """Stores a durable cursor's position, in the cursor's record or in a cursor ledger.
 
-    One write runs at a time; snapshots are taken when it does.
+    A position that is small and seldom written is in the record: one conditional write, no ledger.
+    A cursor that is written often, or whose position is large, gets a cursor ledger: each write
+    appends a whole `PositionInfo`, and recovery takes the last one.  A clean close moves the
+    position back into the record.
+
+    One write runs at a time, and takes the snapshot when it begins.  A conflicting record or a
+    fenced cursor ledger means another owner: the stream becomes FENCED.
     """
 
     __slots__ = (
@@ -92,10 +78,10 @@ class CursorStore:
         self._deleted = False
         self._superseded: set[int] = set()
         self.corrected = False
-        """Whether `load` found a position that is not to be found again: write it."""
+        """Whether `load` corrected the position: write it, so that the next load finds it so."""
 
     async def load(self, record: Record) -> CursorState:
-        """The position that a record read from the store leads to."""
+        """The position that the record holds, or that is in the ledger it names."""
         self._record.adopt(record)
         found = decode_cursor(record.key, record.value)
         self.properties = dict(found.properties)
@@ -108,17 +94,21 @@ class CursorStore:
         return state
 
     async def _claim(self, record: Record) -> None:
-        """A3: no owner before this one writes the cursor any more, whose records it goes by."""
+        """Write the record back on shared stores (A3)."""
+        # A3: from here on an earlier owner's write of this cursor conflicts.
         if self._core.stores.limits.claim_on_open:
             await self._guarded(self._record.put(record.value))
 
     def _within_stream(self, state: CursorState, recorded: CursorState) -> CursorState:
-        """The position, but not beyond what the stream's record knows; `corrected` if it was.
+        """The position, but not beyond the end that the stream's record gives.
 
-        A stream that lists no ledger may have dropped them all: then the position in the cursor's
-        own record is as good, and no newer than the stream's.
+        Sets `corrected` if it was beyond.
         """
+        # In a restored backup the log may be newer than the metadata, and the ids of the ledgers
+        # that are missing there are given out again.
         newest, mark = self._core.ledgers.last, state.mark_delete
+        # A stream that lists no ledger may have dropped them all.  Then the position in the
+        # cursor's record is as good, and no newer than the stream's record.
         unlisted = self._core.terminated or recorded.mark_delete
         end = unlisted if newest is None else newest.last
         if mark <= end:
@@ -129,7 +119,7 @@ class CursorStore:
         return replace(state, mark_delete=end)
 
     async def _read_last(self, ledger_id: int) -> CursorState | None:
-        """The newest readable position of a cursor ledger, whose writer is fenced by this."""
+        """The newest readable position of a cursor ledger; opening it fences its writer."""
         try:
             ledger = await self._core.stores.ledgers.open(LedgerId(ledger_id))
         except NoSuchLedger:
@@ -145,10 +135,13 @@ class CursorStore:
         return None
 
     async def create(self, left: Record | None, snapshot: TakeSnapshot) -> None:
-        """A3: make the record, over what is `left` of a creation that nobody was told of.
+        """Make the record, over one that is `left` of an unfinished creation (A3).
 
-        Raises `ManagedLedgerFenced` if another owner just did, or owns the stream now.
+        Raises `ManagedLedgerFenced` if another owner just made it, or owns the stream now.
         """
+        # A3: the cursor counts once its record is stored and we are seen, after that, to own the
+        # stream still.  Then a later owner finds the record.  If we had lost the stream we remove
+        # the record; if we die first, the next creation of a cursor of that name writes over it.
         async with self._lock:
             if left is not None:
                 await self._guarded(self._require_owner())
@@ -167,7 +160,7 @@ class CursorStore:
         try:
             await self._require_owner()
         except VersionConflict:
-            with suppress(VersionConflict):  # the owner has found it: it is theirs
+            with suppress(VersionConflict):  # the new owner has claimed it already
                 await self._record.delete()
             raise
 
@@ -196,7 +189,7 @@ class CursorStore:
                 raise
 
     async def close(self, snapshot: TakeSnapshot, *, dirty: bool) -> None:
-        """Leave the position where the next opening is cheapest: in the record, if it fits."""
+        """Write the position where the next opening reads it cheapest: in the record if it fits."""
         async with self._lock:
             if _small(snapshot()):
                 if dirty or self._ledger is not None or self._superseded:
@@ -207,7 +200,7 @@ class CursorStore:
                 await self._guarded(self._ledger.close())
 
     async def delete(self) -> None:
-        """Remove the record, then what it named."""
+        """Remove the record, then the ledger that it named."""
         async with self._lock:
             await self._guarded(self._record.delete())
             self._deleted = True
@@ -237,8 +230,10 @@ class CursorStore:
             try:
                 await _append(self._ledger, encode_position(snapshot()), self._core.loop)
             except AppendRefused:
+                # The ledger is as before.  The position is written later, when it is smaller.
                 raise
             except BaseException:
+                # The outcome is unknown.  Whichever entry is the last, this cursor was there.
                 self._give_up_ledger()
                 raise
             self._ledger_entries += 1
@@ -248,6 +243,7 @@ class CursorStore:
         stores, loop = self._core.stores, self._core.loop
         size, largest = len(encode_position(snapshot())), stores.ledgers.max_entry_bytes
         if size > largest:
+            # Before a ledger is made for it.
             raise entry_too_large(size, largest)
         made_ms = stores.clock.now_ms()
         ledger = await stores.create_ledger(self._core.name, self.name)
@@ -263,6 +259,7 @@ class CursorStore:
             await stores.delete_ledger(ledger_id)
             raise
         self._give_up_ledger()
+        # Until the record names the new ledger, it is one to delete.
         self._superseded.add(ledger_id)
         await self._put(ledger_id, snapshot)
         self._superseded.discard(ledger_id)

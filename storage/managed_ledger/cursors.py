@@ -1,14 +1,4 @@
-"""The cursors of one managed ledger: made, found at load, deleted, closed.
-
-Rules:
-
-- Durable cursors and readers' cursors share one name space; a durable one that exists is opened as
-  it is, whatever start is asked for.
-- A cursor is made under the lock of the list of ledgers, so nothing is trimmed that it was to read.
-- Only what is durably recorded is in `durable`, and all of it: where there are other owners a load
-  lists afresh (A3).  What transactions hold on a cursor that was overlooked would be forgotten when
-  a subscription of its name is made.
-"""
+"""The cursors of one managed ledger."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +11,7 @@ from storage.managed_ledger.core import StreamCore
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.cursor_store import CursorStore
 from storage.managed_ledger.records import cursor_key, cursor_name
-from storage.managed_ledger.trimming import Readers
+from storage.managed_ledger.trimming import ReaderPositions
 from storage.managed_ledger.types import CursorExists, CursorNotFound, ManagedLedgerFenced
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import Record
@@ -30,7 +20,11 @@ log = structlog.get_logger(__name__)
 
 
 class Cursors:
-    """Creates, loads, deletes and closes the cursors of one managed ledger."""
+    """Creates, loads, deletes and closes the cursors of one managed ledger.
+
+    `durable` has every cursor that is durably recorded, `readers` those that are not durable.
+    They share one name space.
+    """
 
     __slots__ = ("_core", "durable", "readers")
 
@@ -42,6 +36,8 @@ class Cursors:
     async def load(self) -> None:
         """Open every cursor that is recorded (A3)."""
         core = self._core
+        # A3: on shared stores the scan must be fresh.  Pending acknowledgements of transactions on
+        # a cursor that it missed would be lost when a subscription of that name is made.
         found = await core.stores.metadata.scan(
             *children_range(core.record.key), fresh=core.stores.limits.claim_on_open
         )
@@ -60,9 +56,10 @@ class Cursors:
         return cursor
 
     async def open(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
-        """The durable cursor `name`, made at `start` unless it exists."""
+        """The durable cursor `name`; made at `start` if it is new, else as it is."""
         core = self._core
         if name not in self.durable:
+            # Under the lock no ledger is trimmed that the new cursor is to read.
             async with core.lock:
                 core.require_running()
                 if name not in self.durable:
@@ -71,11 +68,9 @@ class Cursors:
         return self.durable[name]
 
     async def _make(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
-        """A new cursor.
-
-        If there is a record already, a creation left it whose outcome was unknown, or one by an
-        earlier owner.
-        """
+        """Make and record a new cursor."""
+        # A record that is there was left by a creation whose outcome was unknown, here or at an
+        # earlier owner.
         left = await self._core.stores.metadata.get(cursor_key(self._core.name, name))
         store = CursorStore(self._core, name, properties)
         cursor = Cursor(self._core, name, self._place(start), store)
@@ -83,7 +78,7 @@ class Cursors:
         return cursor
 
     def open_reader(self, name: str, start: Position) -> Cursor:
-        """A new cursor that is never durable; it holds trimming until it is deleted."""
+        """A new cursor that is not durable; its entries stay until it is deleted."""
         self._core.require_running()
         self._require_unused(self.durable, name)
         self._require_unused(self.readers, name)
@@ -105,7 +100,7 @@ class Cursors:
         self._core.trim_soon()
 
     async def close(self) -> None:
-        """Leave every position durable; what fails is logged (a crash would lose no more)."""
+        """Make every position durable; failures are logged, as a crash would lose no more."""
         closing = list(self.durable.values())
         results = await asyncio.gather(
             *(cursor.close() for cursor in closing), return_exceptions=True
@@ -130,12 +125,12 @@ class Cursors:
                 f"Managed ledger {self._core.name} has an open cursor {name!r}: delete it first."
             )
 
-    def who_reads(self) -> Readers:
-        """What trimming has to know."""
+    def reader_positions(self) -> ReaderPositions:
+        """The positions that trimming needs."""
         marks = [cursor.mark_delete for cursor in (*self.durable.values(), *self.readers.values())]
-        return Readers(min(marks, default=None), bool(self.durable))
+        return ReaderPositions(min(marks, default=None), bool(self.durable))
 
     def refresh_boundaries(self) -> None:
-        """Tell every cursor that ledgers ended or went."""
+        """Refresh the boundary of every cursor, as ledgers ended or were dropped."""
         for cursor in (*self.durable.values(), *self.readers.values()):
             cursor.refresh_boundary()

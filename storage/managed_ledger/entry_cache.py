@@ -1,12 +1,4 @@
-"""The newest entries of all ledgers in memory, so that tailing consumers never touch the disk.
-
-Rules:
-
-- One bound in bytes for the process; above it the group of entries that came first goes first.
-- For each ledger it holds one contiguous run, so any look-up is one subtraction.
-- Entries are the very objects that were published: every reader shares them.
-- `add`, `run` and dropping cost O(1) for each entry put in, however many ledgers there are.
-"""
+"""The newest entries of all ledgers in memory, so that tailing consumers never touch the disk."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,12 +6,12 @@ from collections.abc import Sequence
 from storage.managed_ledger.types import Entry
 
 ENTRY_OVERHEAD_BYTES = 256
-"""Memory of one entry beside its data: the objects around it, roughly."""
+"""Rough size of the objects of one entry, besides its data."""
 _COMPACT_AT = 64
 
 
 class _Run:
-    """Entries `first`.. of one ledger; those before `head` were evicted."""
+    """Consecutive entries of one ledger from `first` on; those before index `head` are evicted."""
 
     __slots__ = ("alive", "entries", "first", "groups", "head", "ledger_id", "size_bytes")
 
@@ -34,9 +26,10 @@ class _Run:
 
 
 class EntryCache:
-    """The newest entries of all ledgers, bounded in bytes.
+    """The newest entries of all ledgers, bounded in bytes for the process.
 
-    Keyed by ledger id, which is unique in the process.
+    Above the bound the oldest group of entries is evicted first.  Readers share the entry objects.
+    Each call costs O(1) for each entry added, however many ledgers there are.
     """
 
     __slots__ = ("_groups", "_runs", "_stale_groups", "max_bytes", "size_bytes")
@@ -44,12 +37,13 @@ class EntryCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.size_bytes = 0
+        # One run without holes for each ledger id, so that finding an entry is one subtraction.
         self._runs: dict[int, _Run] = {}
         self._groups: deque[tuple[_Run, int, int]] = deque()
         self._stale_groups = 0
 
     def add(self, ledger_id: int, entries: Sequence[Entry], data_bytes: int) -> None:
-        """Put in a completed group: successive entries of one ledger with `data_bytes` of data."""
+        """Add a completed group: successive entries of one ledger with `data_bytes` of data."""
         if not entries:
             return
         first = entries[0].position.entry_id
@@ -69,7 +63,7 @@ class EntryCache:
             self._evict()
 
     def run(self, ledger_id: int, first: int, last: int) -> Sequence[Entry] | None:
-        """Entries first..last of a ledger as far as they are held; None if `first` is not."""
+        """Entries first..last of a ledger as far as they are cached; None if `first` is not."""
         run = self._runs.get(ledger_id)
         if run is None:
             return None
@@ -79,7 +73,7 @@ class EntryCache:
         return run.entries[start : last - run.first + 1]  # type: ignore[return-value]
 
     def drop(self, ledger_id: int) -> None:
-        """Forget a ledger."""
+        """Remove all entries of a ledger."""
         run = self._runs.pop(ledger_id, None)
         if run is None:
             return

@@ -1,15 +1,4 @@
-"""Pure: what the entries of one ledger add up to, so that ranges of them are planned, not read.
-
-Rules:
-
-- Entries are counted in blocks of `stride`: the messages and bytes before each, and the least and
-  the greatest publish time in it.  At ENTRY_INDEX_BLOCKS the stride doubles, so an index is bounded
-  however long its ledger is.  What falls between two blocks is read (`stream_ranges`).
-- A message is what a producer sent: a batch has as many as its metadata says, a broker's marker
-  none; an entry whose metadata cannot be read, or says nonsense, is one.  Aborted ones count.
-- Publish times are the producers' and need not rise.  That is why blocks keep the greatest one: no
-  entry of a block is of a time or later unless that is.  0 is no time.
-"""
+"""Pure: sums of messages and bytes of one ledger's entries, so that ranges need not be read."""
 
 import zlib
 from array import array
@@ -34,12 +23,16 @@ _U32: Final = Struct(">I").unpack_from
 _TIME: Final = b"\x18"
 _BATCH: Final = b"\x58"
 _MARKER: Final = b"\xa0"
-"""How fields of MessageMetadata begin: publish time, number of messages, marker type."""
+"""First bytes of fields of MessageMetadata: publish time, number of messages, marker type."""
 _PARSE: Final = cast("Callable[[bytes], MessageMetadata]", MessageMetadata.FromString)
 
 
-class Fact(NamedTuple):
-    """What one entry counts."""
+class EntryFacts(NamedTuple):
+    """Messages, size and publish time of one entry; time 0 is no time.
+
+    A batch has as many messages as its metadata says, a broker's marker none.  An entry whose
+    metadata cannot be parsed, or gives an impossible number, is one message.
+    """
 
     messages: int
     size_bytes: int
@@ -48,7 +41,10 @@ class Fact(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """What some entries add up to.  Publish times are None where no entry has one."""
+    """Sums over some entries, those of aborted transactions included.
+
+    Publish times are None if no entry has one.
+    """
 
     entries: int = 0
     messages: int = 0
@@ -57,13 +53,13 @@ class Sums:
     greatest_ms: int | None = None
 
     def add(self, other: "Sums") -> None:
-        """Count those of `other` too."""
+        """Add the sums of other entries."""
         self.entries += other.entries
         self.messages += other.messages
         self.size_bytes += other.size_bytes
         self._widen(other.least_ms, other.greatest_ms)
 
-    def add_fact(self, fact: Fact) -> None:
+    def add_entry(self, fact: EntryFacts) -> None:
         """Count one more entry."""
         self.entries += 1
         self.messages += fact.messages
@@ -79,29 +75,29 @@ class Sums:
 
 
 class BrokenIndex(ValueError):
-    """Stored bytes that are no index: make it anew."""
+    """The stored bytes are no index: build the index again."""
 
 
 def index_key(ledger_id: int) -> str:
-    """The record of a ledger's index."""
+    """The key of the record of a ledger's index."""
     return f"{ROOT}/{ledger_id // _IDS_OF_DIRECTORY}/{ledger_id}"
 
 
-def fact_of(data: bytes) -> Fact:
-    """What an entry counts."""
+def facts_of(data: bytes) -> EntryFacts:
+    """Parse the metadata of an entry."""
     try:
         metadata = _PARSE(data[10 : 10 + int.from_bytes(data[6:10], "big")])
     except DecodeError:
-        return Fact(1, len(data), 0)
+        return EntryFacts(1, len(data), 0)
     count = metadata.num_messages_in_batch
     if not 0 < count <= MAX_BATCH_SIZE:
         count = 1
-    return Fact(0 if metadata.marker_type else count, len(data), metadata.publish_time)
+    return EntryFacts(0 if metadata.marker_type else count, len(data), metadata.publish_time)
 
 
 def _time_at(data: bytes) -> int:
-    """Where the publish time is, if it is of six bytes (as from 2004 to 3000) and where it always
-    is; else 0.
+    """Offset of the publish time, if it has six bytes (as from 2004 to 3000) and follows the
+    producer's name and the sequence id; else 0.
     """
     try:
         at = data[11] + 12
@@ -125,17 +121,20 @@ def _decoded(six_bytes: bytes) -> int:
 
 
 class LedgerIndex:
-    """Sums of the messages and bytes of one ledger's entries, by which ranges are planned.
+    """Sums of the messages and bytes of one ledger's entries, from entry 0 on, by blocks.
 
-    Entries are added in order, from entry 0 on.
+    A block has `stride` entries.  The index has the messages and bytes before each block, and the
+    least and the greatest publish time in it.  At ENTRY_INDEX_BLOCKS blocks the stride doubles, so
+    the index is bounded however long its ledger is.  Sums within a block are not known here:
+    `stream_ranges` reads its entries.
     """
 
     __slots__ = (
+        "_block_left",
         "_bytes",
         "_greatest",
         "_least",
         "_messages",
-        "_room",
         "_tail",
         "_tail_messages",
         "_time",
@@ -150,14 +149,14 @@ class LedgerIndex:
         self.entries = 0
         self.messages = 0
         self.size_bytes = 0
-        self._room = 0
-        """Entries that the newest block still takes."""
+        self._block_left = 0
+        """Number of entries that the newest block still takes."""
         self._tail = b""
-        """What followed the publish time in an entry that was parsed ..."""
+        """Metadata after the publish time of an entry that was parsed."""
         self._tail_messages = 1
-        """... and how many messages that made it."""
+        """Number of messages of an entry with that metadata."""
         self._time = b""
-        """The publish time that was noted last, in the newest block, as it is written."""
+        """The last publish time noted in the newest block, as bytes of the metadata."""
         self._messages = array("Q")
         self._bytes = array("Q")
         self._least = array("Q")
@@ -165,24 +164,22 @@ class LedgerIndex:
 
     @property
     def block_count(self) -> int:
-        """Blocks, the newest one perhaps not full."""
+        """Number of blocks; the newest one may not be full."""
         return len(self._messages)
 
     def add(self, entries: Iterable[bytes]) -> None:
-        """Count the next entries.
-
-        On the publish path of every message, so what is usual is not parsed: name, sequence id and
-        time in front, then what the entry before had too, or nothing that could be a field that
-        counts.
-        """
-        room, count = self._room, self.entries
+        """Count the next entries."""
+        # This is on the publish path of every message, so usual metadata are not parsed: name,
+        # sequence id and publish time, then the same bytes as in an entry parsed before, or bytes
+        # in which no field that matters can begin.
+        block_left, count = self._block_left, self.entries
         messages, size_bytes = self.messages, self.size_bytes
         tail, tail_messages, time = self._tail, self._tail_messages, self._time
         for data in entries:
-            if not room:
+            if not block_left:
                 self._open_block(messages, size_bytes)
-                room, time = self.stride, b""
-            room -= 1
+                block_left, time = self.stride, b""
+            block_left -= 1
             count += 1
             size_bytes += len(data)
             at = _time_at(data)
@@ -193,22 +190,24 @@ class LedgerIndex:
             elif at and not (_BATCH in following or _MARKER in following or _TIME in following):
                 messages += 1
             else:
-                fact = fact_of(data)
-                self._note(fact.publish_time_ms)
-                messages += fact.messages
+                facts = facts_of(data)
+                self._note_time(facts.publish_time_ms)
+                messages += facts.messages
                 time = b""
                 if at:
-                    tail, tail_messages = following, fact.messages
+                    tail, tail_messages = following, facts.messages
                 continue
             if data[at:end] != time:
                 time = data[at:end]
-                self._note(_decoded(time))
-        self._room, self.entries = room, count
+                self._note_time(_decoded(time))
+        self._block_left, self.entries = block_left, count
         self.messages, self.size_bytes = messages, size_bytes
         self._tail, self._tail_messages, self._time = tail, tail_messages, time
 
-    def _note(self, time_ms: int) -> None:
-        """An entry of the newest block was published then."""
+    def _note_time(self, time_ms: int) -> None:
+        """Note the publish time of an entry of the newest block."""
+        # Producers set publish times, which need not rise.  So blocks have the greatest one too:
+        # it tells whether any entry of a block was published at a given time or later.
         if time_ms:
             self._greatest[-1] = max(self._greatest[-1], time_ms)
             self._least[-1] = min(self._least[-1], time_ms)
@@ -222,19 +221,19 @@ class LedgerIndex:
         self._greatest.append(0)
 
     def _double(self) -> None:
-        """Each two blocks, all full, become one."""
+        """Merge each two blocks into one; all are full."""
         self.stride *= 2
         self._messages = self._messages[::2]
         self._bytes = self._bytes[::2]
         self._least = array("Q", map(min, self._least[::2], self._least[1::2]))
         self._greatest = array("Q", map(max, self._greatest[::2], self._greatest[1::2]))
 
-    # Asking
+    # Queries
 
     def blocks_at(self, at: int, end: int) -> tuple[int, int]:
         """The blocks that begin at entry `at` and end at or before `end`, as a half-open range.
 
-        There are none if that entry is within a block, which is the one then said to be at both.
+        If that entry is within a block, the range is empty, and both ends are that block.
         """
         low = at // self.stride
         if low * self.stride != at:
@@ -247,7 +246,7 @@ class LedgerIndex:
         return block * self.stride, min((block + 1) * self.stride, self.entries)
 
     def sums(self, low: int, high: int) -> Sums:
-        """What the blocks low..high-1 add up to."""
+        """Sums over the blocks low..high-1."""
         if low >= high:
             return Sums()
         least, greatest = min(self._least[low:high]), max(self._greatest[low:high])
@@ -260,7 +259,7 @@ class LedgerIndex:
         )
 
     def fitting(self, low: int, high: int, max_messages: int, max_bytes: int) -> int:
-        """The greatest end up to `high` such that the blocks from `low` on are within both."""
+        """The greatest end up to `high` such that blocks low..end-1 are within both bounds."""
         by_messages = self._fitting(self._messages, self.messages, low, high, max_messages)
         return min(by_messages, self._fitting(self._bytes, self.size_bytes, low, high, max_bytes))
 
@@ -289,7 +288,7 @@ class LedgerIndex:
     # Storing
 
     def encode(self) -> bytes:
-        """For a record: a version, stride, entries, and the columns, compressed."""
+        """The value of a record: version, stride, number of entries, and compressed columns."""
         columns = (
             *_steps(self._messages, self.messages),
             *_steps(self._bytes, self.size_bytes),
@@ -301,7 +300,7 @@ class LedgerIndex:
 
     @classmethod
     def decode(cls, value: bytes) -> "LedgerIndex":
-        """What `encode` made.  Raises `BrokenIndex`, also for other versions."""
+        """Decode the value that `encode` made.  Raises `BrokenIndex`, also for other versions."""
         try:
             version, stride, entries = _HEAD.unpack_from(value)
             if version != _VERSION or not stride or entries > stride * ENTRY_INDEX_BLOCKS:
@@ -312,7 +311,7 @@ class LedgerIndex:
             raise BrokenIndex(str(broken)) from broken
         index = cls()
         index.stride, index.entries = stride, entries
-        index._room = blocks * stride - entries
+        index._block_left = blocks * stride - entries
         index._messages, index.messages = _before(columns[:blocks])
         index._bytes, index.size_bytes = _before(columns[blocks : 2 * blocks])
         index._least = array("Q", columns[2 * blocks : 3 * blocks])
@@ -321,7 +320,7 @@ class LedgerIndex:
 
 
 class RecentIndexes:
-    """Indexes of ended ledgers in memory: those asked for last, up to a number of them."""
+    """The most recently used indexes of ended ledgers in memory, at most `limit`."""
 
     __slots__ = ("_indexes", "_limit")
 
@@ -330,26 +329,26 @@ class RecentIndexes:
         self._indexes: dict[int, LedgerIndex] = {}
 
     def get(self, ledger_id: int) -> LedgerIndex | None:
-        """The index of a ledger, if it is here."""
+        """The index of a ledger, or None."""
         index = self._indexes.pop(ledger_id, None)
         if index is not None:
             self._indexes[ledger_id] = index
         return index
 
     def keep(self, ledger_id: int, index: LedgerIndex) -> None:
-        """Have it here for whoever asks next."""
+        """Add the index of a ledger; above the limit the least recently used one goes."""
         self._indexes.pop(ledger_id, None)
         self._indexes[ledger_id] = index
         if len(self._indexes) > self._limit:
             del self._indexes[next(iter(self._indexes))]
 
     def drop(self, ledger_id: int) -> None:
-        """The ledger is gone."""
+        """Remove the index of a ledger."""
         self._indexes.pop(ledger_id, None)
 
 
 def _steps(before: Sequence[int], total: int) -> Iterable[int]:
-    """What each block has, from what is before each: small numbers, so they compress."""
+    """The count in each block, from the sums before each: small numbers compress better."""
     return (end - start for start, end in zip(before, (*before, total)[1:], strict=True))
 
 

@@ -1,14 +1,4 @@
-"""All managed ledgers of a process, by name.
-
-Rules:
-
-- One instance for each name: concurrent opens share it; opening, unloading and deleting one name
-  wait for each other.  An instance that was FENCED is replaced by the next open.
-- Orphans (ledgers that a crash left out of every record) are swept at start, before anything is
-  open, and only by the one owner of both stores (`Limits.claim_on_open` False): what another
-  process has just made, and not yet named in a record, looks like an orphan.  On shared stores
-  they are deleted when an operator asks, by the rules of `storage.managed_ledger.orphans`.
-"""
+"""All managed ledgers of a process, by name; the search for orphans."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -35,9 +25,9 @@ from storage.managed_ledger.types import (
     Limits,
     ManagedLedgerClosed,
     ManagedLedgerState,
-    OrphansAreSwept,
     Retention,
     RetentionSource,
+    StoresNotShared,
 )
 from storage.metadata.keys import children_range
 from storage.metadata.store import MetadataStore
@@ -52,7 +42,7 @@ _STOPPED = (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED)
 
 
 class _Slot:
-    """One name: who uses it now, and its instance."""
+    """One name: the number of its users now, and its instance."""
 
     __slots__ = ("ledger", "lock", "users")
 
@@ -63,7 +53,11 @@ class _Slot:
 
 
 class ManagedLedgerFactory:
-    """Opens each managed ledger once, and shares it among those who use it."""
+    """Opens each managed ledger once, and shares it among its users.
+
+    Concurrent opens of a name share one instance; opening, unloading and deleting one name wait for
+    each other.  The next open replaces an instance that was FENCED.
+    """
 
     def __init__(
         self,
@@ -81,12 +75,12 @@ class ManagedLedgerFactory:
 
     @property
     def limits(self) -> Limits:
-        """What operators set, and whether other processes may open the same streams."""
+        """The operator's settings, and whether other processes may open the same streams."""
         return self._stores.limits
 
     @property
     def max_entry_bytes(self) -> int:
-        """The largest entry that their store takes."""
+        """The largest entry that the ledger store takes."""
         return self._stores.ledgers.max_entry_bytes
 
     @property
@@ -96,7 +90,7 @@ class ManagedLedgerFactory:
 
     @property
     def cold(self) -> ColdLedgers:
-        """The copies of ledgers."""
+        """The copies of offloaded ledgers."""
         return self._stores.cold
 
     def loaded(self) -> Mapping[str, ManagedLedger]:
@@ -108,7 +102,7 @@ class ManagedLedgerFactory:
     ) -> ManagedLedger:
         """The stream of a ledger path (`public/default/persistent/x`), loaded once.
 
-        `retention` says at any time how long its consumed ledgers stay.  Raises
+        `retention` returns the retention policy at any time.  Raises
         `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`.
         """
         async with self._slot(name) as slot:
@@ -119,7 +113,7 @@ class ManagedLedgerFactory:
             if ledger is None:
                 async with self._sweeping:
                     pass
-                source = retention or _nobody_set_one
+                source = retention or _no_policy
                 ledger = await open_stream(name, self._stores, source, create=create)
                 slot.ledger = ledger
             elif retention is not None:
@@ -131,7 +125,7 @@ class ManagedLedgerFactory:
         return await self._stores.metadata.get(ledger_key(name)) is not None
 
     async def unload(self, name: str) -> None:
-        """Close the stream if it is open; what it held is durable then."""
+        """Close the stream if it is open; its state is durable then."""
         async with self._slot(name) as slot:
             if slot.ledger is not None:
                 await slot.ledger.close()
@@ -142,15 +136,15 @@ class ManagedLedgerFactory:
     ) -> None:
         """Remove the stream, its cursors and its entries.
 
-        `require_unused` may refuse it.  It is asked once the stream is open: whoever opens it
-        after that has it, and what is left to remove fails with `ManagedLedgerFenced`.
+        `require_unused` may refuse it by raising.  It is called once the stream is open: if another
+        owner opens the stream after that, the removal fails with `ManagedLedgerFenced`.
 
         Raises `ManagedLedgerNotFound`, `MetadataError`, `LedgerError`: delete it again then.
         """
         async with self._slot(name) as slot:
             ledger = slot.ledger
             if ledger is None or ledger.state in _STOPPED:
-                ledger = await open_stream(name, self._stores, _nobody_set_one, create=False)
+                ledger = await open_stream(name, self._stores, _no_policy, create=False)
             slot.ledger = None
             try:
                 if require_unused is not None:
@@ -160,7 +154,7 @@ class ManagedLedgerFactory:
                 await ledger.close()
 
     async def close(self) -> None:
-        """Close every stream, together; nothing opens any more."""
+        """Close all streams at once, and refuse to open any."""
         self._closed = True
         await asyncio.gather(*(self._close_slot(slot) for slot in list(self._slots.values())))
         self._slots.clear()
@@ -187,10 +181,11 @@ class ManagedLedgerFactory:
                 self._slots.pop(name, None)
 
     async def sweep_orphans(self) -> list[LedgerId]:
-        """Delete the ledgers that no record names; their ids.
+        """Delete the ledgers that no record names, and return their ids.
 
-        Before the first `open`, which waits for it.  With stores that are shared nothing is swept.
+        Call it before the first `open`, which waits for it.  Does nothing on shared stores.
         """
+        # A ledger that another process just made, and has not named yet, looks like an orphan.
         if self.limits.claim_on_open:
             return []
         async with self._sweeping:
@@ -207,30 +202,33 @@ class ManagedLedgerFactory:
             return orphans
 
     async def orphaned_ledgers(self) -> list[OrphanedLedger]:
-        """Ledgers of shared stores that no record names.
+        """Ledgers of shared stores that no record names (see `find_orphans`).
 
-        Raises `LedgerError`, `MetadataError`, `CorruptRecord`, and `OrphansAreSwept` if the stores
+        Raises `LedgerError`, `MetadataError`, `CorruptRecord`, and `StoresNotShared` if the stores
         are not shared.
         """
         self._require_shared()
         return await find_orphans(self._stores)
 
     async def delete_orphaned_ledgers(self) -> list[OrphanedLedger]:
-        """Delete them; those that were.  Raises as `orphaned_ledgers`."""
+        """Delete the orphaned ledgers of shared stores, and return those that were deleted.
+
+        Raises as `orphaned_ledgers`.
+        """
         self._require_shared()
         return await delete_orphans(self._stores)
 
     def _require_shared(self) -> None:
         if not self.limits.claim_on_open:
-            raise OrphansAreSwept(
+            raise StoresNotShared(
                 "This broker has its stores for itself, and deletes orphaned ledgers when it "
                 "starts: restart it."
             )
 
     async def orphaned_copies(self, location: Location) -> "list[StoredObject]":
-        """Objects of copies that are there and that no record of these stores names.
+        """Objects of copies at that location that no record of these stores names.
 
-        Those of other clusters too, if they share the place.  Raises `LedgerError`,
+        Copies of other clusters are among them if they share the location.  Raises `LedgerError`,
         `MetadataError`.
         """
         stored = await self.cold.objects_of_copies(location)
@@ -257,5 +255,5 @@ class ManagedLedgerFactory:
         return named
 
 
-def _nobody_set_one() -> Retention | None:
+def _no_policy() -> Retention | None:
     return None

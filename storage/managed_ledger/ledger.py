@@ -1,13 +1,4 @@
-"""One stream made of many ledgers.
-
-Rules:
-
-- Appends are confirmed in order, readable when confirmed, and there after any crash.
-- The stream belongs to one owner: every change of its record is conditional on the version last
-  seen, and whoever opens its newest ledger fences the one who wrote it.  The loser is FENCED.
-- A terminated stream never takes an append again, in this instance or any later one.
-- `last_confirmed` is (-1, -1) until the stream has an entry, and after a reopening if all are gone.
-"""
+"""`ManagedLedger`: one stream made of many ledgers, and how it is opened."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +11,11 @@ from storage.ledger.store import ReadableLedger
 from storage.managed_ledger.core import StopListener, Stores, StreamCore
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.cursors import Cursors
+from storage.managed_ledger.ledger_indexes import LedgerIndexes
 from storage.managed_ledger.ledger_map import LedgerInfo, LedgerMap
 from storage.managed_ledger.offload import StreamOffload
 from storage.managed_ledger.reader import StreamReader
 from storage.managed_ledger.records import decode_stream
-from storage.managed_ledger.stream_index import StreamIndex
 from storage.managed_ledger.stream_ranges import StreamRanges
 from storage.managed_ledger.trimmer import Trimmer
 from storage.managed_ledger.types import (
@@ -42,7 +33,11 @@ log = structlog.get_logger(__name__)
 
 
 class ManagedLedger:
-    """One stream of entries, over all its ledgers.  Made by `ManagedLedgerFactory.open`."""
+    """One stream of entries, over all its ledgers.  Made by `ManagedLedgerFactory.open`.
+
+    Entries are confirmed in order; a confirmed entry is readable and survives any crash.  The
+    stream has one owner: an instance that another owner replaced is FENCED.
+    """
 
     __slots__ = (
         "_closing",
@@ -62,14 +57,14 @@ class ManagedLedger:
         self._core = core
         self._cursors = Cursors(core)
         self._reader = StreamReader(core, self._current)
-        self._index = StreamIndex(core, self._reader.read)
+        self._index = LedgerIndexes(core, self._reader.read)
         self._writer = LedgerWriter(core, self._ledgers_changed, self._index.appended)
         self.ranges = StreamRanges(core, self._index, self._reader.read)
-        """What ranges of entries add up to."""
+        """Messages and bytes in ranges of entries."""
         self.offload = StreamOffload(core, self._reader.forget)
-        """Copying its ended ledgers to another place, and reading them from there."""
+        """Copies of its ended ledgers in object stores: making them, deleting the originals."""
         self._trimmer = Trimmer(core, self._cursors, retention, self._trimmed, self.offload)
-        core.trim_soon = self._trimmer.soon
+        core.trim_soon = self._trimmer.trim_soon
         self._terminating = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
 
@@ -81,9 +76,9 @@ class ManagedLedger:
         core.move(
             ManagedLedgerState.OPEN if core.terminated is None else ManagedLedgerState.TERMINATED
         )
-        self._trimmer.soon()
+        self._trimmer.trim_soon()
 
-    # What it says
+    # State
 
     @property
     def name(self) -> str:
@@ -92,17 +87,17 @@ class ManagedLedger:
 
     @property
     def state(self) -> ManagedLedgerState:
-        """Where it stands."""
+        """Its state now."""
         return self._core.state
 
     @property
     def last_confirmed(self) -> Position:
-        """The newest entry that is durable."""
+        """The newest durable entry; (-1, -1) if there was none, or all were gone at opening."""
         return self._core.last_confirmed
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What users attached to it."""
+        """Properties of the stream, those of users among them."""
         return self._core.properties
 
     @property
@@ -112,24 +107,24 @@ class ManagedLedger:
 
     @property
     def total_size_bytes(self) -> int:
-        """Bytes of the entries that are stored."""
+        """Sum of the sizes of the stored entries."""
         return self._core.ledgers.total_size_bytes
 
     @property
     def entry_count(self) -> int:
-        """Entries that are stored."""
+        """Number of stored entries."""
         return self._core.ledgers.entry_count
 
     @property
     def ledgers(self) -> Sequence[LedgerInfo]:
-        """What holds them, oldest first.  Not to be changed."""
+        """Its ledgers, oldest first.  Not to be changed."""
         return self._core.ledgers.infos
 
     # Appending
 
     @property
     def max_entry_bytes(self) -> int:
-        """The largest entry that its store takes."""
+        """The largest entry that its ledger store takes."""
         return self._core.stores.ledgers.max_entry_bytes
 
     def append(self, data: bytes, done: PublishCallback) -> None:
@@ -151,20 +146,20 @@ class ManagedLedger:
     def on_append(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once for each group of entries that became readable.
 
-        It comes after the group's publish callbacks.  Returns its removal.
+        The call follows the group's publish callbacks.  Returns a function that removes it.
         """
         return self._writer.on_append(listener)
 
     def on_stop(self, listener: StopListener) -> None:
-        """Call `listener` with the error if another owner takes the stream, or storage breaks."""
+        """Call `listener` with the error when the stream becomes FENCED."""
         self._core.on_stop(listener)
 
     async def terminate(self) -> Position:
-        """Seal the stream and return its last position; what was taken before is decided first.
+        """Seal the stream for ever and return its last position.  Idempotent.
 
-        Idempotent.  From the call on `append` raises `ManagedLedgerTerminated`, also if this
-        raises: `LedgerError`, `MetadataError`, `AppendOutcomeUnknown` (call again),
-        `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        Entries taken before are decided first.  From the call on `append` raises
+        `ManagedLedgerTerminated`, also if this raises: `LedgerError`, `MetadataError`,
+        `AppendOutcomeUnknown` (call again), `ManagedLedgerFenced`, `ManagedLedgerClosed`.
         """
         core = self._core
         async with self._terminating:
@@ -210,7 +205,7 @@ class ManagedLedger:
         )
 
     def next_position(self, position: Position) -> Position:
-        """The first entry after `position`; at the end, a place that does not exist yet."""
+        """The first entry after `position`; at the end, a position that has no entry yet."""
         return self._core.ledgers.next(position)
 
     def previous_position(self, position: Position) -> Position:
@@ -220,8 +215,8 @@ class ManagedLedger:
     def has_lost(self, start: Position) -> bool:
         """Whether entries at or after `start` were trimmed.
 
-        Exact for what was trimmed here.  What Apache Pulsar trimmed is not written down anywhere:
-        a place in a ledger that is gone counts as lost then, and the very beginning does not.
+        Exact for entries that Magnetar trimmed.  Apache Pulsar records no trimmed position: then a
+        position in a ledger that is gone counts as lost, and the very beginning does not.
         """
         return self._core.has_lost(start)
 
@@ -254,7 +249,7 @@ class ManagedLedger:
         """Remove a cursor, durable or not.  Raises `CursorNotFound`."""
         await self._cursors.delete(name)
 
-    # The rest of its life
+    # Properties, trimming, closing, deleting
 
     async def set_properties(self, changes: Mapping[str, str | None]) -> None:
         """Change properties durably; None removes one."""
@@ -265,18 +260,18 @@ class ManagedLedger:
             await core.save(properties=kept)
 
     def use_retention(self, retention: RetentionSource) -> None:
-        """From now on this says how long consumed ledgers stay; call `trim` when it changes."""
+        """Set the source of the retention policy; call `trim` when the policy changes."""
         self._trimmer.retention = retention
-        self._trimmer.soon()
+        self._trimmer.trim_soon()
 
     async def trim(self) -> None:
-        """Drop the ledgers that may go; it also runs by itself.  Raises `MetadataError`."""
+        """Drop the ledgers that may go; this also happens by itself.  Raises `MetadataError`."""
         await self._trimmer.trim()
 
     def next_trim_ms(self) -> int | None:
-        """When (by the clock) a ledger may go though nobody does anything; None: never so.
+        """Wall-clock time at which a ledger may go by time alone; None if none ever may.
 
-        It may be asked of a closed stream, for whoever opens it again then.
+        Valid for a closed stream too: it tells when to open the stream again.
         """
         return self._trimmer.due_ms()
 
@@ -286,16 +281,16 @@ class ManagedLedger:
     def _ledgers_changed(self) -> None:
         self._index.ledgers_changed()
         self._cursors.refresh_boundaries()
-        self._trimmer.soon()
+        self._trimmer.trim_soon()
 
     def _trimmed(self) -> None:
         self._index.ledgers_changed()
         self._cursors.refresh_boundaries()
 
     async def close(self) -> None:
-        """Finish what was taken, leave everything durable, let go.  Idempotent, never raises.
+        """Finish the entries taken, make all state durable, and stop.  Idempotent, never raises.
 
-        What cannot be made durable now is as after a crash: found by the next opening.
+        State that cannot be made durable now is recovered by the next opening, as after a crash.
         """
         if self._closing is None:
             self._writer.refuse(
@@ -326,7 +321,7 @@ class ManagedLedger:
                     await core.collect()
             except MagnetarError as error:
                 log.warning("managed_ledger_not_closed", name=core.name, error=str(error))
-            self._let_go()
+            self._release()
 
     async def delete(self) -> None:
         """Remove the stream: cursors, record, ledgers.  For the factory.
@@ -350,10 +345,10 @@ class ManagedLedger:
                 await self._cursors.delete(name)
             async with core.lock:
                 await core.remove()
-            self._let_go()
+            self._release()
         await core.collect()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         core = self._core
         if core.state is not ManagedLedgerState.CLOSED:
             core.move(ManagedLedgerState.CLOSED)
@@ -364,13 +359,7 @@ class ManagedLedger:
 async def open_stream(
     name: str, stores: Stores, retention: RetentionSource, *, create: bool
 ) -> ManagedLedger:
-    """Open the stream of that ledger path.
-
-    The order shuts an earlier owner out before anything is served.  Every ledger in the record that
-    has not ended is opened, which fences its writer and recovers it: its end is noted, and it is
-    dropped if it is empty.  Then the record is written if that changed it, or always where several
-    processes share the stores: an earlier owner's next write of it conflicts.  Then the cursors are
-    opened, which fences the writers of their ledgers.  No ledger is made: the first append does.
+    """Open the stream of that ledger path.  No ledger is made: the first append makes one.
 
     Raises `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`,
     `CorruptRecord`, and `ManagedLedgerFenced` when another owner opened it meanwhile.
@@ -379,21 +368,26 @@ async def open_stream(
     value = await core.record.load()
     if value is None and not create:
         raise ManagedLedgerNotFound(f"There is no managed ledger {name}: create the topic first.")
+    # This order shuts an earlier owner out before the stream serves anything.  First its ledgers
+    # are opened, which fences their writers and recovers them.
     if value is not None:
         await _restore(core, value)
+    # Then the record is written: if that changed it, and always on shared stores.  From here on
+    # every write of an earlier owner conflicts.
     async with core.lock:
         await core.save()
     await core.collect()
     ledger = ManagedLedger(core, retention)
+    # Last the cursors are opened, which fences the writers of their ledgers.
     await ledger.load(fresh=value is None)
     return ledger
 
 
 async def _restore(core: StreamCore, value: bytes) -> None:
-    """Take over what the record says, with the true ends of ledgers that were being written."""
+    """Take the stream's state from its record, with the true ends of ledgers left open."""
     record = decode_stream(core.record.key, value)
-    infos = [await _ended(core, info) for info in record.ledgers]
-    core.loaded(value)
+    infos = [await _end_of(core, info) for info in record.ledgers]
+    core.note_loaded(value)
     core.ledgers = LedgerMap(infos)
     core.terminated = record.terminated
     core.properties = record.properties
@@ -409,7 +403,8 @@ async def _restore(core: StreamCore, value: bytes) -> None:
         core.last_confirmed = newest.last
 
 
-async def _ended(core: StreamCore, info: LedgerInfo) -> LedgerInfo:
+async def _end_of(core: StreamCore, info: LedgerInfo) -> LedgerInfo:
+    """The ledger with its end; one left open is opened, which fences and recovers it."""
     if info.closed_ms:
         return info
     ledger = await core.stores.ledgers.open(LedgerId(info.ledger_id))

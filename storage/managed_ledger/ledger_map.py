@@ -1,12 +1,4 @@
-"""Pure: the ledgers of one stream in order, and arithmetic on positions over them.
-
-Rules:
-
-- Ledger ids rise.  An entry exists if its ledger is listed and its id is below `entries`.
-- Ranks count entries from the first one this map ever knew and stay put when ledgers are dropped
-  from the front, so a difference of ranks is a number of entries.
-- A position need not exist to be asked about: it then stands between its neighbours.
-"""
+"""Pure: the ledgers of one stream in order, and arithmetic on positions over them."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
@@ -40,7 +32,15 @@ class LedgerInfo:
 
 
 class LedgerMap:
-    """The ledgers of one stream in order, and arithmetic on positions over them."""
+    """The ledgers of one stream in order, and arithmetic on positions over them.
+
+    Ledger ids rise.  An entry exists if its ledger is listed and its id is below `entries`.
+    Methods take positions that do not exist, too: these lie between their neighbours.
+
+    A rank is the number of entries at or before a position, counted from the first entry that the
+    map ever had.  Dropping ledgers from the front changes no rank, so the difference of two ranks
+    is a number of entries.
+    """
 
     __slots__ = ("_before", "_ids", "_infos", "_last_known", "total", "total_size_bytes")
 
@@ -73,7 +73,7 @@ class LedgerMap:
 
     @property
     def end(self) -> Position:
-        """The position after the last entry: what is appended next, unless in another ledger."""
+        """The position after the last entry; the next entry gets it, unless a new ledger begins."""
         if self._infos:
             info = self._infos[-1]
             return Position(info.ledger_id, info.entries)
@@ -105,7 +105,7 @@ class LedgerMap:
         self.total_size_bytes += info.size_bytes
 
     def remember(self, position: Position) -> None:
-        """Note a place the stream is known to have been at, though its ledger is gone."""
+        """Note a position that the stream once had, though its ledger is gone."""
         self._last_known = max(self._last_known, position)
 
     def grow(self, entries: int, size_bytes: int) -> None:
@@ -143,7 +143,7 @@ class LedgerMap:
         return info is not None and 0 <= position.entry_id < info.entries
 
     def rank(self, position: Position) -> int:
-        """How many entries there are at or before it."""
+        """Number of entries at or before the position."""
         index = bisect_right(self._ids, position.ledger_id) - 1
         if index < 0:
             return self._before[0] if self._before else self.total
@@ -153,7 +153,7 @@ class LedgerMap:
         return self._before[index] + entries
 
     def at(self, rank: int) -> Position:
-        """The entry with so many entries before it; `end` beyond the last one."""
+        """The entry with `rank` entries before it; `end` beyond the last one."""
         if not self._before or rank >= self.total:
             return self.end
         rank = max(rank, self._before[0])
@@ -178,7 +178,7 @@ class LedgerMap:
         return self.at_or_after(Position(position.ledger_id, position.entry_id + 1))
 
     def before(self, position: Position) -> Position:
-        """The last place before it: an entry, or entry -1 of the first ledger."""
+        """The last entry before it; entry -1 of the first ledger if there is none."""
         if position.entry_id > 0:
             info = self.get(position.ledger_id)
             if info is not None and info.entries:

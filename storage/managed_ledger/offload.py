@@ -1,16 +1,7 @@
 """Offloading the ended ledgers of one managed ledger.
 
-Rules, in this order, so that a crash at any point leaves a stream that reads as before:
-
-- What is to be copied is noted in the record first: for each ledger an attempt of its own, and
-  where.  So a request outlives the process, and an attempt that was cut off is known.
-- An attempt of another instance is never gone on with: the record names a new one, then what the
-  earlier one left is deleted, then the copy is made.
-- `complete` is written when the copy was read again and found equal.  If that write fails, nobody
-  deletes anything: the next opening finds what is so.
-- The ledger itself is deleted when its copy was found whole once more, and only then the record
-  says so.  In between, and after a crash in between, whoever reads finds no ledger and the copy.
-- One ledger at a time.  A stream that closes cuts it off.
+The order of the steps, and what a crash after each leaves, is in storage/offload/README.md: at any
+point the stream reads as before.
 """
 
 import asyncio
@@ -34,9 +25,10 @@ log = structlog.get_logger(__name__)
 
 
 class StreamOffload:
-    """Copies ended ledgers of one managed ledger to object storage, and drops the originals.
+    """Copies ended ledgers of one managed ledger to object storage, and deletes the originals.
 
-    `forget` drops the handle by which a ledger was read.
+    One ledger is copied at a time; closing the stream cancels that.  `forget` drops the handle by
+    which a ledger was read.
     """
 
     __slots__ = ("_checks", "_core", "_fresh", "_manifests", "_stopped", "_task", "forget")
@@ -50,10 +42,10 @@ class StreamOffload:
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
-    # What is so
+    # State
 
     def pending(self) -> Sequence[LedgerInfo]:
-        """Ledgers that are to be copied and are not yet, oldest first."""
+        """Ledgers that are to be copied and have no whole copy yet, oldest first."""
         return [
             info
             for info in self._core.ledgers.infos
@@ -70,7 +62,7 @@ class StreamOffload:
 
     @property
     def running(self) -> bool:
-        """Whether something is being copied now."""
+        """Whether a ledger is being copied now."""
         return self._task is not None
 
     def first_hot(self) -> Position:
@@ -82,7 +74,7 @@ class StreamOffload:
         return ledgers.end
 
     async def manifests(self) -> list[tuple[LedgerInfo, Manifest]]:
-        """What is known of every whole copy.  Reads each index once; raises as reading."""
+        """The manifest of every whole copy.  Reads each index once; raises as `read_index`."""
         cold, known = self._core.stores.cold, self._manifests
         self._manifests = {}
         found = []
@@ -98,10 +90,13 @@ class StreamOffload:
     # Copying
 
     async def request(self, location: Location, up_to: Position = LATEST) -> int:
-        """Note that what ends before `up_to` is to be copied there; how many ledgers are to be.
+        """Ask for copies of the ledgers that end before `up_to`; `run` makes them.
 
-        A copy that is whole stays where it is.  Raises `MetadataError`, `ManagedLedgerFenced`.
+        Returns the number of ledgers to copy.  A whole copy stays where it is.  Raises
+        `MetadataError`, `ManagedLedgerFenced`.
         """
+        # The record names each attempt before it begins.  So a request outlives the process, and
+        # an attempt that ended half-way is known.
         core = self._core
         async with core.lock:
             core.require_running()
@@ -119,7 +114,10 @@ class StreamOffload:
         return len(self.pending())
 
     async def run(self) -> None:
-        """Copy what is to be copied.  Raises `LedgerError`, `MetadataError`, and when it closes."""
+        """Copy the ledgers that are pending.
+
+        Raises `LedgerError`, `MetadataError`, and `ManagedLedgerClosed` if the stream closes.
+        """
         if self._stopped:
             raise self._closed()
         if self._task is None:
@@ -163,6 +161,8 @@ class StreamOffload:
                     )
                 now_ms = stores.clock.now_ms()
                 done = replace(context, complete=True, offloaded_ms=now_ms)
+                # If the outcome of this write is unknown nothing is deleted: the next opening reads
+                # whether the copy counts.
                 await core.save(offloads={ledger_id: done})
                 log.info("ledger_offloaded", name=core.name, ledger=ledger_id)
                 core.trim_soon()
@@ -171,7 +171,7 @@ class StreamOffload:
         await stores.delete_copy(ledger_id, context)
 
     async def _begin(self, ledger_id: int) -> OffloadContext | None:
-        """The attempt to be made, which the record names; None if there is nothing to do."""
+        """The attempt to make, which the record names; None if there is nothing to do."""
         core = self._core
         async with core.lock:
             info = core.ledgers.get(ledger_id)
@@ -179,13 +179,15 @@ class StreamOffload:
                 return None
             context = info.offload
             if context.uid not in self._fresh:
+                # Another instance began this attempt and may still write.  The record names a new
+                # one first; then the objects of the old one are deleted (`StreamCore.collect`).
                 context = core.stores.cold.new_context(context.location)
                 await core.save(offloads={ledger_id: context})
             self._fresh.discard(context.uid)
             return context
 
     async def stop(self) -> None:
-        """Cut off what is under way; nothing more is begun."""
+        """Cancel what runs; nothing more is begun."""
         self._stopped = True
         under_way = {*self._checks.running, *([self._task] if self._task is not None else [])}
         for task in under_way:
@@ -196,9 +198,9 @@ class StreamOffload:
     # Deleting the ledgers themselves
 
     async def drop_hot(self, ledger_ids: Collection[int] | None = None) -> list[int]:
-        """Delete the ledgers (these, or all) of which there is a whole copy; which they were.
+        """Delete the ledgers (these, or all) that have a whole copy; returns those deleted.
 
-        Raises `LedgerError`, `MetadataError`: what was not deleted is kept.
+        Raises `LedgerError`, `MetadataError`; ledgers that were not deleted stay.
         """
         dropped = []
         for info in self.copied():
@@ -218,6 +220,8 @@ class StreamOffload:
             core.require_running()
             if core.ledgers.get(ledger_id) is not info or info.offload != context:
                 return False
+            # Until the record says so, and after a crash in between, readers find no ledger and
+            # use the copy.
             await stores.ledgers.delete(LedgerId(ledger_id))
             self.forget(ledger_id)
             await core.save(offloads={ledger_id: replace(context, hot_deleted=True)})
@@ -226,7 +230,7 @@ class StreamOffload:
         return True
 
     async def _require_whole(self, info: LedgerInfo, context: OffloadContext) -> None:
-        """Look at the copy once more, without the lock, and not longer than the stream is open."""
+        """Check the copy once more, without the lock, and not longer than the stream is open."""
         if self._stopped:
             raise self._closed()
         check = self._checks.start(
@@ -244,7 +248,7 @@ class StreamOffload:
 
 
 def _may_be_sent_to(offload: OffloadContext | None, location: Location) -> bool:
-    """Whether there is no copy, and none is asked for there already."""
+    """Whether there is no whole copy, and none is requested at that location already."""
     if offload is None or offload.complete:
         return offload is None
     there = (offload.driver, dict(offload.properties))

@@ -1,15 +1,5 @@
-"""Ledgers on shared stores that no record names: a crash came before one did, or after none did.
-
-Rules, by which no ledger is taken that is named or that somebody may still name:
-
-- A ledger says which metadata store its maker goes by (`core.INSTANCE`).  Only those
-  of ours count: bookies may hold others, whose records are elsewhere, or of other applications.
-- Its maker names it within LEDGER_NAMING_MS or never, and replaces it within that time if no record
-  is to name it (health checks).  Only a ledger older than ORPHANED_LEDGER_AGE_MS counts.  What is
-  in between covers calls under way and clocks that differ.
-- A ledger is named in one place at most: the record of the stream that made it, or of a cursor
-  of that.  These are read after the ledgers were listed, past every acknowledged write, and once
-  more before one is deleted.
+"""Ledgers on shared stores that no record names, left by a crash
+(docs/decisions/orphaned-ledgers.md).
 """
 
 import asyncio
@@ -35,13 +25,13 @@ from storage.metadata.store import MetadataStore, Record
 
 log = structlog.get_logger(__name__)
 HEALTH = b"health"
-"""Component of ledgers that no record is ever to name."""
+"""Component of the ledgers of health checks, which no record ever names."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedLedger:
-    """A ledger that nobody knows of, and what it was made for; `stream` is empty for health."""
+    """A ledger that no record names, and what it was made for; `stream` is empty for health."""
 
     ledger_id: LedgerId
     stream: str
@@ -50,7 +40,12 @@ class OrphanedLedger:
 
 
 async def find_orphans(stores: Stores) -> list[OrphanedLedger]:
-    """By id.  Raises `LedgerError`, `MetadataError`, `CorruptRecord`."""
+    """The orphaned ledgers of shared stores, by id.
+
+    Raises `LedgerError`, `MetadataError`, `CorruptRecord`.
+    """
+    # The records are read after the ledgers were listed, and past every acknowledged write, so a
+    # ledger that is named meanwhile is no orphan.
     listed = await stores.ledgers.list_ledgers()
     named = {
         info.ledger_id
@@ -60,8 +55,8 @@ async def find_orphans(stores: Stores) -> list[OrphanedLedger]:
     instance = await stores.instance()
     found: list[OrphanedLedger] = []
     for some in chunks([ledger_id for ledger_id in listed if ledger_id not in named]):
-        told = await asyncio.gather(*(_described(stores, each, instance) for each in some))
-        found.extend(each for each in told if each is not None)
+        described = await asyncio.gather(*(_candidate(stores, each, instance) for each in some))
+        found.extend(each for each in described if each is not None)
     orphans: list[OrphanedLedger] = []
     for stream, ledgers in _by_stream(found).items():
         orphans.extend(await _unnamed(stores.metadata, stream, ledgers))
@@ -69,9 +64,13 @@ async def find_orphans(stores: Stores) -> list[OrphanedLedger]:
 
 
 async def delete_orphans(stores: Stores) -> list[OrphanedLedger]:
-    """Delete them; those that were.  What cannot be deleted now is logged, and found again."""
+    """Delete the orphaned ledgers, and return those that were deleted.
+
+    Failures are logged; the next call finds these ledgers again.  Raises as `find_orphans`.
+    """
     deleted: list[OrphanedLedger] = []
     for stream, ledgers in _by_stream(await find_orphans(stores)).items():
+        # The records are read once more right before the deletion.
         for each in await _unnamed(stores.metadata, stream, ledgers):
             if await stores.delete_data_ledger(each.ledger_id):
                 log.info("orphaned_ledger_deleted", ledger=each.ledger_id, name=stream)
@@ -79,15 +78,18 @@ async def delete_orphans(stores: Stores) -> list[OrphanedLedger]:
     return sorted(deleted, key=lambda each: each.ledger_id)
 
 
-async def _described(stores: Stores, ledger_id: LedgerId, instance: bytes) -> OrphanedLedger | None:
+async def _candidate(stores: Stores, ledger_id: LedgerId, instance: bytes) -> OrphanedLedger | None:
     """The ledger, if it is one of ours and so old that a record names it or none ever will."""
     try:
-        told = await stores.ledgers.describe(ledger_id)
+        description = await stores.ledgers.describe(ledger_id)
     except NoSuchLedger:
         return None
-    made_ms, custom = told.created_ms, told.custom
+    made_ms, custom = description.created_ms, description.custom
+    # Bookies may hold ledgers of other applications, or of clusters with another metadata store.
     if made_ms is None or custom.get(INSTANCE) != instance:
         return None
+    # A ledger is named within LEDGER_NAMING_MS or never, and a health check replaces its ledger
+    # within that time.  The greater age here covers calls in flight and clocks that differ.
     if stores.clock.now_ms() - made_ms < bounds.ORPHANED_LEDGER_AGE_MS:
         return None
     stream, cursor = custom.get(STREAM, b"").decode(), custom.get(CURSOR, b"").decode()
@@ -107,7 +109,9 @@ def _by_stream(ledgers: Iterable[OrphanedLedger]) -> Mapping[str, list[OrphanedL
 async def _unnamed(
     metadata: MetadataStore, stream: str, ledgers: list[OrphanedLedger]
 ) -> list[OrphanedLedger]:
-    """Those of them that the records of their stream and of its cursors do not name now."""
+    """The ledgers that the records of their stream and its cursors do not name now."""
+    # No other record can name them: a ledger is named by the stream that made it, or by a cursor
+    # of that stream.
     if not stream:
         return ledgers
     key = ledger_key(stream)
@@ -126,6 +130,6 @@ async def stream_records(metadata: MetadataStore, *, fresh: bool = False) -> lis
 
 
 def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many at a time as the metadata store takes."""
+    """Divide the items by the number of operations that the metadata store takes at once."""
     size = bounds.METADATA_BATCH_OPERATIONS
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,15 +1,4 @@
-"""One record of the metadata store that this process owns: every write proves it.
-
-Rules:
-
-- Writes are conditional on the version last seen.  `VersionConflict` means another owner wrote,
-  and the holder stops.
-- After a write whose outcome is unknown the record is read before the next one: it is still ours
-  at the old version, or with exactly what we wrote and written once since.  Counting matters: who
-  takes the record over may write the same bytes.  Where we wrote what was there before, nothing
-  tells the two apart, and the record counts as theirs.
-- One write at a time; the holder sees to that.
-"""
+"""One record of the metadata store that this process owns: every write proves it."""
 
 import asyncio
 import hashlib
@@ -26,11 +15,15 @@ from storage.metadata.store import (
 )
 
 _NEVER_WRITTEN = -1
-"""How often an absent record was changed: its first write counts 0."""
+"""Modification count of an absent record: its first write gets 0."""
 
 
 class OwnedRecord:
-    """A metadata record of one writer: each write is conditional on the one before."""
+    """A metadata record of one writer: each write is conditional on the one before.
+
+    `VersionConflict` means that another owner wrote the record; the caller then stops.  Callers
+    write one at a time.
+    """
 
     __slots__ = ("_digest", "_doubt", "_indexes", "_metadata", "_modifications", "_version", "key")
 
@@ -59,7 +52,8 @@ class OwnedRecord:
     async def put(self, value: bytes) -> None:
         """Write it.  Raises `VersionConflict`, or `MetadataError` (outcome unknown)."""
         if await self._settle() and _digest(value) == self._digest:
-            return  # tried again, and it is there: of a second write nobody could tell whose it was
+            # The write in doubt is stored.  Of a second, equal one nobody could tell whose it is.
+            return
         try:
             result = await self._metadata.put(
                 self.key, value, expect=self._version, indexes=self._indexes
@@ -87,12 +81,13 @@ class OwnedRecord:
         self.adopt(None)
 
     async def _settle(self) -> bool:
-        """A3: who claimed the record since an unknown outcome is not overwritten.
+        """Find out whether a write of unknown outcome was stored; True if it was (A3).
 
-        Whether the write in doubt turned out to be stored.
+        Raises `VersionConflict` if another owner wrote the record since.
         """
         if self._doubt is None:
             return False
+        # A3: read before the next write, so that a new owner's claim is never overwritten.
         record = await self._metadata.get(self.key)
         version = ABSENT if record is None else record.version
         stored = version != self._version
@@ -102,7 +97,9 @@ class OwnedRecord:
         return stored
 
     def _is_doubted_write(self, record: Record | None) -> bool:
-        """Whether nobody has written since, and so nobody else can have claimed it."""
+        """Whether the record holds exactly our write of unknown outcome."""
+        # The same bytes are no proof: a new owner may write them too.  So the record must have
+        # been written once since, and to other bytes than before; else it counts as theirs.
         return (
             self._doubt is not None
             and record is not None
@@ -117,5 +114,5 @@ def _taken_over(key: str) -> VersionConflict:
 
 
 def _digest(value: bytes) -> bytes:
-    """Of what is stored, which may be large."""
+    """A digest of the value, which may be large."""
     return hashlib.blake2b(value, digest_size=16).digest()

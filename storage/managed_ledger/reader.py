@@ -1,13 +1,4 @@
-"""Reading one managed ledger: over the ends of ledgers, from the cache first, never past the end.
-
-Rules:
-
-- `start` need not exist: reading begins at the first entry at or after it.
-- Nothing beyond `last_confirmed` is returned, and at least one entry if there is one.
-- A ledger that is trimmed while it is read counts as gone: reading goes on after it.
-- Only ended ledgers are opened; opening the current one would fence our own writer.
-- A ledger that is gone, and of which there is a whole copy, is read from that.
-"""
+"""Reading of one managed ledger: over the ends of ledgers, from the cache first."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -39,7 +30,7 @@ class StreamReader:
         self._handles: dict[int, asyncio.Task[ReadableLedger]] = {}
 
     def read_cached(self, start: Position, max_entries: int, max_bytes: int) -> list[Entry] | None:
-        """Entries that follow each other from `start` on, from memory; [] at the end.
+        """Consecutive entries from the first at or after `start`, from memory; [] at the end.
 
         None: the first one is not in the cache, use `read`.
         """
@@ -63,25 +54,26 @@ class StreamReader:
     ) -> list[Entry]:
         """Entries from the first at or after `start`, at most to `up_to`; [] at the end.
 
-        `max_bytes` bounds their data but lets one through.  Raises `LedgerError`s,
-        `MetadataError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        `start` need not exist.  `max_bytes` bounds their data, but one entry always comes.  Raises
+        `LedgerError`, `MetadataError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
         """
         core = self._core
         core.require_running()
         entries: list[Entry] = []
-        room = max_bytes
+        bytes_left = max_bytes
         limit = min(core.last_confirmed, up_to)
         position = core.ledgers.at_or_after(start)
-        while position <= limit and len(entries) < max_entries and (room > 0 or not entries):
-            run = await self._read_run(position, limit, max_entries - len(entries), room)
+        while position <= limit and len(entries) < max_entries and (bytes_left > 0 or not entries):
+            run = await self._read_run(position, limit, max_entries - len(entries), bytes_left)
             for entry in run:
-                room -= len(entry.data)
-                if room < 0 and entries:
+                bytes_left -= len(entry.data)
+                if bytes_left < 0 and entries:
                     return entries
                 entries.append(entry)
             if run:
                 position = core.ledgers.next(run[-1].position)
             else:
+                # The ledger was trimmed while it was read: go on after it.
                 position = core.ledgers.at_or_after(position)
         return entries
 
@@ -121,12 +113,13 @@ class StreamReader:
                 try:
                     return await ledger.read(first, last, max_bytes=max_bytes)
                 except NoSuchLedger:
+                    # Deleted since it was opened: the copy has the entries.
                     self.forget(ledger_id)
                     ledger = await self._open(ledger_id)
         return await ledger.read(first, last, max_bytes=max_bytes)
 
     def forget(self, ledger_id: int) -> None:
-        """Open it anew when it is read again."""
+        """Drop the ledger's handle; the next read opens it anew."""
         self._handles.pop(ledger_id, None)
 
     def _copy_of(self, ledger_id: int) -> OffloadContext | None:
@@ -141,6 +134,7 @@ class StreamReader:
         if handle is None:
             info = self._core.ledgers.get(ledger_id)
             if info is not None and info.closed_ms == 0:
+                # Opening the current ledger would fence our own writer.
                 raise LedgerAssertion(
                     f"Ledger {ledger_id} of {self._core.name} has not ended and has no writer: "
                     "report this as a defect."
@@ -183,10 +177,10 @@ class StreamReader:
 
 
 def _fitting(run: Sequence[Entry], max_bytes: int) -> list[Entry]:
-    """As many of the first entries as fit, but one."""
-    room = max_bytes
+    """The first entries that fit into `max_bytes`, at least one."""
+    bytes_left = max_bytes
     for index, entry in enumerate(run):
-        room -= len(entry.data)
-        if room < 0 and index:
+        bytes_left -= len(entry.data)
+        if bytes_left < 0 and index:
             return list(run[:index])
     return list(run)

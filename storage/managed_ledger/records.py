@@ -1,13 +1,8 @@
 """Paths and encoding of the records of managed ledgers and cursors: Pulsar's own formats.
 
-Rules:
-
-- `/managed-ledgers/<ledger path>` is a stream, its children are its durable cursors.  Streams are
-  also in the index `managed-ledgers` by their path.
-- Written plain.  Read plain or with Pulsar's compression header (none, LZ4 or ZLIB; other kinds are
-  refused with the setting that turns them off over there).
-- Acknowledged entries of a cursor are written as ranges while those are fewer bytes, else as words
-  of a bit set; both are read.  Only ranges fit into the cursor's own record.
+`/managed-ledgers/<ledger path>` is the record of a stream; its children are the records of its
+durable cursors.  Records are written plain; they are read plain, or with Pulsar's compression
+header and LZ4 or ZLIB.
 """
 
 import struct
@@ -30,7 +25,7 @@ from storage.offload.context import OffloadContext
 
 ROOT = "/managed-ledgers"
 NAMES_INDEX = "managed-ledgers"
-"""Index of all streams by name: their keys are of many levels, which no scan covers."""
+"""Index of all streams by ledger path: their keys have several levels, which no scan covers."""
 INLINE_LEDGER_ID = -1
 """In a cursor record: the position is in the record itself."""
 _RANGE_BYTES = 16
@@ -46,7 +41,7 @@ def ledger_key(name: str) -> str:
 
 
 def is_ledger_key(key: str) -> bool:
-    """Whether a record found in the index of streams is one: other records may use its name."""
+    """Whether a key found in the index of streams is that of one: others may use the index too."""
     return key.startswith(f"{ROOT}/")
 
 
@@ -63,7 +58,7 @@ def cursor_name(child: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """What the record of a stream says."""
+    """The decoded record of a stream."""
 
     ledgers: tuple[LedgerInfo, ...] = ()
     terminated: Position | None = None
@@ -72,8 +67,10 @@ class StreamRecord:
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """A cursor's position as read: `spans` are (exclusive, inclusive) ends and may cross ledgers,
-    `words` are bit sets from entry 0 of a ledger on.
+    """A cursor's position as it was read.
+
+    `spans` are acknowledged entries, as (exclusive, inclusive) ends that may cross ledgers; `words`
+    are acknowledged entries as bit sets that begin at entry 0 of a ledger.
     """
 
     mark_delete: Position
@@ -84,7 +81,7 @@ class CursorState:
 
 @dataclass(frozen=True, slots=True)
 class CursorRecord:
-    """What the record of a cursor says."""
+    """The decoded record of a cursor."""
 
     ledger_id: int
     state: CursorState
@@ -93,7 +90,7 @@ class CursorRecord:
 
 @dataclass(frozen=True, slots=True)
 class CursorSnapshot:
-    """A cursor's live state, to be encoded at once (nothing is copied)."""
+    """A cursor's live state, not copied: encode it before anything changes."""
 
     mark_delete: Position
     acked: AckRanges
@@ -120,7 +117,7 @@ def encode_stream(record: StreamRecord) -> bytes:
 
 
 def decode_stream(key: str, value: bytes) -> StreamRecord:
-    """What a stream's record says.  Raises `CorruptRecord`."""
+    """Decode a stream's record.  Raises `CorruptRecord`."""
     info = pb.ManagedLedgerInfo()
     _parse(key, value, info)
     terminated = None
@@ -167,7 +164,10 @@ def _decode_offload(ledger: pb.ManagedLedgerInfo.LedgerInfo) -> OffloadContext |
 def encode_cursor(
     ledger_id: int, snapshot: CursorSnapshot, properties: Mapping[str, str], now_ms: int
 ) -> bytes:
-    """The value of a cursor's record: all of the position, or a hint beside its ledger's id."""
+    """The value of a cursor's record: the whole position, or its mark-delete and the ledger's id.
+
+    Acknowledged entries after the mark-delete are in it only if the position has no ledger.
+    """
     info = pb.ManagedCursorInfo(
         cursorsLedgerId=ledger_id,
         markDeleteLedgerId=snapshot.mark_delete.ledger_id,
@@ -183,7 +183,7 @@ def encode_cursor(
 
 
 def decode_cursor(key: str, value: bytes) -> CursorRecord:
-    """What a cursor's record says.  Raises `CorruptRecord`."""
+    """Decode a cursor's record.  Raises `CorruptRecord`."""
     info = pb.ManagedCursorInfo()
     _parse(key, value, info)
     return CursorRecord(
@@ -199,7 +199,7 @@ def decode_cursor(key: str, value: bytes) -> CursorRecord:
 
 
 def encode_position(snapshot: CursorSnapshot) -> bytes:
-    """One entry of a cursor's ledger."""
+    """One entry of a cursor's ledger: acknowledged entries as ranges or words, as is smaller."""
     info = pb.PositionInfo(
         ledgerId=snapshot.mark_delete.ledger_id, entryId=snapshot.mark_delete.entry_id
     )
@@ -214,9 +214,9 @@ def encode_position(snapshot: CursorSnapshot) -> bytes:
 
 
 def decode_position(key: str, value: bytes) -> CursorState:
-    """The position in an entry of a cursor's ledger; `key` names the cursor in errors.
+    """Decode an entry of a cursor's ledger; `key` names the cursor in errors.
 
-    Words count only where there are no ranges, as in Pulsar.  Raises `CorruptRecord`.
+    Words count only if there are no ranges, as in Pulsar.  Raises `CorruptRecord`.
     """
     info = pb.PositionInfo()
     _parse(key, value, info, compressed=False)
@@ -231,7 +231,7 @@ def decode_position(key: str, value: bytes) -> CursorState:
 
 
 def inline_bytes(snapshot: CursorSnapshot) -> int:
-    """About how large the snapshot is in a cursor's record."""
+    """About the size in bytes of the snapshot in a cursor's record."""
     return (snapshot.acked.run_count() + 2 * len(snapshot.batches)) * _RANGE_BYTES
 
 
@@ -310,8 +310,9 @@ def _decompress(key: str, value: bytes) -> bytes:
     except (lz4.block.LZ4BlockError, zlib.error) as error:
         raise _corrupt(key, "a broken compressed block") from error
     raise CorruptRecord(
-        f"Record {key} is compressed in a way that is not read here (type {head.compressionType}): "
-        "have Pulsar rewrite it with managedLedgerInfoCompressionType=NONE and "
+        f"Record {key} has a compression that Magnetar does not read (type "
+        f"{head.compressionType}): have Pulsar rewrite it with "
+        "managedLedgerInfoCompressionType=NONE and "
         "managedCursorInfoCompressionType=NONE."
     )
 

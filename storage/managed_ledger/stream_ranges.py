@@ -1,13 +1,4 @@
-"""What ranges of a stream's entries add up to: exact, though hardly anything is read.
-
-Rules:
-
-- A range is from one position up to, and without, another one; neither need exist.  Both are at or
-  before the end of what is readable.
-- Blocks of entry indexes are added up; of the blocks that a range cuts, the entries are read and
-  counted one by one.
-- What is trimmed meanwhile counts nothing; who needs to know compares `first_retained`.
-"""
+"""Sums of messages and bytes over ranges of a stream's entries, from the ledgers' indexes."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -16,9 +7,9 @@ from typing import NamedTuple
 from config.bounds import COUNTED_BLOCKS_KEPT, READ_BATCH_BYTES
 from magnetar.protocol.ids import EARLIEST, Position
 from storage.managed_ledger.core import StreamCore
-from storage.managed_ledger.entry_index import Fact, LedgerIndex, Sums, fact_of
+from storage.managed_ledger.entry_index import EntryFacts, LedgerIndex, Sums, facts_of
+from storage.managed_ledger.ledger_indexes import LedgerIndexes, ReadEntries
 from storage.managed_ledger.ledger_map import LedgerInfo
-from storage.managed_ledger.stream_index import ReadEntries, StreamIndex
 
 
 class _Span(NamedTuple):
@@ -34,37 +25,40 @@ class _Span(NamedTuple):
 
 
 class StreamRanges:
-    """Tells how many messages and bytes a range of a stream has, from its indexes.
+    """Exact numbers of messages and bytes in ranges of a stream; few entries are read for them.
 
-    All raise what reading raises.
+    A range goes from one position up to, and without, another.  Neither need exist; both are at or
+    before the end of the readable entries.  Blocks of `LedgerIndexes` are added up; only in blocks
+    that a range divides entries are read.  Ledgers trimmed meanwhile count nothing: compare
+    `first_retained` to detect that.  All methods raise as `StreamReader.read`.
     """
 
     __slots__ = ("_core", "_counted", "_index", "_read")
 
-    def __init__(self, core: StreamCore, index: StreamIndex, read: ReadEntries) -> None:
+    def __init__(self, core: StreamCore, index: LedgerIndexes, read: ReadEntries) -> None:
         self._core = core
         self._index = index
         self._read = read
-        self._counted: dict[tuple[int, int, int], list[Fact]] = {}
-        """By ledger, first entry and end of a block: what was read last."""
+        self._counted: dict[tuple[int, int, int], list[EntryFacts]] = {}
+        """Entries of the blocks read last, by ledger, first entry and end of the block."""
 
     @property
     def first_retained(self) -> Position:
-        """The first entry that is there; the end if there is none."""
+        """The first entry that was not trimmed; the end if there is none."""
         return max(self._core.ledgers.at_or_after(EARLIEST), EARLIEST)
 
     @property
     def end(self) -> Position:
-        """The place after the newest entry, be it trimmed; EARLIEST if there never was one."""
+        """The position after the newest entry, trimmed or not; EARLIEST if there never was one."""
         newest = max(self._core.last_confirmed, self._core.last_trimmed or EARLIEST)
         return after(newest)
 
     def look_ahead(self, first: Position) -> asyncio.Task[None]:
-        """Have what `sums` needs of whole ledgers from that one on; goes on if nobody waits."""
+        """Start to build the indexes of all ledgers from that one on; the task runs to its end."""
         return self._index.look_ahead(first.ledger_id)
 
     async def sums(self, first: Position, end: Position) -> Sums:
-        """What the entries add up to."""
+        """Sums over the entries of a range."""
         found = Sums()
         for span in self._spans(first, end):
             totals = self._index.known_totals(span.info) if span.whole else None
@@ -74,23 +68,23 @@ class StreamRanges:
     async def fitting(
         self, first: Position, end: Position, max_messages: int, max_bytes: int
     ) -> tuple[Position, Sums]:
-        """As many of the entries as are within both bounds, but one at least, and their end.
+        """The end and the sums of the longest prefix within both bounds, at least one entry.
 
-        The end is the place after the last of them; `first` if there is none.
+        The end is the position after its last entry; `first` if the range has no entry.
         """
-        room = _Room(first, max_messages, max_bytes)
+        budget = _Budget(first, max_messages, max_bytes)
         for span in self._spans(first, end):
             known = self._index.known_totals(span.info) if span.whole else None
-            if known is not None and room.takes(known):
-                room.add(Position(span.info.ledger_id, span.end), known)
-            elif not await self._fill(room, span):
+            if known is not None and budget.allows(known):
+                budget.spend(Position(span.info.ledger_id, span.end), known)
+            elif not await self._spend_on(budget, span):
                 break
-        return room.end, room.sums
+        return budget.end, budget.sums
 
     async def first_published(
         self, first: Position, end: Position, since_ms: int
     ) -> Position | None:
-        """The first of the entries whose publish time is that or later; None if none is."""
+        """The first entry of a range that was published at `since_ms` or later, or None."""
         for span in self._spans(first, end):
             known = self._index.known_totals(span.info)
             if known is not None and (known.greatest_ms or 0) < since_ms:
@@ -111,10 +105,10 @@ class StreamRanges:
             if within and max(low, 0) < high:
                 yield _Span(info, max(low, 0), high)
 
-    # Within a ledger.  Its index may grow, and its blocks with it, whenever something is awaited.
+    # Within a ledger.  At any await its index may grow, and its blocks with it.
 
     async def _sums(self, span: _Span) -> Sums:
-        """What a part of a ledger adds up to."""
+        """Sums over a part of a ledger."""
         found = Sums()
         index = await self._index.of(span.info.ledger_id)
         at = span.first
@@ -125,24 +119,25 @@ class StreamRanges:
                 at = index.entries_of(high - 1)[1]
                 continue
             end = min(index.entries_of(low)[1], span.end)
-            for fact in await self._facts(index, span.info.ledger_id, at, end):
-                found.add_fact(fact)
+            for facts in await self._facts(index, span.info.ledger_id, at, end):
+                found.add_entry(facts)
             at = end
         return found
 
-    async def _fill(self, room: "_Room", span: _Span) -> bool:
-        """Take what fits of a span; whether all of it did."""
+    async def _spend_on(self, budget: "_Budget", span: _Span) -> bool:
+        """Take the entries of a span that fit; True if all did."""
         ledger_id, at = span.info.ledger_id, span.first
         index = await self._index.of(ledger_id)
         while index is not None and at < span.end:
             low, high = index.blocks_at(at, span.end)
-            fits = index.fitting(low, high, room.messages, room.size_bytes)
+            fits = index.fitting(low, high, budget.messages, budget.size_bytes)
             if low < fits:
                 at = index.entries_of(fits - 1)[1]
-                room.add(Position(ledger_id, at), index.sums(low, fits))
+                budget.spend(Position(ledger_id, at), index.sums(low, fits))
                 continue
             end = min(index.entries_of(low)[1], span.end)
-            if not room.take(ledger_id, at, await self._facts(index, ledger_id, at, end)):
+            facts = await self._facts(index, ledger_id, at, end)
+            if not budget.spend_on_entries(ledger_id, at, facts):
                 return False
             at = end
         return True
@@ -160,17 +155,17 @@ class StreamRanges:
             first, end = index.entries_of(low if block is None else block)
             at, end = max(at, first), min(end, span.end)
             facts = await self._facts(index, ledger_id, at, end)
-            for entry_id, fact in enumerate(facts, at):
-                if fact.publish_time_ms >= since_ms:
+            for entry_id, each in enumerate(facts, at):
+                if each.publish_time_ms >= since_ms:
                     return entry_id
             at = end
         return None
 
     async def _facts(
         self, index: LedgerIndex, ledger_id: int, first: int, end: int
-    ) -> Sequence[Fact]:
-        """What entries first..end-1 count; fewer if the ledger goes meanwhile."""
-        facts: list[Fact] = []
+    ) -> Sequence[EntryFacts]:
+        """The facts of entries first..end-1; fewer if the ledger is trimmed meanwhile."""
+        facts: list[EntryFacts] = []
         while first < end:
             low, high = index.entries_of(first // index.stride)
             upto = min(high, end)
@@ -181,8 +176,9 @@ class StreamRanges:
             first = upto
         return facts
 
-    async def _block(self, ledger_id: int, low: int, high: int) -> list[Fact]:
-        """The facts of a whole block, which are kept for a while: plans go on where one ended."""
+    async def _block(self, ledger_id: int, low: int, high: int) -> list[EntryFacts]:
+        """The facts of the entries of a whole block, from memory if it was read lately."""
+        # The next plan often begins in the block where the last one ended.
         key = (ledger_id, low, high)
         facts = self._counted.pop(key, None)
         if facts is None:
@@ -193,8 +189,8 @@ class StreamRanges:
                 del self._counted[next(iter(self._counted))]
         return facts
 
-    async def _count(self, ledger_id: int, first: int, end: int) -> list[Fact]:
-        facts: list[Fact] = []
+    async def _count(self, ledger_id: int, first: int, end: int) -> list[EntryFacts]:
+        facts: list[EntryFacts] = []
         while first < end:
             entries = await self._read(
                 Position(ledger_id, first),
@@ -204,13 +200,13 @@ class StreamRanges:
             )
             if not entries or entries[0].position != Position(ledger_id, first):
                 break
-            facts += [fact_of(entry.data) for entry in entries]
+            facts += [facts_of(entry.data) for entry in entries]
             first += len(entries)
         return facts
 
 
-class _Room:
-    """What may still be taken, what was, and where that ends."""
+class _Budget:
+    """Messages and bytes that may still be taken, the sums of those taken, and their end."""
 
     __slots__ = ("end", "messages", "size_bytes", "sums")
 
@@ -220,32 +216,33 @@ class _Room:
         self.size_bytes = max_bytes
         self.sums = Sums()
 
-    def takes(self, sums: Sums) -> bool:
-        """Whether all of that is within both bounds."""
+    def allows(self, sums: Sums) -> bool:
+        """Whether entries with these sums are within both bounds."""
         return sums.messages <= self.messages and sums.size_bytes <= self.size_bytes
 
-    def add(self, end: Position, sums: Sums) -> None:
-        """Take that; it is followed by `end`."""
+    def spend(self, end: Position, sums: Sums) -> None:
+        """Take the entries up to `end`, which have these sums."""
         self.sums.add(sums)
         self.messages -= sums.messages
         self.size_bytes -= sums.size_bytes
         self.end = end
 
-    def take(self, ledger_id: int, first: int, facts: Sequence[Fact]) -> bool:
-        """Take entries from `first` on, the very first one whatever it is; whether all fit."""
-        for entry_id, fact in enumerate(facts, first):
-            fits = fact.messages <= self.messages and fact.size_bytes <= self.size_bytes
+    def spend_on_entries(self, ledger_id: int, first: int, facts: Sequence[EntryFacts]) -> bool:
+        """Take entries from `first` on while they fit; True if all did."""
+        for entry_id, each in enumerate(facts, first):
+            fits = each.messages <= self.messages and each.size_bytes <= self.size_bytes
+            # The very first entry is taken whatever its size, so that callers make progress.
             if not fits and self.sums.entries:
                 return False
-            self.sums.add_fact(fact)
-            self.messages -= fact.messages
-            self.size_bytes -= fact.size_bytes
+            self.sums.add_entry(each)
+            self.messages -= each.messages
+            self.size_bytes -= each.size_bytes
             self.end = Position(ledger_id, entry_id + 1)
         return True
 
 
 def after(position: Position) -> Position:
-    """The place right after an entry; EARLIEST, where nothing was before, stays."""
+    """The position right after an entry; EARLIEST, which has no entry, stays as it is."""
     if position.ledger_id < 0:
         return EARLIEST
     return Position(position.ledger_id, position.entry_id + 1)

@@ -1,13 +1,4 @@
-"""When a managed ledger drops ledgers: after rolling over, after acknowledgements, by time.
-
-Rules:
-
-- `trimming` decides; here it is carried out: out of the list by a conditional write, then
-  deleted.
-- A look that finds nothing costs no task.  If only time keeps the next ledger, a timer looks again.
-- Ledgers of which the copy is enough are deleted after those that go altogether.  If that fails, it
-  is tried again after a pause, whatever happens meanwhile.
-"""
+"""Trims a managed ledger: after a roll-over, after acknowledgements, and by time."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -28,7 +19,7 @@ _RETRY_MS = 30_000
 
 
 class Trimmer:
-    """Deletes ledgers that no cursor and no retention policy keeps."""
+    """Deletes ledgers that no cursor and no retention policy keeps, as `trimming` decides."""
 
     __slots__ = (
         "_core",
@@ -60,8 +51,8 @@ class Trimmer:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    def soon(self) -> None:
-        """Look now; if something may go, a task takes it out."""
+    def trim_soon(self) -> None:
+        """Start a task that trims, if a ledger may go now; else a timer checks again when due."""
         if self._task is not None or not self._running():
             return
         drop, hot = self._decide()
@@ -69,7 +60,10 @@ class Trimmer:
             self._task = self._core.loop.create_task(self._run())
 
     async def trim(self) -> None:
-        """Take out what may go now.  Raises `MetadataError`, `LedgerError`, and when fenced."""
+        """Drop the ledgers that may go now.
+
+        Raises `MetadataError`, `LedgerError`, `ManagedLedgerFenced`.
+        """
         core = self._core
         async with core.lock:
             if not self._running():
@@ -81,12 +75,13 @@ class Trimmer:
         await core.collect()
         _, hot = self._decide()
         if hot:
+            # Deleting takes time and may fail: until this time no other trim attempts it.
             self._hot_pause_until_ms = core.stores.clock.now_ms() + _RETRY_MS
             await self._offload.drop_hot(hot)
             self._hot_pause_until_ms = 0
 
     async def stop(self) -> None:
-        """No more looks; waits for the one that runs."""
+        """Trim no more; wait for the task that runs."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -99,7 +94,7 @@ class Trimmer:
         return not (stopped or self._stopped)
 
     def due_ms(self) -> int | None:
-        """When something that is here may go: now, later, or (None) not by time alone."""
+        """Wall-clock time at which a ledger may go; None if none may by time alone."""
         now_ms = self._core.stores.clock.now_ms()
         decisions = (self._decision(now_ms), self._hot_decision(now_ms))
         if any(decision.drop for decision in decisions):
@@ -107,18 +102,18 @@ class Trimmer:
         return _earliest(decisions)
 
     def _decide(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ledgers that may go altogether, and those of which the copy is enough."""
+        """Ledgers to drop from the stream, and offloaded ledgers to delete beside their copy."""
         now_ms = self._core.stores.clock.now_ms()
         decision, hot = self._decision(now_ms), self._hot_decision(now_ms)
         next_ms = _earliest((decision, hot))
         if next_ms is not None:
-            self._look_in(next_ms - now_ms)
+            self._check_in(next_ms - now_ms)
         return decision.drop, hot.drop
 
     def _decision(self, now_ms: int) -> TrimDecision:
         return decide(
             self._core.ledgers.infos,
-            self._cursors.who_reads(),
+            self._cursors.reader_positions(),
             retention=self.retention(),
             unsubscribed_retention_ms=self._core.stores.limits.unsubscribed_retention_ms,
             now_ms=now_ms,
@@ -134,7 +129,7 @@ class Trimmer:
             return TrimDecision((), self._hot_pause_until_ms)
         return decision
 
-    def _look_in(self, pause_ms: int) -> None:
+    def _check_in(self, pause_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
         pause_ms = min(max(pause_ms, _LEAST_PAUSE_MS), _LONGEST_PAUSE_MS)
@@ -142,7 +137,7 @@ class Trimmer:
 
     def _due(self) -> None:
         self._timer = None
-        self.soon()
+        self.trim_soon()
 
     async def _run(self) -> None:
         again = False
@@ -152,14 +147,14 @@ class Trimmer:
         except MagnetarError as error:
             log.warning("trim_failed", name=self._core.name, error=str(error))
             if self._running():
-                self._look_in(_RETRY_MS)
+                self._check_in(_RETRY_MS)
         finally:
             self._task = None
         if again:
-            self.soon()
+            self.trim_soon()
 
 
 def _earliest(decisions: Iterable[TrimDecision]) -> int | None:
-    """When the first of them is to be looked at again."""
-    looks = [each.next_look_ms for each in decisions if each.next_look_ms is not None]
-    return min(looks, default=None)
+    """Wall-clock time of the first of their next checks."""
+    checks = [each.next_check_ms for each in decisions if each.next_check_ms is not None]
+    return min(checks, default=None)

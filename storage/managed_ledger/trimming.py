@@ -1,18 +1,4 @@
-"""Pure: which ledgers of a stream may go now, and of which the copy is enough.
-
-Rules:
-
-- Only a run of ledgers from the oldest one on goes, so that what stays has no holes.
-- The ledger that is being written never goes; every other one may, also the newest one of a
-  sealed or idle stream.
-- A ledger goes only when every cursor, durable or not, has its mark-delete at or past its end, and
-  retention lets it: that keeps a consumed ledger until it is older than `time_ms`, or the ledgers
-  without it are at least `size_bytes`, whichever comes first.  -1 is no bound, 0 keeps nothing.
-- Without any durable cursor a retention that somebody set decides; if nobody did, closed ledgers
-  stay for `unsubscribed_retention_ms`, whatever their size.
-- A ledger whose copy is whole goes by itself some time (`lag_ms`, -1: never) after that was made;
-  it stays in the stream.
-"""
+"""Pure: which ledgers of a stream may be dropped, offloaded, or deleted beside their copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +9,8 @@ from storage.managed_ledger.types import NO_RETENTION, Retention
 
 
 @dataclass(frozen=True, slots=True)
-class Readers:
-    """Who reads a stream: the least mark-delete of all cursors, and whether any is durable."""
+class ReaderPositions:
+    """The least mark-delete of all cursors of a stream, and whether any cursor is durable."""
 
     slowest: Position | None
     any_durable: bool
@@ -32,24 +18,34 @@ class Readers:
 
 @dataclass(frozen=True, slots=True)
 class TrimDecision:
-    """Ledgers to drop, oldest first, and when time alone may let the next one go (or None)."""
+    """Ledgers to drop, oldest first, and the time at which the next may go by time alone."""
 
     drop: tuple[int, ...]
-    next_look_ms: int | None
+    next_check_ms: int | None
 
 
 def decide(
     ledgers: Sequence[LedgerInfo],
-    readers: Readers,
+    readers: ReaderPositions,
     *,
     retention: Retention | None,
     unsubscribed_retention_ms: int,
     now_ms: int,
 ) -> TrimDecision:
-    """What may go of `ledgers` (oldest first; `closed_ms` 0 marks the one being written)."""
+    """Choose the ledgers to drop.
+
+    `ledgers` are oldest first; `closed_ms` 0 marks the one being written, which stays.  A ledger
+    may go when every cursor, durable or not, has its mark-delete at or past the ledger's end, and
+    retention lets it go: it is older than `time_ms`, or the ledgers without it have at least
+    `size_bytes`.  -1 is no bound, 0 keeps nothing.
+
+    Where no retention is set and no cursor is durable, ended ledgers stay for
+    `unsubscribed_retention_ms`, whatever their size.
+    """
     rule = _rule(readers, retention, unsubscribed_retention_ms)
     kept_bytes = sum(ledger.size_bytes for ledger in ledgers)
     drop: list[int] = []
+    # The first ledger that stays ends the loop, so that the rest has no holes.
     for ledger in ledgers:
         if ledger.closed_ms == 0:
             break
@@ -68,7 +64,10 @@ def decide(
 
 
 def hot_to_drop(ledgers: Sequence[LedgerInfo], *, lag_ms: int, now_ms: int) -> TrimDecision:
-    """Ledgers of which only the copy is to stay, and when the next one will be."""
+    """Choose the ledgers to delete whose copy is whole; they stay in the stream.
+
+    They go `lag_ms` after the copy was made; -1: never.
+    """
     if lag_ms < 0:
         return TrimDecision((), None)
     drop: list[int] = []
@@ -83,10 +82,11 @@ def hot_to_drop(ledgers: Sequence[LedgerInfo], *, lag_ms: int, now_ms: int) -> T
     return TrimDecision(tuple(drop), next_ms)
 
 
-def beyond(ledgers: Sequence[LedgerInfo], threshold_bytes: int) -> Position | None:
-    """Up to where ended ledgers are to be copied so that at most so many bytes are not.
+def offload_end(ledgers: Sequence[LedgerInfo], threshold_bytes: int) -> Position | None:
+    """The position before which ended ledgers are to be offloaded.
 
-    None if nothing is to be; -1 is no threshold.
+    Then ledgers without a copy have at most `threshold_bytes`; -1 is no threshold.  None if
+    nothing is to be offloaded.
     """
     if threshold_bytes < 0:
         return None
@@ -106,7 +106,7 @@ def _is_copied(ledger: LedgerInfo) -> bool:
 
 
 def _rule(
-    readers: Readers, retention: Retention | None, unsubscribed_retention_ms: int
+    readers: ReaderPositions, retention: Retention | None, unsubscribed_retention_ms: int
 ) -> Retention:
     if retention is not None:
         return retention

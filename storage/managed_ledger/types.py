@@ -1,12 +1,4 @@
-"""What managed ledgers and their users hand to each other: entries, states, limits, errors.
-
-Rules:
-
-- A managed ledger's states move only as `MOVES` says.  FENCED and CLOSED instances never serve
-  again: open the name anew.
-- Errors that `append` raises mean "not taken"; errors given to a publish callback mean "not
-  stored", but for `AppendOutcomeUnknown` and `ManagedLedgerFenced`, where a later opening decides.
-"""
+"""Entries, states, limits and errors of managed ledgers, as their callers see them."""
 
 import enum
 from collections.abc import Callable
@@ -37,14 +29,19 @@ class Entry(NamedTuple):
 
 
 PublishCallback = Callable[[Position | None, MagnetarError | None], None]
-"""Called once with the position when durable, or with None and the error."""
+"""Called once with the position when durable, or with None and the error.
+
+An error means that the entry is not stored.  After `AppendOutcomeUnknown` and
+`ManagedLedgerFenced` it may be: the next opening decides.
+"""
 
 
 class ManagedLedgerState(enum.Enum):
-    """Where a managed ledger stands.
+    """State of a managed ledger; it changes only as `MOVES` allows.
 
     OPEN takes appends, ROLLING holds them back while the next ledger is made, TERMINATED is
-    sealed for ever, FENCED lost its ownership, CLOSED was given up by its owner.
+    sealed for ever, FENCED lost its ownership, CLOSED was given up by its owner.  FENCED and
+    CLOSED instances never serve again: open the name anew.
     """
 
     LOADING = "loading"
@@ -71,7 +68,7 @@ MOVES: StateTable[ManagedLedgerState] = StateTable(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What operators set about managed ledgers; the defaults of rolling over are Pulsar's.
+    """Settings of managed ledgers; the defaults of rolling over are Pulsar's.
 
     A ledger is rolled over at `ledger_max_entries` or `ledger_max_size_bytes`, but not younger
     than `ledger_min_age_ms`; and at `ledger_max_age_ms` in any case.
@@ -85,9 +82,9 @@ class Limits:
     """Acknowledgements are durable within this time."""
     entry_cache_bytes: int = 64 * MIB
     unsubscribed_retention_ms: int = 24 * 60 * MINUTE_MS
-    """How long closed ledgers stay that no durable cursor reads and no retention was set for."""
+    """Time that ended ledgers stay without a durable cursor and without a retention policy."""
     offload_deletion_lag_ms: int = 240 * MINUTE_MS
-    """How long an offloaded ledger stays beside its copy; -1 until it is asked for."""
+    """Time that an offloaded ledger stays beside its copy; -1: until an operator deletes it."""
     roll_over_buffer_entries: int = bounds.ROLL_OVER_BUFFER_ENTRIES
     claim_on_open: bool = False
     """Write every record back when it is read, so that an earlier owner's next write conflicts.
@@ -98,7 +95,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long consumed ledgers stay: until either bound is passed.  -1 no bound, 0 not at all."""
+    """Consumed ledgers stay until either bound is passed; -1 is no bound, 0 keeps nothing."""
 
     time_ms: int
     size_bytes: int
@@ -107,7 +104,7 @@ class Retention:
 NO_RETENTION = Retention(0, 0)
 
 RetentionSource = Callable[[], Retention | None]
-"""The policy of this moment; None if nobody set one."""
+"""Returns the current policy; None if none is set."""
 
 
 class ManagedLedgerTerminated(PeerError):
@@ -158,13 +155,13 @@ class AppendOutcomeUnknown(OperatorError):
     code: ClassVar[ServerError] = ServerError.PERSISTENCE_ERROR
 
 
-class OrphansAreSwept(OperatorError):
-    """Orphaned ledgers were asked for where the stores are not shared."""
+class StoresNotShared(OperatorError):
+    """Orphaned ledgers are listed and deleted on request only where the stores are shared."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class CorruptRecord(OperatorError):
-    """A stored record of a managed ledger or cursor cannot be understood."""
+    """A stored record of a managed ledger or cursor cannot be decoded."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR

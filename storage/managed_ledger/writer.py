@@ -1,21 +1,4 @@
-"""Appends of one managed ledger: the hot path, rolling over, and what follows a failed write.
-
-Rules:
-
-- No task, future or timer for an entry.  What the store completes in one turn of the loop is one
-  group: positions, cache, publish callbacks in order, then each listener once.
-- The first ledger, and each next one, is made when an entry needs it: idle streams have no open
-  ledger.  Entries that come meanwhile are held back in order, up to a bound.
-- An entry that the store does not take (`AppendRefused`) says nothing about the ledger: its caller
-  is refused, and the ledger goes on.  What was held back for a ledger that takes no more for now
-  waits until all that it took is decided; what comes meanwhile is held back behind it.
-- After a failed write the ledger is recovered, and recovery decides: what it found is confirmed,
-  the rest goes to the next ledger in order.  A full disk is not tried again: those callers get the
-  error, and the next append starts anew.
-- If recovery is not possible now, callers are told that the outcome is unknown, and nothing is
-  appended until recovery has been done.
-- Nothing is confirmed once the stream is FENCED.
-"""
+"""Appends of one managed ledger: the hot path, rolling over, recovery after a failed write."""
 
 import asyncio
 import itertools
@@ -63,7 +46,7 @@ GroupCallback = Callable[[Sequence[Position], MagnetarError | None], None]
 are durable; or with none and the error, once for each entry that failed."""
 
 EntriesCounter = Callable[[int, int, Sequence[bytes]], None]
-"""Told of each group that became durable: its ledger, its first entry id, its entries."""
+"""Called with each group that became durable: its ledger, its first entry id, its entries."""
 
 
 def one_by_one(done: PublishCallback) -> GroupCallback:
@@ -78,8 +61,13 @@ def one_by_one(done: PublishCallback) -> GroupCallback:
 class LedgerWriter:
     """Appends entries, rolls over to new ledgers, and recovers from failed writes.
 
-    Of the current ledger: `_confirmed` <= `_durable` (told by the store, not swept yet) <=
-    `_returned` (its callback came) < `_next_id`; `_inflight` holds what is above `_confirmed`.
+    A ledger is made when an entry needs one, so idle streams have no open ledger
+    (docs/decisions/ledgers-on-demand.md).  Entries that come while it is made are held back in
+    order, up to a bound.
+
+    Entry ids in the current ledger: `_confirmed` <= `_durable` (durable, not yet confirmed) <=
+    `_returned` (the store called back) < `_next_id`.  `_inflight` has the entries above
+    `_confirmed`.
     """
 
     __slots__ = (
@@ -150,7 +138,7 @@ class LedgerWriter:
         core.on_stop(self._stop)
 
     def _begin(self, ledger: WritableLedger | None) -> None:
-        """Start counting in a new ledger (or in none)."""
+        """Make this the current ledger, and reset what is counted in it."""
         self._current = ledger
         self._writable: WritableLedger | None = None
         self._ledger_id = -1 if ledger is None else int(ledger.ledger_id)
@@ -191,6 +179,7 @@ class LedgerWriter:
             try:
                 entry_id = ledger.append(data, confirm)
             except AppendRefused:
+                # The store refused this entry only: the ledger takes others as before.
                 self._inflight.pop()
                 taken -= 1
                 if taken:
@@ -216,6 +205,7 @@ class LedgerWriter:
             self._fail(error)
         elif self._failure is None:
             self._durable = entry_id
+            # One sweep confirms all entries of this loop turn: no task or timer for each entry.
             if not self._sweep_due:
                 self._sweep_due = True
                 self._loop.call_soon(self._sweep)
@@ -224,8 +214,12 @@ class LedgerWriter:
             self._quiet = None
 
     def _sweep(self) -> None:
-        """Confirm what became durable as one group."""
+        """Confirm the entries that became durable, as one group.
+
+        The order is: positions, cache, publish callbacks in order, then each listener once.
+        """
         self._sweep_due = False
+        # A FENCED stream confirms nothing: the new owner's recovery decides about its entries.
         if self._durable == self._confirmed or self._core.state is ManagedLedgerState.FENCED:
             return
         ledger_id, take, completed = self._ledger_id, self._inflight.popleft, self._completed
@@ -251,9 +245,9 @@ class LedgerWriter:
         core.last_confirmed = entries[-1].position
         core.stores.cache.add(ledger_id, entries, size_bytes)
         self._counted(ledger_id, first, stored)
-        self._tell()
+        self._run_callbacks()
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         """Run publish callbacks, then listeners; one that raises does not keep the rest."""
         completed, whole = self._completed, False
         try:
@@ -263,7 +257,7 @@ class LedgerWriter:
             whole = True
         finally:
             if not whole:
-                self._loop.call_soon(self._tell)
+                self._loop.call_soon(self._run_callbacks)
         if self._listeners:
             self._notify(iter(tuple(self._listeners.values())))
 
@@ -278,7 +272,7 @@ class LedgerWriter:
                 self._loop.call_soon(self._notify, listeners)
 
     def on_append(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` once for each completed group; returns its removal."""
+        """Call `listener` once for each completed group; returns a function that removes it."""
         key = next(self._listener_keys)
         self._listeners[key] = listener
 
@@ -306,12 +300,12 @@ class LedgerWriter:
         self._start_roll()
 
     def refuse(self, error: MagnetarError) -> None:
-        """From now on `append` raises `error`; what was taken before is finished."""
+        """Make `append` raise `error` from now on; entries taken before are finished."""
         self._refusal = error
         self._writable = None
 
     def _fail(self, error: LedgerError) -> None:
-        """The current ledger takes nothing more; recovery decides about what is in flight."""
+        """Stop writing to the current ledger; recovery decides about the entries in flight."""
         if self._failure is None:
             self._failure = error
         self._writable = None
@@ -322,16 +316,18 @@ class LedgerWriter:
         self._start_roll()
 
     def _stop(self, error: MagnetarError) -> None:
-        """FENCED: nothing is confirmed any more."""
+        """Fail all entries that are not confirmed: the stream is FENCED."""
         self._stopped = True
         self._writable = None
         if self._timer is not None:
             self._timer.cancel()
-        self._give_up(self._inflight, error)
-        self._give_up(self._held_back, error)
-        self._tell()
+        self._fail_entries(self._inflight, error)
+        self._fail_entries(self._held_back, error)
+        self._run_callbacks()
 
-    def _give_up(self, queue: deque[tuple[bytes, GroupCallback]], error: MagnetarError) -> None:
+    def _fail_entries(
+        self, queue: deque[tuple[bytes, GroupCallback]], error: MagnetarError
+    ) -> None:
         self._completed.extend((done, (), error) for _, done in queue)
         queue.clear()
 
@@ -344,7 +340,7 @@ class LedgerWriter:
     # Rolling over
 
     def _full(self) -> None:
-        """A bound of the ledger is reached; young ledgers go on until they are old enough."""
+        """Roll over a full ledger, now or as soon as it has its least age."""
         age_ms = (self._loop.time() - self._opened_at) * 1000
         wait_ms = self._limits.ledger_min_age_ms - age_ms
         if wait_ms <= 0:
@@ -369,7 +365,7 @@ class LedgerWriter:
         self._rolling = self._loop.create_task(self._roll_over())
 
     async def _roll_over(self) -> None:
-        """Until nothing is held back: end the current ledger, open the next one."""
+        """End the current ledger; open the next one if entries are held back for it."""
         failure: MagnetarError | None = LedgerAssertion(
             f"Rolling over managed ledger {self._core.name} broke off: report this as a defect."
         )
@@ -396,14 +392,14 @@ class LedgerWriter:
             self._core.move(ManagedLedgerState.OPEN)
         if failure is not None:
             log.warning("managed_ledger_write_failed", name=self._core.name, error=str(failure))
-            self._give_up(self._held_back, failure)
-            self._tell()
+            self._fail_entries(self._held_back, failure)
+            self._run_callbacks()
         self._rolled()
 
     async def _end_current(self) -> None:
         """Close the current ledger, or recover it when a write has failed.
 
-        Raises the failure if what it left behind is not to be tried again.
+        Raises the failure if the entries that recovery did not find are not to be written again.
         """
         current = self._current
         if current is None:
@@ -424,6 +420,8 @@ class LedgerWriter:
         self._attempts = 0 if failure is None else 1 if self._confirmed >= 0 else self._attempts + 1
         self._list_end()
         self._begin(None)
+        # The next ledger would fail on a full disk too: callers get the error, and the next append
+        # starts anew.
         if failure is not None and (
             isinstance(failure, DiskFull) or self._attempts >= bounds.ROLL_OVER_ATTEMPTS
         ):
@@ -431,13 +429,13 @@ class LedgerWriter:
             raise failure
 
     async def _all_returned(self) -> None:
-        """Until every append to the current ledger had its callback."""
+        """Wait until the store called back for every append to the current ledger."""
         while self._returned < self._next_id - 1:
             self._quiet = self._loop.create_future()
             await self._quiet
 
     def _list_end(self) -> None:
-        """Note the end of the current ledger in the list; an empty one leaves it."""
+        """Note the end of the current ledger in the list; an empty ledger is dropped from it."""
         info = self._core.ledgers.last
         if info is None or info.ledger_id != self._ledger_id:
             raise LedgerAssertion(
@@ -449,7 +447,11 @@ class LedgerWriter:
             self._core.drop(info.ledger_id)
 
     async def _recover(self, current: WritableLedger, failure: MagnetarError) -> None:
-        """Let recovery decide about the entries in flight; the others are held back again."""
+        """Recover the ledger: entries that are found are confirmed, the rest is held back again.
+
+        If that is not possible now, callers get `AppendOutcomeUnknown`, and nothing is appended
+        until it was possible.
+        """
         try:
             ledger = await self._core.stores.ledgers.open(current.ledger_id)
         except (LedgerFenced, NoSuchLedger) as error:
@@ -462,7 +464,7 @@ class LedgerWriter:
                 f"recovered now ({error}): mend the storage; the entry may or may not be stored."
             )
             unknown.__cause__ = failure
-            self._give_up(self._inflight, unknown)
+            self._fail_entries(self._inflight, unknown)
             raise
         end = ledger.last_add_confirmed
         if not self._confirmed <= end < self._next_id:
@@ -480,7 +482,7 @@ class LedgerWriter:
         self._inflight.clear()
 
     def _adopt(self, ledger: ReadableLedger) -> None:
-        """Confirm entries whose callers were told that the outcome is unknown."""
+        """Confirm entries whose callers got `AppendOutcomeUnknown`."""
         info = self._core.ledgers.last
         added = ledger.last_add_confirmed - self._confirmed
         if info is None or added == 0:
@@ -489,10 +491,10 @@ class LedgerWriter:
         self._core.ledgers.grow(added, ledger.length - info.size_bytes)
         self._confirmed = self._durable = ledger.last_add_confirmed
         self._core.last_confirmed = info.last
-        self._tell()
+        self._run_callbacks()
 
     async def _open_next(self) -> None:
-        """Make a ledger, list it, and append what was held back."""
+        """Make a ledger, list it, and append the entries that were held back."""
         ledger = await self._list_next()
         self._prepared = None
         self._begin(ledger)
@@ -509,7 +511,10 @@ class LedgerWriter:
             self._writable = None
 
     async def _list_next(self) -> WritableLedger:
-        """The next ledger, or the one made before whose listing failed, as the record names it."""
+        """Name the next ledger in the record, and return it.
+
+        It is a new one, or one made before that could not be listed then.
+        """
         core = self._core
         while True:
             if self._prepared is None:
@@ -521,7 +526,7 @@ class LedgerWriter:
                     if core.stores.may_name(self._prepared_ms):
                         await core.save(adding=LedgerInfo(int(ledger.ledger_id)))
                         return ledger
-                    # An attempt of unknown outcome may have named it: it goes after the next save.
+                    # A write of unknown outcome may have named it: it goes after the next save.
                     core.drop(int(ledger.ledger_id))
                     self._prepared = None
             except InternalError:
@@ -530,10 +535,10 @@ class LedgerWriter:
                 raise
 
     async def _wait_for_room(self, ledger: WritableLedger) -> None:
-        """Hold everything back until the ledger, which is busy, has decided all that it took."""
+        """Hold all entries back until the busy ledger has decided about all that it took."""
         self._writable = None
         if self._returned == self._next_id - 1:
-            # Others keep the store busy, and none of ours will tell when that is over.
+            # Others keep the store busy: no callback of ours will come when that is over.
             await asyncio.sleep(bounds.LEDGER_BUSY_PAUSE_S)
         await self._all_returned()
         self._core.require_running()
@@ -543,9 +548,9 @@ class LedgerWriter:
     # Ending
 
     async def finish(self) -> None:
-        """After `refuse`: wait until all that was taken is decided, and end the current ledger.
+        """After `refuse`: wait until all entries are decided, and end the current ledger.
 
-        Raises what keeps the ledger from being recovered; the stream's end is not known then.
+        Raises the error of a recovery that failed; the stream's end is not known then.
         """
         tried = False
         while True:
@@ -560,7 +565,7 @@ class LedgerWriter:
             self._start_roll()
 
     async def discard_prepared(self) -> None:
-        """At close, after the record is settled: delete a ledger that was made but never listed."""
+        """Delete a ledger that was made and never listed.  Call it after the last `save`."""
         if self._prepared is not None:
             ledger_id = int(self._prepared.ledger_id)
             if self._core.ledgers.get(ledger_id) is None:
@@ -568,5 +573,5 @@ class LedgerWriter:
             self._prepared = None
 
     def reader(self, ledger_id: int) -> ReadableLedger | None:
-        """The current ledger's own handle, if that is the one asked for."""
+        """The handle of that ledger if it is the current one, else None."""
         return self._current if ledger_id == self._ledger_id else None

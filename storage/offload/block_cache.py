@@ -1,8 +1,4 @@
-"""Blocks of offloaded ledgers that were read: bounded in bytes, oldest use out first.
-
-Rule: who asks for a block that is being fetched waits for that fetch; a fetch belongs to the cache,
-so the one who asked may go away.
-"""
+"""The cache of blocks of offloaded ledgers."""
 
 import asyncio
 from collections import OrderedDict
@@ -11,7 +7,10 @@ from typing import NamedTuple
 
 
 class CachedBlock(NamedTuple):
-    """Entries that follow each other from `first_entry` on, and where reading goes on (or None)."""
+    """Consecutive entries from `first_entry` on.
+
+    `next_offset` is where the next entry of the block begins, None if these are its last entries.
+    """
 
     first_entry: int
     entries: list[bytes]
@@ -23,7 +22,10 @@ Fetch = Callable[[], Awaitable[CachedBlock]]
 
 
 class BlockCache:
-    """Blocks of offloaded ledgers, bounded in bytes; the least recently used goes first."""
+    """Blocks of offloaded ledgers, bounded in bytes; the least recently used goes first.
+
+    Callers that want the same block share one fetch, which goes on if they are cancelled.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -32,14 +34,14 @@ class BlockCache:
         self.size_bytes = 0
         self.hits = 0
         self.misses = 0
-        """Blocks that somebody had to begin to wait for."""
+        """Calls of `get` that began a fetch."""
 
     def has(self, key: Hashable) -> bool:
-        """Whether a block is here, or will be soon."""
+        """Whether a block is in memory or being fetched."""
         return key in self._blocks or key in self._fetches
 
     async def get(self, key: Hashable, fetch: Fetch) -> CachedBlock:
-        """The block, fetched if need be.  Raises what `fetch` raises."""
+        """The block, fetched if it is not in memory.  Raises what `fetch` raises."""
         found = self._blocks.get(key)
         if found is not None:
             self.hits += 1
@@ -50,12 +52,12 @@ class BlockCache:
         return await asyncio.shield(self.fetch(key, fetch))
 
     def fetch(self, key: Hashable, fetch: Fetch) -> asyncio.Task[CachedBlock]:
-        """The fetch of a block, begun unless it is under way."""
+        """The fetch of a block, begun unless it runs already."""
         task = self._fetches.get(key)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._fetched(key, fetch))
             self._fetches[key] = task
-            task.add_done_callback(_seen)
+            task.add_done_callback(_retrieve_error)
         return task
 
     async def _fetched(self, key: Hashable, fetch: Fetch) -> CachedBlock:
@@ -71,14 +73,15 @@ class BlockCache:
         return block
 
     async def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel all fetches."""
         for task in (fetches := list(self._fetches.values())):
             task.cancel()
         if fetches:
             await asyncio.wait(fetches)
 
 
-def _seen(task: asyncio.Task[CachedBlock]) -> None:
-    """A fetch ahead of its reader may fail unheard: the reader tries it again."""
+def _retrieve_error(task: asyncio.Task[CachedBlock]) -> None:
+    """Retrieve the error of a fetch, so that asyncio does not report it."""
+    # Nobody may wait for a fetch ahead of its reader; the reader fetches the block again.
     if not task.cancelled():
         task.exception()

@@ -1,12 +1,6 @@
-"""The copies of ledgers that a process makes, reads and deletes, wherever they are.
+"""The copies of ledgers that a process makes, reads and deletes, in all locations.
 
-Rules:
-
-- What is only for offloading is imported when there is something to offload or to read.
-- Deleting is of both objects, the index first, so that half a deletion leaves no copy that could be
-  taken for whole.
-- Orphans are objects of this place that no record names; whoever looks for them names what is in
-  records *after* listing the objects, because a record names a copy before its objects are made.
+Libraries that only offloading needs are imported when there is something to offload or to read.
 """
 
 import random
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OffloadCounters:
-    """Since the process began."""
+    """Counters of offloading since the process began."""
 
     ledgers: int = 0
     entries: int = 0
@@ -43,7 +37,10 @@ class OffloadCounters:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of one copy.  Hashes are SHA-256; None if another broker wrote it."""
+    """Description of one copy, from its index.
+
+    Hashes are SHA-256; None if Apache Pulsar wrote the copy.
+    """
 
     ledger_id: int
     entries: int
@@ -72,7 +69,7 @@ class ColdLedgers:
 
     @property
     def cache(self) -> "BlockCache":
-        """What was read."""
+        """The cache of blocks that were read."""
         if self._cache is None:
             from storage.offload.block_cache import BlockCache  # noqa: PLC0415
 
@@ -81,21 +78,21 @@ class ColdLedgers:
 
     @property
     def cached_bytes(self) -> int:
-        """Of blocks that were read."""
+        """Bytes of the cached blocks."""
         return 0 if self._cache is None else self._cache.size_bytes
 
     @property
     def cache_hits(self) -> int:
-        """Blocks that were in memory when they were wanted."""
+        """Number of reads of blocks that were in memory."""
         return 0 if self._cache is None else self._cache.hits
 
     @property
     def cache_misses(self) -> int:
-        """Blocks that were not, and were not being fetched either."""
+        """Number of reads of blocks that were neither in memory nor being fetched."""
         return 0 if self._cache is None else self._cache.misses
 
     def new_context(self, location: Location) -> OffloadContext:
-        """A new attempt to make a copy there."""
+        """A new attempt to make a copy at that location."""
         uid = UUID(int=self._rng.getrandbits(128), version=4)
         return OffloadContext(uid, location.driver, location.properties)
 
@@ -110,7 +107,7 @@ class ColdLedgers:
         self, ledger: ReadableLedger, context: OffloadContext, name: str, now_ms: int
     ) -> None:
         """Make the copy of an ended ledger and read it again.  Raises `LedgerError`."""
-        from storage.offload.writing import Described, verify_copy, write_copy  # noqa: PLC0415
+        from storage.offload.writing import CopyMetadata, verify_copy, write_copy  # noqa: PLC0415
 
         objects = self._open_objects(context.location, ledger.length)
         custom = {
@@ -120,8 +117,8 @@ class ColdLedgers:
             **self._origin,
         }
         try:
-            described = Described(custom, now_ms)
-            index = await write_copy(ledger, objects, context.uid, described)
+            metadata = CopyMetadata(custom, now_ms)
+            index = await write_copy(ledger, objects, context.uid, metadata)
             await verify_copy(objects, context.uid, int(ledger.ledger_id), index)
         except BaseException:
             self.counters.failures += 1
@@ -131,7 +128,7 @@ class ColdLedgers:
         self.counters.bytes += index.entries_bytes
 
     async def open(self, ledger_id: int, context: OffloadContext) -> "OffloadedLedger":
-        """The copy, to be read.  Raises `LedgerError`, `InvalidOffloadUrl`."""
+        """Open a copy to read it.  Raises `LedgerError`, `InvalidOffloadUrl`."""
         from storage.offload.reading import OffloadedLedger  # noqa: PLC0415
         from storage.offload.writing import read_index  # noqa: PLC0415
 
@@ -143,7 +140,7 @@ class ColdLedgers:
     async def require_whole(
         self, ledger_id: int, context: OffloadContext, entries: int, size_bytes: int
     ) -> None:
-        """Raise `LedgerError` unless the copy is there, and is of so many entries and bytes."""
+        """Raise `LedgerError` unless the copy has these numbers of entries and bytes."""
         index = (await self.open(ledger_id, context)).index
         key = data_key(context.uid, ledger_id)
         stored_bytes = await self._open_objects(context.location).size(key)
@@ -156,7 +153,7 @@ class ColdLedgers:
             )
 
     async def manifest(self, ledger_id: int, context: OffloadContext) -> Manifest:
-        """What is known of a copy.  Raises `LedgerError`, `InvalidOffloadUrl`."""
+        """Describe a copy.  Raises `LedgerError`, `InvalidOffloadUrl`."""
         index: Index = (await self.open(ledger_id, context)).index
         checks = index.checks
         return Manifest(
@@ -175,12 +172,17 @@ class ColdLedgers:
     async def delete(self, ledger_id: int, context: OffloadContext) -> None:
         """Remove a copy, whole or not.  Raises `LedgerError`, `InvalidOffloadUrl`."""
         objects = self._open_objects(context.location)
+        # The index first: after half a deletion the copy cannot be opened.
         await objects.delete(index_key(context.uid, ledger_id))
         await objects.delete(data_key(context.uid, ledger_id))
         self.counters.deleted += 1
 
     async def objects_of_copies(self, location: Location) -> "list[StoredObject]":
-        """Every object of a copy that is there, whoever made it.  Raises `LedgerError`."""
+        """Every object of a copy at that location, of any cluster.  Raises `LedgerError`.
+
+        A record names a copy before its objects are made: to find orphans, read the records after
+        this call.
+        """
         found = self._open_objects(location).list()
         return [each async for each in found if _copy_of(each.key) is not None]
 
@@ -192,13 +194,13 @@ class ColdLedgers:
             self.counters.deleted += 1
 
     async def close(self) -> None:
-        """Give up what is being read."""
+        """Cancel reads of blocks."""
         if self._cache is not None:
             await self._cache.close()
 
 
 def _objects_at(location: Location, size_hint_bytes: int) -> "Objects":
-    """The objects of a place.  `size_hint_bytes`: how large the largest one will be.
+    """The objects of a location; `size_hint_bytes` is the size of the largest one to write.
 
     Raises `OffloadFailed` for settings that the library refuses.
     """
@@ -218,6 +220,6 @@ def _copy_of(key: str) -> tuple[UUID, int] | None:
 
 
 def attempt_of(key: str) -> UUID | None:
-    """The attempt whose object this is."""
+    """The attempt to which an object belongs; None for other objects."""
     found = _copy_of(key)
     return None if found is None else found[0]

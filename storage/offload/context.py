@@ -1,13 +1,7 @@
-"""Pure: what the record of a stream says about the copy of a ledger, and where copies are.
+"""Pure: the entry of a copy in the record of a stream, and the locations of copies.
 
-Rules:
-
-- A copy is two objects, `<uid>-ledger-<id>` and `<uid>-ledger-<id>-index`: Pulsar's names.  Each
-  attempt has a uid of its own, so two attempts never write the same object.
-- The record names an attempt before its first byte is written, and says `complete` only after the
-  copy was read again.  What no record names is an orphan.
-- The place is told in Pulsar's driver metadata, so that copies are found when settings have
-  changed.  Credentials are not part of it: they come from the environment.
+A copy is two objects, `<uid>-ledger-<id>` and `<uid>-ledger-<id>-index`: Pulsar's names.  Each
+attempt has a uid of its own, so two attempts never write the same object.
 """
 
 import re
@@ -35,7 +29,7 @@ _NAME: Final = re.compile(
 
 
 class InvalidOffloadUrl(PeerError):
-    """There is no such place for copies."""
+    """The URL names no location for copies."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -52,19 +46,20 @@ class Location:
 
     @property
     def url(self) -> str:
-        """As operators write it."""
+        """The URL of the location, as operators write it."""
         if self.scheme == FILE:
             return "file://" + quote(self.bucket)
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     @property
     def driver(self) -> str:
-        """Pulsar's name of it."""
+        """Pulsar's name of the driver."""
         return _DRIVERS[self.scheme][0]
 
     @property
     def properties(self) -> dict[str, str]:
         """Pulsar's driver metadata; `prefix` is ours."""
+        # No credentials: these come from the environment.
         found = {
             "managedLedgerOffloadDriver": _DRIVERS[self.scheme][1],
             "bucket": self.bucket,
@@ -75,7 +70,7 @@ class Location:
 
 
 def parse_location(url: str, *, region: str = "", endpoint: str = "") -> Location:
-    """`s3://bucket/prefix` (also `gs`, `az`), `file:///path` or a path.
+    """Parse `s3://bucket/prefix` (also `gs`, `az`), `file:///path` or a path.
 
     Raises `InvalidOffloadUrl`.
     """
@@ -97,10 +92,11 @@ def parse_location(url: str, *, region: str = "", endpoint: str = "") -> Locatio
 
 @dataclass(frozen=True, slots=True)
 class OffloadContext:
-    """What the record says about the copy of one ledger.
+    """The entry of one copy, or of an attempt to make one, in the record of a stream.
 
-    `hot_deleted`: the ledger itself was deleted, only the copy is left.  `offloaded_ms`: when the
-    copy was complete, ms since the epoch.
+    `driver` and `properties` give the location, so that a copy is found after settings have
+    changed.  `complete`: the copy was read again and is whole.  `hot_deleted`: the ledger itself
+    was deleted.  `offloaded_ms`: time of completion, ms since the epoch.
     """
 
     uid: UUID
@@ -112,7 +108,7 @@ class OffloadContext:
 
     @property
     def location(self) -> Location:
-        """Where its objects are.  Raises `InvalidOffloadUrl` for drivers that are not known."""
+        """The location of its objects.  Raises `InvalidOffloadUrl` for unknown drivers."""
         scheme = _SCHEMES.get(self.driver.lower())
         bucket = self.properties.get("bucket", "")
         if scheme is None or not bucket:
@@ -135,11 +131,11 @@ def data_key(uid: UUID, ledger_id: int) -> str:
 
 
 def index_key(uid: UUID, ledger_id: int) -> str:
-    """Name of the object that says where in the other one they are."""
+    """Name of the object with the offsets of the entries."""
     return f"{uid}-ledger-{ledger_id}-index"
 
 
 def copy_of(key: str) -> tuple[UUID, int] | None:
-    """The attempt and the ledger that an object is of; None of other objects."""
+    """The attempt and the ledger to which an object belongs; None for other objects."""
     found = _NAME.fullmatch(key)
     return None if found is None else (UUID(found["uid"]), int(found["ledger"]))

@@ -1,15 +1,15 @@
-"""What can go wrong with copies of ledgers.  All are `LedgerError`: PersistenceError to clients."""
+"""Errors of copies of ledgers.  All are `LedgerError`: PersistenceError to clients."""
 
 from storage.ledger.store import LedgerError
 
 
 class OffloadFailed(LedgerError):
-    """A copy could not be made, read or deleted now: the reason says what to mend."""
+    """A copy could not be made, read or deleted now; the message tells what to repair."""
 
 
 class OffloadedDataLost(LedgerError):
-    """An object that the record of a stream names is not there."""
+    """An object that the record of a stream names does not exist."""
 
 
 class OffloadedDataCorrupt(LedgerError):
-    """An object is there, and does not hold what was written."""
+    """The content of an object is not what was written."""

@@ -6,20 +6,17 @@ The data object is a run of blocks.  Numbers are big-endian:
             first entry id: 8 | zeros up to 128 | entries | padding FE DC DE AD ...
     entry   size: 4 | entry id: 8 | the bytes that were appended
 
-The index object says where blocks begin, and keeps the ledger's metadata (BookKeeper's record
+The index object has the offsets of the blocks, and the ledger's metadata (BookKeeper's record
 without its first line):
 
     magic DE 47 DE 47 | length: 4 | length of the data object: 8 | length of a block's head: 8 |
     number of blocks: 4 | length of the metadata: 4 | metadata |
     (first entry id: 8 | number of the block from 1 on: 4 | offset: 8) for each block
 
-Rules of what is written here, beyond that:
-
-- Blocks end with their last entry: no padding.  Each has at least one entry.
-- Custom metadata of the ledger has the checksums: CRC32C of each block, SHA-256 of the data object,
-  and of the entries in their frames alone.  Pulsar keeps them as it finds them.
-- Behind the index are `MGTX` and the CRC32C of all before; Pulsar does not read so far.
-- An index without checksums was written by somebody else: then blocks are only parsed strictly.
+Copies that Magnetar writes have checksums besides.  Custom metadata of the ledger, which Pulsar
+does not change, has the CRC32C of each block, and SHA-256 of the data object and of the entries in
+their frames alone.  Behind the index are `MGTX` and the CRC32C of all bytes before, where Pulsar
+does not read.  Blocks have at least one entry and no padding.
 """
 
 import struct
@@ -56,12 +53,12 @@ _OWN_KEYS: Final = _CHECKED_KEYS | {_FIRST_PUBLISHED_KEY, _LAST_PUBLISHED_KEY}
 
 
 class MalformedCopy(ValueError):
-    """Bytes that are not what a copy holds; the message says what of it is wrong."""
+    """Bytes that are no copy, or a damaged one; the message tells what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: its first entry, where it begins, and its CRC32C if that is known."""
+    """One block: its first entry, its offset, and its CRC32C, None if that is not known."""
 
     first_entry: int
     offset: int
@@ -70,7 +67,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What a copy that was written here is checked against."""
+    """Checksums of a copy that Magnetar wrote."""
 
     data_sha256: bytes
     entries_sha256: bytes
@@ -78,10 +75,11 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the index object says.
+    """The content of the index object.
 
     `entries_bytes` is the sum of the sizes of the entries.  Publish times are those of the first
-    and the last entry, ms since the epoch, if they are messages.
+    and the last entry, ms since the epoch, if they are messages.  `checks` is None in copies that
+    Apache Pulsar wrote: their blocks are only parsed strictly.
     """
 
     entries: int
@@ -95,18 +93,18 @@ class Index:
     created_ms: int = 0
 
     def end_of(self, number: int) -> int:
-        """Offset behind a block, by its place in `blocks`."""
+        """Offset behind a block, by its index in `blocks`."""
         after = number + 1
         return self.blocks[after].offset if after < len(self.blocks) else self.data_bytes
 
 
 def encode_frame(entry_id: int, entry: bytes) -> bytes:
-    """What stands before an entry's bytes."""
+    """The head of a frame, before the entry's bytes."""
     return _FRAME_HEAD.pack(len(entry), entry_id)
 
 
 def encode_block_head(length: int, first_entry: int) -> bytes:
-    """The head of a block of that many bytes, head included."""
+    """The head of a block of `length` bytes, head included."""
     head = _BLOCK_HEAD.pack(_BLOCK_MAGIC, BLOCK_HEAD_BYTES, length, first_entry)
     return head.ljust(BLOCK_HEAD_BYTES, b"\0")
 
@@ -123,7 +121,7 @@ def encode_block(first_entry: int, entries: Sequence[bytes]) -> tuple[bytes, byt
 def check_block_head(data: bytes | memoryview, first_entry: int, length: int) -> None:
     """Raise `MalformedCopy` unless a block of that first entry and length begins here."""
     if len(data) < _BLOCK_HEAD.size:
-        raise MalformedCopy("the head of a block is cut off")
+        raise MalformedCopy("the head of a block is incomplete")
     magic, head, found_length, found_first = _BLOCK_HEAD.unpack_from(data)
     if magic != _BLOCK_MAGIC or (found_length, found_first) != (length, first_entry):
         raise MalformedCopy(
@@ -135,11 +133,11 @@ def check_block_head(data: bytes | memoryview, first_entry: int, length: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """Entries read from part of a block.
+class ParsedEntries:
+    """Entries parsed from part of a block, in its first `used` bytes.
 
-    `used` bytes held them.  `ended`: padding, or another block, follows.  `wanted`: so many bytes
-    from `used` on are the next entry, if they are known and were not all there.
+    `ended`: padding or another block follows.  `wanted`: number of bytes from `used` on that the
+    next entry has, or its frame's head if that is not complete.
     """
 
     entries: list[bytes]
@@ -148,14 +146,14 @@ class Parsed:
     wanted: int = FRAME_HEAD_BYTES
 
 
-def parse_entries(data: bytes | memoryview, first_entry: int) -> Parsed:
-    """The whole entries in `data`, which begins with one.  Raises `MalformedCopy`."""
+def parse_entries(data: bytes | memoryview, first_entry: int) -> ParsedEntries:
+    """Parse the whole entries in `data`, which begins with one.  Raises `MalformedCopy`."""
     view = memoryview(data)
     entries: list[bytes] = []
     at, entry_id, end = 0, first_entry, len(view)
     while end - at >= 4:
         if view[at] & 0x80:
-            return Parsed(entries, at, ended=True)
+            return ParsedEntries(entries, at, ended=True)
         if end - at < FRAME_HEAD_BYTES:
             break
         size, found = _FRAME_HEAD.unpack_from(view, at)
@@ -163,15 +161,15 @@ def parse_entries(data: bytes | memoryview, first_entry: int) -> Parsed:
             raise MalformedCopy(f"entry {found} is where entry {entry_id} is due")
         begin = at + FRAME_HEAD_BYTES
         if end - begin < size:
-            return Parsed(entries, at, ended=False, wanted=FRAME_HEAD_BYTES + size)
+            return ParsedEntries(entries, at, ended=False, wanted=FRAME_HEAD_BYTES + size)
         at = begin + size
         entries.append(bytes(view[begin:at]))
         entry_id += 1
-    return Parsed(entries, at, ended=False)
+    return ParsedEntries(entries, at, ended=False)
 
 
 def encode_index(index: Index) -> bytes:
-    """The index object."""
+    """Encode the index object."""
     metadata = _encode_metadata(index)
     length = _INDEX_HEAD.size + len(metadata) + len(index.blocks) * _INDEX_ENTRY.size
     head = _INDEX_HEAD.pack(
@@ -204,7 +202,7 @@ def _encode_metadata(index: Index) -> bytes:
         digestType=pb.LedgerMetadataFormat.CRC32C,
         ctime=index.created_ms,
     )
-    # Pulsar's parsers want as many bookies as ensembleSize says; nobody asks this one.
+    # Pulsar's parsers want as many bookies as ensembleSize says; this one is never contacted.
     metadata.segment.add(firstEntryId=0, ensembleMember=[_NO_BOOKIE])
     own = dict(index.custom)
     if index.checks is not None:
@@ -225,9 +223,9 @@ def _encode_metadata(index: Index) -> bytes:
 
 
 def decode_index(data: bytes) -> Index:
-    """What an index object says.  Raises `MalformedCopy`."""
+    """Decode an index object.  Raises `MalformedCopy`."""
     if len(data) < _INDEX_HEAD.size:
-        raise MalformedCopy(f"an index of {len(data)} bytes is cut off")
+        raise MalformedCopy(f"an index of {len(data)} bytes is incomplete")
     magic, _, data_bytes, _, blocks, metadata_bytes = _INDEX_HEAD.unpack_from(data)
     if magic != _INDEX_MAGIC:
         raise MalformedCopy(f"an index does not begin with {magic:08x}")

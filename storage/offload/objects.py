@@ -1,23 +1,15 @@
-"""Where copies are kept: named objects in one place, written whole or not at all.
-
-Rules:
-
-- An object is there under its name only when all of it is durable; what a crash leaves of one that
-  was being written has another name (`.writing` in a directory), or none (an upload in parts).
-- What is written comes in parts, of which a bounded number is in memory.
-- Errors are `OffloadFailed`, or `OffloadedDataLost` when what is read is not there.
-"""
+"""`Objects`, the interface to the storage of copies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 WRITING = ".writing"
-"""What is added to the name of a file that is not whole yet."""
+"""Suffix of the name of a file that is not whole yet."""
 
 
 class StoredObject(NamedTuple):
-    """One object, or what a crash left of one."""
+    """One object, or the rest that a crash left of one."""
 
     key: str
     size_bytes: int
@@ -25,14 +17,22 @@ class StoredObject(NamedTuple):
 
 
 class Objects(ABC):
-    """Interface: named objects in one place, written whole or not at all."""
+    """Interface: named objects in one location, written whole or not at all.
+
+    An object exists under its name only when all of it is durable.  A crash while it is written
+    leaves a file with another name (`.writing`), or nothing (an upload in parts).  All methods
+    raise `OffloadFailed`; `read` and `size` raise `OffloadedDataLost` if there is no such object.
+    """
 
     @abstractmethod
     async def put(self, key: str, parts: AsyncIterator[bytes]) -> None:
-        """Store what the parts are together.  What was there under that name is replaced."""
+        """Store the parts as one object, which replaces one of that name.
+
+        Only a bounded number of parts is in memory.
+        """
 
     async def put_whole(self, key: str, data: bytes) -> None:
-        """The same of something small."""
+        """Store a small object, which replaces one of that name."""
 
         async def parts() -> AsyncIterator[bytes]:
             yield data
@@ -41,16 +41,16 @@ class Objects(ABC):
 
     @abstractmethod
     async def read(self, key: str, start: int, length: int) -> bytes:
-        """That range, which may be cut short by the end of the object."""
+        """Read a range; fewer bytes if the object ends before."""
 
     @abstractmethod
     async def size(self, key: str) -> int:
-        """Bytes of an object."""
+        """Size of an object in bytes."""
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """Remove it, and what a crash left of it.  Deleting what is gone is fine."""
+        """Remove an object, and the rest that a crash left of it; no error if there is none."""
 
     @abstractmethod
     def list(self) -> AsyncIterator[StoredObject]:
-        """Every object in this place, in no order; what has another kind of name too."""
+        """Every object in the location, in no order, those that are no copies included."""

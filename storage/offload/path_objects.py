@@ -1,4 +1,4 @@
-"""Objects that are files of one directory.  System calls run in threads."""
+"""Objects as files of one directory; system calls run in threads."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from storage.offload.objects import WRITING, Objects, StoredObject
 
 
 class PathObjects(Objects):
-    """See `objects`: a file is written beside, synced, and renamed."""
+    """`Objects` as files: written under another name, synced, and renamed."""
 
     def __init__(self, location: Location) -> None:
         self._directory = Path(location.bucket)
@@ -33,19 +33,19 @@ class PathObjects(Objects):
             os.close(file)
 
     def _begin(self, key: str) -> int:
-        with self._told("written to"):
+        with self._offload_errors("written to"):
             self._directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             return os.open(self._directory / (key + WRITING), flags, 0o640)
 
     def _write(self, file: int, part: bytes) -> None:
-        with self._told("written to"):
+        with self._offload_errors("written to"):
             left = memoryview(part)
             while left:
                 left = left[os.write(file, left) :]
 
     def _finish(self, file: int, key: str) -> None:
-        with self._told("written to"):
+        with self._offload_errors("written to"):
             os.fsync(file)
             (self._directory / (key + WRITING)).rename(self._directory / key)
             sync_directory(self._directory)
@@ -55,7 +55,10 @@ class PathObjects(Objects):
         return await asyncio.to_thread(self._read, key, start, length)
 
     def _read(self, key: str, start: int, length: int) -> bytes:
-        with self._told("read", key), (self._directory / key).open("rb", buffering=0) as file:
+        with (
+            self._offload_errors("read", key),
+            (self._directory / key).open("rb", buffering=0) as file,
+        ):
             found = bytearray()
             while len(found) < length:
                 part = os.pread(file.fileno(), length - len(found), start + len(found))
@@ -68,7 +71,7 @@ class PathObjects(Objects):
         """See `Objects`."""
 
         def ask() -> int:
-            with self._told("read", key):
+            with self._offload_errors("read", key):
                 return (self._directory / key).stat().st_size
 
         return await asyncio.to_thread(ask)
@@ -77,7 +80,7 @@ class PathObjects(Objects):
         """See `Objects`."""
 
         def remove() -> None:
-            with self._told("deleted from"):
+            with self._offload_errors("deleted from"):
                 for name in (key, key + WRITING):
                     (self._directory / name).unlink(missing_ok=True)
 
@@ -90,7 +93,11 @@ class PathObjects(Objects):
 
     def _scan(self) -> Sequence[StoredObject]:
         found = []
-        with self._told("read"), suppress(FileNotFoundError), os.scandir(self._directory) as files:
+        with (
+            self._offload_errors("read"),
+            suppress(FileNotFoundError),
+            os.scandir(self._directory) as files,
+        ):
             for file in files:
                 with suppress(FileNotFoundError):
                     if file.is_file():
@@ -100,7 +107,8 @@ class PathObjects(Objects):
         return found
 
     @contextmanager
-    def _told(self, what: str, key: str | None = None) -> Iterator[None]:
+    def _offload_errors(self, action: str, key: str | None = None) -> Iterator[None]:
+        """Raise errors of the file system as `OffloadedDataLost` or `OffloadFailed`."""
         try:
             yield
         except FileNotFoundError as error:
@@ -112,6 +120,6 @@ class PathObjects(Objects):
             ) from error
         except OSError as error:
             raise OffloadFailed(
-                f"The directory {self._directory} for offloaded entries could not be {what} "
+                f"The directory {self._directory} for offloaded entries could not be {action} "
                 f"({error.strerror}): mend it, or offload to another place."
             ) from error

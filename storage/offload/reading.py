@@ -1,13 +1,4 @@
-"""An offloaded ledger as a `ReadableLedger`: ranges of its data object, block by block.
-
-Rules:
-
-- A block that was written here is fetched whole and checked (CRC32C, its head, number of entries).
-- Blocks of other writers may be large and have no checksum: of these a window is fetched, from the
-  nearest place at or before the entry where one is known to begin; what it ends with is remembered.
-- Whoever reads in order finds the next blocks fetched already.
-- Damage is an error that names the object, and never an entry.
-"""
+"""`OffloadedLedger`: the copy of a ledger as a `ReadableLedger`."""
 
 from bisect import bisect_right, insort
 from functools import partial
@@ -25,7 +16,7 @@ from storage.offload.format import (
     BLOCK_HEAD_BYTES,
     Index,
     MalformedCopy,
-    Parsed,
+    ParsedEntries,
     check_block_head,
     parse_entries,
 )
@@ -33,7 +24,7 @@ from storage.offload.objects import Objects
 
 
 class _Place(NamedTuple):
-    """Where an entry begins: at the head of its block, or inside of it."""
+    """The offset of an entry: at the head of its block, or inside of the block."""
 
     first_entry: int
     offset: int
@@ -42,7 +33,12 @@ class _Place(NamedTuple):
 
 
 class OffloadedLedger(ReadableLedger):
-    """A `ReadableLedger` over the copy of a ledger in object storage."""
+    """A `ReadableLedger` over the copy of a ledger in object storage.
+
+    Blocks that Magnetar wrote are fetched whole and checked (CRC32C, head, number of entries).
+    Blocks of other writers may be large and have no checksum: they are fetched in windows.  For
+    reads in order the next blocks are fetched ahead.  Damage raises `OffloadedDataCorrupt`.
+    """
 
     def __init__(
         self,
@@ -81,7 +77,7 @@ class OffloadedLedger(ReadableLedger):
         return self.index.entries_bytes
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[bytes]:
-        """See `ReadableLedger`.  Raises `NoSuchEntry`, and what `errors` has."""
+        """See `ReadableLedger`.  Raises `NoSuchEntry`, and the errors in `errors`."""
         if not 0 <= first <= last <= self.last_add_confirmed:
             raise NoSuchEntry(
                 f"Ledger {self._ledger_id} has entries 0 to {self.last_add_confirmed}, not "
@@ -89,14 +85,14 @@ class OffloadedLedger(ReadableLedger):
             )
         in_order = first == self._next_entry
         found: list[bytes] = []
-        room = max_bytes
+        bytes_left = max_bytes
         while first <= last:
             block = await self._block_of(first)
             if in_order and self.index.checks is not None:
                 self._read_ahead(first)
             for entry in block.entries[first - block.first_entry :]:
-                room -= len(entry)
-                if (room < 0 and found) or first > last:
+                bytes_left -= len(entry)
+                if (bytes_left < 0 and found) or first > last:
                     self._next_entry = first
                     return found
                 found.append(entry)
@@ -106,7 +102,8 @@ class OffloadedLedger(ReadableLedger):
         return found
 
     async def _block_of(self, entry_id: int) -> CachedBlock:
-        """Entries that follow each other, with this one among them."""
+        """A block or window that has the entry."""
+        # From the nearest known place at or before the entry; where a window ends is remembered.
         while True:
             place = self._places[bisect_right(self._places, entry_id, key=_first_entry) - 1]
             block = await self._get(place)
@@ -118,7 +115,10 @@ class OffloadedLedger(ReadableLedger):
             self._remember(_Place(end, block.next_offset, place.block, at_head=False))
 
     def _remember(self, place: _Place) -> None:
-        """A later read may begin here.  Beyond the bound only the newest such place is kept."""
+        """Keep a place inside a block, where a later read may begin.
+
+        At the bound all earlier ones are dropped.
+        """
         known = bisect_right(self._places, place.first_entry, key=_first_entry) - 1
         if self._places[known].first_entry == place.first_entry:
             return
@@ -157,7 +157,7 @@ class OffloadedLedger(ReadableLedger):
         return CachedBlock(block.first_entry, parsed.entries, len(data), None)
 
     async def _window(self, place: _Place) -> CachedBlock:
-        """What can be parsed of one window, more of it if the first entry needs that."""
+        """The entries in one window, which is made larger if the first entry needs that."""
         end = self.index.end_of(place.block)
         head = BLOCK_HEAD_BYTES if place.at_head else 0
         length = head + OFFLOAD_BLOCK_BYTES
@@ -176,7 +176,9 @@ class OffloadedLedger(ReadableLedger):
             length = head + parsed.wanted
         return self._cached_window(place, parsed, behind, end)
 
-    def _cached_window(self, place: _Place, parsed: Parsed, behind: int, end: int) -> CachedBlock:
+    def _cached_window(
+        self, place: _Place, parsed: ParsedEntries, behind: int, end: int
+    ) -> CachedBlock:
         if parsed.ended or end - behind < parsed.wanted:
             self._check_count(place.block, place.first_entry + len(parsed.entries))
             behind_or_none = None
@@ -185,7 +187,7 @@ class OffloadedLedger(ReadableLedger):
         return CachedBlock(place.first_entry, parsed.entries, behind - place.offset, behind_or_none)
 
     def _check_count(self, number: int, end_entry: int) -> None:
-        """The entries of a block go up to those of the next one."""
+        """Raise `MalformedCopy` unless a block's entries go up to those of the next one."""
         blocks = self.index.blocks
         due = blocks[number + 1].first_entry if number + 1 < len(blocks) else self.index.entries
         if end_entry != due:

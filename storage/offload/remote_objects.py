@@ -1,7 +1,7 @@
 """Objects in S3, or in the object stores of Google and Azure, by the library `obstore`.
 
-Credentials, and what an operator did not set, are taken from the environment as the tools of those
-stores take them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, a role of the machine ...).
+Credentials, and settings that the operator left out, come from the environment, as for the tools of
+those stores (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, a role of the machine and so on).
 """
 
 from collections.abc import AsyncIterator
@@ -30,13 +30,13 @@ _ATTRIBUTES: Final = {
     "Content-Type": "application/octet-stream",
     "s3managedledgeroffloaderformatversion": "1",
 }
-"""Without the second one Pulsar does not read an object."""
+"""Pulsar reads no object without the second one."""
 _REASON_CHARS: Final = 300
 _FAILURES: Final = (BaseError, OSError, ValueError)
 
 
 class RemoteObjects(Objects):
-    """See `objects`: an upload in parts shows only when it is completed."""
+    """`Objects` in an object store: an upload in parts is visible only when it is complete."""
 
     def __init__(self, location: Location, *, size_hint_bytes: int) -> None:
         self._location = location
@@ -110,12 +110,12 @@ class RemoteObjects(Objects):
             )
         return self._failed("read", error)
 
-    def _failed(self, what: str, error: Exception) -> OffloadFailed:
+    def _failed(self, action: str, error: Exception) -> OffloadFailed:
         lines = str(error).strip().splitlines()
         reason = lines[0][:_REASON_CHARS] if lines else type(error).__name__
         return OffloadFailed(
-            f"{self._location.url} could not be {what} ({reason}): check the bucket, its endpoint "
-            "and the credentials in the environment of the broker."
+            f"{self._location.url} could not be {action} ({reason}): check the bucket, its "
+            "endpoint and the credentials in the environment of the broker."
         )
 
 

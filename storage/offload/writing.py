@@ -1,11 +1,4 @@
-"""Making the copy of an ended ledger, and reading it again.
-
-Rules:
-
-- Entries are read, packed and sent block by block; a few blocks are in memory at a time.
-- `verify` reads both objects back and compares every byte that counts; only a copy that passed it
-  may be called complete.
-"""
+"""Writes the copy of an ended ledger, and verifies it by reading it again."""
 
 import asyncio
 import hashlib
@@ -37,15 +30,15 @@ from storage.offload.objects import Objects
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """What index objects say besides: metadata for tools, and the time they were made."""
+class CopyMetadata:
+    """Custom metadata of a copy, for tools, and the time it was made."""
 
     custom: Mapping[str, bytes]
     created_ms: int
 
 
 class _Packer:
-    """Packs blocks and keeps the books.  Used in threads, one block at a time."""
+    """Packs entries into blocks, and counts them.  Used in threads, one block at a time."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -71,7 +64,7 @@ class _Packer:
         self.entries_bytes += sum(map(len, entries))
         return whole
 
-    def index(self, described: Described) -> Index:
+    def index(self, metadata: CopyMetadata) -> Index:
         return Index(
             self.entries,
             self.entries_bytes,
@@ -80,13 +73,13 @@ class _Packer:
             Checks(self._data_sha.digest(), self._entries_sha.digest()),
             self.first_published_ms,
             self.last_published_ms,
-            described.custom,
-            described.created_ms,
+            metadata.custom,
+            metadata.created_ms,
         )
 
 
 def published_ms(entry: bytes) -> int | None:
-    """When a message was published; None of an entry that is none."""
+    """Publish time of a message; None for an entry that is no message."""
     try:
         return int(parse_metadata(entry).publish_time)
     except FrameError:
@@ -94,11 +87,12 @@ def published_ms(entry: bytes) -> int | None:
 
 
 async def write_copy(
-    ledger: ReadableLedger, objects: Objects, uid: UUID, described: Described
+    ledger: ReadableLedger, objects: Objects, uid: UUID, metadata: CopyMetadata
 ) -> Index:
     """Write both objects of an ended ledger that is not empty, the index last.
 
-    Raises `LedgerError`; what was written before stays, for whoever knows the uid.
+    Only a few blocks are in memory at a time.  Raises `LedgerError`; objects written before stay:
+    delete them by the uid.
     """
     ledger_id = int(ledger.ledger_id)
     packer = _Packer()
@@ -110,13 +104,16 @@ async def write_copy(
             yield await asyncio.to_thread(packer.pack, entries)
 
     await objects.put(data_key(uid, ledger_id), blocks())
-    index = packer.index(described)
+    index = packer.index(metadata)
     await objects.put_whole(index_key(uid, ledger_id), encode_index(index))
     return index
 
 
 async def read_index(objects: Objects, uid: UUID, ledger_id: int) -> Index:
-    """The index of a copy.  Raises `OffloadedDataCorrupt`, `OffloadedDataLost`, `OffloadFailed`."""
+    """Read the index of a copy.
+
+    Raises `OffloadedDataCorrupt`, `OffloadedDataLost`, `OffloadFailed`.
+    """
     key = index_key(uid, ledger_id)
     data = await objects.read(key, 0, await objects.size(key))
     try:
@@ -128,12 +125,15 @@ async def read_index(objects: Objects, uid: UUID, ledger_id: int) -> Index:
 
 
 async def verify_copy(objects: Objects, uid: UUID, ledger_id: int, written: Index) -> None:
-    """Read a copy that was just written and compare it.  Raises `OffloadFailed`, and as reading."""
+    """Read both objects of a new copy and compare them with what was written.
+
+    A copy is complete only after this.  Raises `OffloadFailed`, and as `read_index`.
+    """
     found = await read_index(objects, uid, ledger_id)
     if found != written:
         raise OffloadFailed(
-            f"The index of offloaded ledger {ledger_id} reads otherwise than it was written: "
-            "the place for copies is not to be trusted; check it."
+            f"The index of offloaded ledger {ledger_id} differs from what was written: check the "
+            "place for copies, which changes data."
         )
     key = data_key(uid, ledger_id)
     data_sha, entries_sha = hashlib.sha256(), hashlib.sha256()
@@ -159,6 +159,6 @@ async def verify_copy(objects: Objects, uid: UUID, ledger_id: int, written: Inde
             raise MalformedCopy("it fails its checksum")
     except MalformedCopy as error:
         raise OffloadFailed(
-            f"The object {key} reads otherwise than it was written ({error}): the place for "
-            "copies is not to be trusted; check it."
+            f"The object {key} differs from what was written ({error}): check the place for "
+            "copies, which changes data."
         ) from error

@@ -1,1 +1,1 @@
-"""Ledgers on Apache BookKeeper: a native asyncio client of stock bookies."""
+"""Ledgers on Apache BookKeeper: an asyncio client of our own."""

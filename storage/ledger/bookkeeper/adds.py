@@ -1,21 +1,6 @@
 """Pending adds of one writer: acknowledgements counted, confirmed in order of their ids.  Pure.
 
-Rules:
-
-- Ids are 0, 1, 2...; the length of the ledger grows when the id is given.
-- An add is complete when `ack_quorum` bookies of its write set have it.  Adds are confirmed only
-  in order from the head of the queue, and the last add confirmed is that of the newest one.
-- While an ensemble change runs nothing is confirmed.  Further failures are collected, and dealt
-  with before anything is confirmed again.
-- A reply counts only if the bookie still has the place that it was asked for.  A new bookie gets
-  every pending entry of its place; what it replaced has not acknowledged anything, so that a
-  complete entry may become incomplete.
-- FENCED and UNAUTHORISED for an incomplete entry, and what no other bookie would answer
-  differently, end the writer.  Any other failure asks for an ensemble change; of an entry that was
-  confirmed already: before the next add.
-- A place whose bookie could not be replaced keeps it.  Its failures ask for another change only
-  when an entry cannot become complete without it.
-- A bookie that failed since the last progress is not asked again: changes end.
+The rules Q2 to Q11 are in docs/quorums.md.
 """
 
 import enum
@@ -31,16 +16,16 @@ from storage.ledger.store import AppendCallback, LedgerAssertion, LedgerError
 
 
 class WriterState(enum.Enum):
-    """Of a ledger that is being written."""
+    """State of a ledger that is being written."""
 
     OPEN = "open"
     CHANGING_ENSEMBLE = "changing ensemble"
     CLOSING = "closing"
-    """Nothing is pending, and the end is being made durable."""
+    """No add is pending, and the end is being made durable."""
     CLOSED = "closed"
     FAILED = "failed"
 
-    __hash__ = object.__hash__  # that of Enum is not written in C
+    __hash__ = object.__hash__  # Enum's own is not written in C
 
 
 _S = WriterState
@@ -58,7 +43,7 @@ _TAKES_FAILURES = frozenset({_S.OPEN, _S.CHANGING_ENSEMBLE})
 
 _OK: Final = ReplyCode.OK
 _OPEN: Final = WriterState.OPEN
-"""Members that every entry is compared with: asking an enum for one takes as long as all else."""
+"""Each add is compared with these members: looking one up in its enum takes as long as the rest."""
 
 ENDS_THE_WRITER = frozenset(
     {
@@ -72,15 +57,15 @@ ENDS_THE_WRITER = frozenset(
 
 
 class Todo(enum.Enum):
-    """What a reply leads to."""
+    """The next step of the writer after a reply."""
 
     NOTHING = "nothing"
     CONFIRM = "confirm"
-    """The head of the queue is complete: take what `next_confirmed` gives."""
+    """Confirm the entries that `next_confirmed` gives: the head of the queue is complete."""
     CHANGE = "change"
     """Begin an ensemble change."""
     FAIL = "fail"
-    """The writer is at its end."""
+    """Fail the writer."""
 
 
 _NOTHING: Final = Todo.NOTHING
@@ -97,11 +82,11 @@ class Slot:
         self.bookie = bookie
         self.bit = 1 << place
         self.kept = False
-        """It failed and could not be replaced."""
+        """Whether it failed and could not be replaced."""
 
 
 class PendingAdd:
-    """One entry.  `acks` and `failures` are sets of places, as bits."""
+    """One entry that is not confirmed.  `acks` and `failures` are sets of places, as bits."""
 
     __slots__ = ("acks", "body", "complete", "confirmed", "done", "entry_id", "failures", "size")
 
@@ -110,7 +95,7 @@ class PendingAdd:
         self.size = size
         self.done = done
         self.body: Sequence[bytes] = ()
-        """What is sent, in pieces; kept until it is confirmed."""
+        """The body to send, in pieces; kept until the entry is confirmed."""
         self.acks = 0
         self.failures = 0
         self.complete = False
@@ -120,7 +105,8 @@ class PendingAdd:
 class Adds:
     """Counts the acknowledgements of pending adds and confirms them in order of entry ids.
 
-    What callers read for every entry are attributes; nobody else writes them.
+    An add is complete when `ack_quorum` bookies of its write set have it.  The public attributes
+    are for reading only; they are no properties because callers read them for every entry.
     """
 
     __slots__ = (
@@ -146,7 +132,7 @@ class Adds:
     )
 
     def __init__(self, metadata: LedgerMetadata, last_confirmed: int = -1, length: int = 0) -> None:
-        """`last_confirmed` and its `length`: where to go on."""
+        """Continue after the entry `last_confirmed`, up to which the ledger has `length` bytes."""
         self.state = WriterState.OPEN
         self.next_entry_id = last_confirmed + 1
         """The id that the next entry gets."""
@@ -155,11 +141,11 @@ class Adds:
         self.last_confirmed = last_confirmed
         """The last add confirmed."""
         self.confirmed_length = length
-        """Bytes of the ledger up to that one."""
+        """Bytes of the ledger up to the last add confirmed."""
         self.pending_bytes = 0
-        """Of entries that are not confirmed."""
+        """Bytes of the entries that are not confirmed."""
         self.change_due = False
-        """Something failed after its entry was confirmed: change before the next add."""
+        """Whether a bookie failed for a confirmed entry: the next add needs a change first."""
         self._ensemble_size = metadata.ensemble_size
         self._ack_quorum = metadata.ack_quorum
         self._write_quorum = metadata.write_quorum
@@ -176,11 +162,11 @@ class Adds:
         self._tried: set[BookieId] = set()
         self._place()
 
-    # What it is
+    # State
 
     @property
     def pending(self) -> int:
-        """Entries that are not confirmed."""
+        """Number of entries that are not confirmed."""
         return len(self._queue)
 
     @property
@@ -191,11 +177,11 @@ class Adds:
     # Adding
 
     def add(self, size: int, done: AppendCallback) -> PendingAdd:
-        """Give the next entry its id; send it to `slots_of` that."""
+        """Give the next entry its id: 0, 1, 2 and so on.  Send it to `slots_of` that id."""
         entry_id = self.next_entry_id
         add = PendingAdd(entry_id, size, done)
         self.next_entry_id = entry_id + 1
-        self.length += size
+        self.length += size  # Q4: with the id
         self.pending_bytes += size
         self._queue.append(add)
         return add
@@ -206,11 +192,12 @@ class Adds:
         return self.next_entry_id - 1
 
     def slots_of(self, entry_id: int) -> tuple[Slot, ...]:
-        """Who gets an entry now."""
+        """The write set of an entry now."""
         return self._write_slots[entry_id % self._ensemble_size]
 
     def replied(self, add: PendingAdd, slot: Slot, code: ReplyCode) -> Todo:
-        """A bookie answered, or did not, what was sent to it as `slot`."""
+        """Count the answer to an add that was sent to `slot`, or its failure."""
+        # Q6: the bookie was replaced since.
         if self._slots[slot.place] is not slot:
             return _NOTHING
         if code is not _OK:
@@ -223,8 +210,9 @@ class Adds:
         return _NOTHING
 
     def next_confirmed(self) -> PendingAdd | None:
-        """The entry that is confirmed next, now counted as such; None: wait for replies."""
+        """Confirm the next entry and return it; None: wait for replies."""
         queue = self._queue
+        # Q2: only the head of the queue.  Q3: not during an ensemble change.
         if not queue or not queue[0].complete or self.state is not _OPEN:
             return None
         add = queue.popleft()
@@ -244,32 +232,37 @@ class Adds:
         if self.state not in _TAKES_FAILURES:
             return Todo.NOTHING
         add.failures |= slot.bit
+        # Q11: another owner fenced the ledger, or no other bookie would answer differently.
         if not add.complete and code in ENDS_THE_WRITER:
             return Todo.FAIL
+        # A bookie that could not be replaced: a further change is of use only to a stuck entry.
         if slot.kept and not self._is_stuck(add):
             return Todo.NOTHING
         self._failed[slot.place] = slot
         if self.state is not WriterState.OPEN:
             return Todo.NOTHING
+        # Q9: the entry is safe, and the next one needs another bookie.
         if add.confirmed:
             self.change_due = True
             return Todo.NOTHING
         return Todo.CHANGE
 
     def _is_stuck(self, add: PendingAdd) -> bool:
-        """Whether too many failed for the entry to become complete."""
+        """Whether too many bookies failed for the entry to become complete."""
         return not add.complete and add.failures.bit_count() > self._may_fail
 
     # Ensemble change
 
     def begin_change(self) -> Mapping[int, BookieId]:
-        """Stop confirming; returns what has to be replaced, by place.
+        """Stop confirming; returns the bookies to replace, by place.
 
-        Raises `LedgerError` when there were too many changes.  Called again in the same change if
-        `end_change` says so.
+        Raises `LedgerError` after too many changes.  Call it again in the same change if
+        `end_change` returns CHANGE.
         """
         if self.state is WriterState.OPEN:
             self._move(WriterState.CHANGING_ENSEMBLE)
+        # Q10: changes are bounded, and `tried` bookies are not chosen again until an entry is
+        # confirmed.  So changes end.
         if self._changes >= bounds.ENSEMBLE_CHANGES:
             raise LedgerError(
                 f"The bookies of a ledger were changed {self._changes} times: look at the bookies' "
@@ -287,7 +280,7 @@ class Adds:
         return {place: slot.bookie for place, slot in sorted(self._changing.items())}
 
     def replace(self, replacements: Mapping[int, BookieId]) -> list[tuple[PendingAdd, Slot]]:
-        """New bookies are in the record; returns what to send to which of them, in order."""
+        """Take the new bookies, which are in the record; returns the adds to send to them."""
         for slot in self._changing.values():
             slot.kept = True
         self._changing = {}
@@ -295,6 +288,8 @@ class Adds:
             self._slots[place] = Slot(place, bookie)
         self._place()
         resent: list[tuple[PendingAdd, Slot]] = []
+        # Q7: acknowledgements of the replaced bookies do not count, so that a complete entry may
+        # become incomplete.  The new bookies get the same bytes.
         for add in self._queue:
             for slot in self.slots_of(add.entry_id):
                 if slot.place in replacements:
@@ -305,7 +300,8 @@ class Adds:
         return resent
 
     def end_change(self) -> Todo:
-        """CHANGE: not over, begin again.  CONFIRM: it is."""
+        """End the change: CONFIRM.  CHANGE means that another change must begin first."""
+        # Q8: failures during the change come before any entry is confirmed.
         self._failed = {
             place: slot
             for place, slot in self._failed.items()
@@ -319,17 +315,17 @@ class Adds:
     # Ending
 
     def begin_close(self) -> None:
-        """Only when nothing is pending."""
+        """Begin to close.  Raises `LedgerAssertion` if adds are pending."""
         if self._queue:
             raise LedgerAssertion("A ledger with pending entries cannot end: report this.")
         self._move(WriterState.CLOSING)
 
     def closed(self) -> None:
-        """The end is durable."""
+        """Note that the end is durable."""
         self._move(WriterState.CLOSED)
 
     def fail(self) -> list[PendingAdd]:
-        """No entry is confirmed any more; returns those whose outcome is not known, in order."""
+        """Confirm no entry any more; returns the pending ones, whose outcome is unknown."""
         self._move(WriterState.FAILED)
         lost = list(self._queue)
         self._queue.clear()
@@ -339,7 +335,7 @@ class Adds:
         return lost
 
     def _place(self) -> None:
-        """Work out the write sets anew."""
+        """Compute the write sets from the slots."""
         size = len(self._slots)
         self._write_slots = [
             tuple(self._slots[(first + copy) % size] for copy in range(self._write_quorum))

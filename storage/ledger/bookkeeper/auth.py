@@ -1,11 +1,7 @@
-"""The hook for authentication with bookies, and the exchange around it.  Pure.
+"""The hook for authentication with bookies, and the exchange of its messages.  Pure.
 
-Rules:
-
-- Messages of authentication go before anything else on a connection, after TLS if there is any.
-- A bookie without authentication says so with the plugin `AuthDisabledPlugin`: that ends it well.
-- A bookie that does not accept what it gets says nothing any more, or closes the connection: the
-  reason is in its own log.
+The messages are the first on a connection, after TLS if there is any.  A bookie that rejects one
+sends nothing more, or closes the connection; the reason is in its own log.
 """
 
 from collections.abc import Callable
@@ -19,31 +15,31 @@ _DISABLED: Final = "AuthDisabledPlugin"
 
 
 class BookieAuthenticationFailed(LedgerError):
-    """This client and a bookie could not agree on who they are."""
+    """Authentication between this client and a bookie failed."""
 
 
 class AuthProvider(Protocol):
-    """One side of one connection's authentication.
+    """The client's side of one connection's authentication.
 
-    It is asked on the event loop and must not block.
+    Its methods are called on the event loop and must not block.
     """
 
     @property
     def plugin_name(self) -> str:
-        """The name that both sides know the method by."""
+        """The name of the method on both sides."""
 
     def first(self) -> bytes:
-        """What to begin with."""
+        """The first message."""
 
     def answer(self, payload: bytes) -> bytes | None:
-        """What to say to what the bookie said, None when all is said.
+        """The answer to a message of the bookie, None at the end.
 
         Raises `BookieAuthenticationFailed` if the bookie is not to be trusted.
         """
 
 
 NewAuthProvider = Callable[[], AuthProvider]
-"""Makes the provider of a new connection.  Called on a thread, so that it may read files."""
+"""Makes the provider of a new connection.  Called in a thread, so that it may read files."""
 
 
 class AuthExchange:
@@ -54,24 +50,24 @@ class AuthExchange:
         self._rounds = 0
 
     def first_frame(self) -> bytes:
-        """The frame that begins it."""
+        """The frame with the first message."""
         return encode_auth(self._provider.plugin_name, self._provider.first())
 
     def next_frame(self, payload: bytes) -> bytes | None:
-        """The frame after an answer with this payload, None when it is done.
+        """The frame after an answer with this payload, None at the end.
 
         Raises `BookieAuthenticationFailed`, `MalformedReply`.
         """
-        plugin, said = decode_auth(payload)
+        plugin, message = decode_auth(payload)
         name = self._provider.plugin_name
-        if plugin == _DISABLED:
+        if plugin == _DISABLED:  # the answer of a bookie without authentication
             return None
         if plugin != name:
             raise BookieAuthenticationFailed(
                 f"A bookie authenticates by {plugin!r} and this client by {name!r}: configure the "
                 "same plugin on both."
             )
-        answer = self._provider.answer(said)
+        answer = self._provider.answer(message)
         if answer is None:
             return None
         self._rounds += 1

@@ -1,4 +1,4 @@
-"""The authentication with bookies that settings name, made ready at start.
+"""The plugins for authentication with bookies that settings may name.
 
 - "": none.
 - `sasl`, or Java's name for it: user and password (`sasl_digest`).  The parameters are
@@ -6,8 +6,6 @@
   again.
 - `package.module:name`: a callable of the operator's own that Python can import.  It is called
   once, with the parameters, and returns a `NewAuthProvider`.
-
-Never is there none where one is named.  What a plugin says of its parameters is not repeated.
 """
 
 import importlib
@@ -26,13 +24,13 @@ _FILE: Final = "file:"
 
 
 class UnusableAuthPlugin(LedgerError):
-    """The settings name no authentication that can be had, or give it no parameters."""
+    """The plugin in the settings cannot be loaded, or its parameters are missing or refused."""
 
 
 def open_auth_plugin(plugin: str, parameters: str) -> NewAuthProvider | None:
-    """What makes the provider of each connection, None if there is to be none.
+    """Load the plugin of that name; None for "", which is no authentication.
 
-    Raises `UnusableAuthPlugin`.
+    The result makes the provider of each connection.  Raises `UnusableAuthPlugin`.
     """
     if not plugin:
         if parameters:
@@ -55,12 +53,12 @@ def open_auth_plugin(plugin: str, parameters: str) -> NewAuthProvider | None:
         factory = getattr(importlib.import_module(module), name)
     except Exception as error:
         raise UnusableAuthPlugin(
-            f"The plugin {plugin!r} for authentication with bookies cannot be had "
+            f"The plugin {plugin!r} for authentication with bookies cannot be loaded "
             f"({type(error).__name__}: {error}): check that Python finds it."
         ) from error
     try:
         made = cast("Callable[[str], NewAuthProvider]", factory)(parameters)
-    except Exception as error:  # noqa: BLE001 - told, without what it says: a password perhaps
+    except Exception as error:  # noqa: BLE001 - raised without its text: it may have a password
         raise UnusableAuthPlugin(
             f"The plugin {plugin!r} for authentication with bookies refused its parameters "
             f"({type(error).__name__}): check bookkeeper_client_authentication_parameters."

@@ -1,12 +1,4 @@
-"""What the quorum protocol asks of bookies: one request to one bookie, one answer.
-
-Rules:
-
-- Every request is answered once, by a callback from the event loop, never from within the call:
-  by the bookie, or by one of the local codes.
-- Only OK, NO_SUCH_LEDGER and NO_SUCH_ENTRY say what a bookie holds.  Everything else leaves it
-  unknown.
-"""
+"""`BookieClient`, the interface to bookies: one request to one bookie, one answer."""
 
 import enum
 from abc import ABC, abstractmethod
@@ -18,7 +10,10 @@ from storage.ledger.bookkeeper.ledger_metadata import BookieId
 
 
 class ReplyCode(enum.IntEnum):
-    """What a bookie answered (the numbers of the v2 protocol), or why it did not (below 0)."""
+    """A bookie's answer (numbers of the v2 protocol), or the reason that there is none (below 0).
+
+    Only OK, NO_SUCH_LEDGER and NO_SUCH_ENTRY tell what a bookie holds.
+    """
 
     OK = 0
     NO_SUCH_LEDGER = 1
@@ -35,7 +30,7 @@ class ReplyCode(enum.IntEnum):
     TIMED_OUT = -1
     DISCONNECTED = -2
     TOO_LARGE = -3
-    """The frame is above what bookies take: not sent."""
+    """The frame is larger than bookies take; it was not sent."""
     OTHER = -4
     """A code of a newer bookie."""
 
@@ -48,7 +43,7 @@ BatchDone = Callable[[ReplyCode, Sequence[bytes]], None]
 
 @dataclass(slots=True)
 class BookieCounters:
-    """What connections have done so far; only ever grows."""
+    """Counters of connections, which only grow."""
 
     requests: int = 0
     timeouts: int = 0
@@ -57,13 +52,14 @@ class BookieCounters:
     connects: int = 0
     failed_connects: int = 0
     refusals: dict[ReplyCode, int] = field(default_factory=lambda: dict.fromkeys(ReplyCode, 0))
-    """Answers other than OK by code, those given here included."""
+    """Answers other than OK by code, those below 0 included."""
 
 
 class BookieClient(ABC):
-    """Sends one request of the quorum protocol to one bookie and brings its answer.
+    """Interface: sends one request of the quorum protocol to one bookie, and gives its answer.
 
-    Calls never block; what a connection holds in flight is bounded.
+    Calls never block.  Each request is answered once, by a callback from the event loop and never
+    within the call.  Requests in flight are bounded.
     """
 
     counters: BookieCounters
@@ -95,7 +91,7 @@ class BookieClient(ABC):
         *,
         fence_with: bytes | None = None,
     ) -> None:
-        """One entry; -1: the one with the highest id that the bookie holds.
+        """Read one entry; -1: the one with the highest id that the bookie holds.
 
         `fence_with`, a master key, fences the ledger there first, with high priority.
         """
@@ -110,8 +106,8 @@ class BookieClient(ABC):
         max_bytes: int,
         done: BatchDone,
     ) -> None:
-        """Entries from `first` on without a hole, at least one."""
+        """Read entries from `first` on without a hole, at least one."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close every connection; what is in flight is answered DISCONNECTED."""
+        """Close every connection; requests in flight are answered DISCONNECTED."""

@@ -1,4 +1,4 @@
-"""How to talk with bookies."""
+"""Options of the connections to bookies."""
 
 import ssl
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from storage.ledger.bookkeeper.auth import NewAuthProvider
 
 @dataclass(frozen=True, slots=True)
 class BookieOptions:
-    """How to talk with bookies.
+    """Options of the connections to bookies.
 
-    `max_frame_bytes` is nettyMaxFrameSizeBytes of the bookies; `tls` asks every bookie for TLS;
-    `auth` makes one side of each connection's authentication.
+    `max_frame_bytes` is nettyMaxFrameSizeBytes of the bookies; with `tls` every connection uses
+    TLS; `auth` makes the client's side of each connection's authentication.
     """
 
     request_timeout_s: float = 30.0

@@ -1,15 +1,4 @@
-"""Every bookie that this process talks with: connections made on demand.
-
-Rules:
-
-- One connection to a bookie for adds and reads, and another one for recovery (adds that pass a
-  fence, reads that fence).  The same operation on the same entry can be on the way on both, and
-  with nothing but operation, ledger and entry in an answer it could pass for the other's: a plain
-  read for one that fenced, a refused add for one that was stored.
-- After a failure to connect nobody tries again for a while, which doubles each time
-  (BOOKIE_BACKOFF_MIN_S to BOOKIE_BACKOFF_MAX_S); requests are answered DISCONNECTED at once.
-- A connection that was lost is made again by the next request, at the address known then.
-"""
+"""The pool of connections to bookies."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,7 +29,7 @@ from storage.ledger.store import LedgerError
 log = structlog.get_logger(__name__)
 
 AddressOf = Callable[[BookieId], BookieAddress | None]
-"""Where a bookie says it listens, None if it is not registered."""
+"""Returns the registered address of a bookie, None if it is not registered."""
 
 
 class _Outage(NamedTuple):
@@ -48,7 +37,7 @@ class _Outage(NamedTuple):
     until_s: float
 
 
-class _Purpose:
+class _ConnectionSet:
     """The connections of one kind: at most one for each bookie, none that is closed."""
 
     __slots__ = ("connections", "outages")
@@ -59,15 +48,23 @@ class _Purpose:
 
 
 class BookiePool(BookieClient):
-    """Connections to all bookies in use, made on demand. Must be made in a running loop."""
+    """Connections to all bookies in use, made on demand.  Make it in the running loop.
+
+    The next request makes a lost connection again, at the address known then.  After a failure to
+    connect there is no attempt for a while, which doubles each time (BOOKIE_BACKOFF_MIN_S to
+    BOOKIE_BACKOFF_MAX_S); meanwhile requests are answered DISCONNECTED at once.
+    """
 
     def __init__(self, address_of: AddressOf, options: BookieOptions | None = None) -> None:
         self.counters = BookieCounters()
         self._address_of = address_of
         self._options = options or BookieOptions()
         self._loop = asyncio.get_running_loop()
-        self._plain = _Purpose()
-        self._recovery = _Purpose()
+        # Two connections to a bookie: one for adds and reads, one for recovery (adds that pass a
+        # fence, reads that fence).  An answer has only operation, ledger and entry: on one
+        # connection that of a plain read could pass for that of a read that fences.
+        self._plain = _ConnectionSet()
+        self._recovery = _ConnectionSet()
         self._opening = BackgroundTasks()
         self._closed = False
 
@@ -83,8 +80,8 @@ class BookiePool(BookieClient):
         recovery: bool = False,
     ) -> None:
         """See `BookieClient`."""
-        purpose = self._recovery if recovery else self._plain
-        connection = purpose.connections.get(bookie) or self._connect(purpose, bookie)
+        kind = self._recovery if recovery else self._plain
+        connection = kind.connections.get(bookie) or self._connect(kind, bookie)
         if connection is None:
             self._refuse(partial(done, ReplyCode.DISCONNECTED))
         else:
@@ -100,8 +97,8 @@ class BookiePool(BookieClient):
         fence_with: bytes | None = None,
     ) -> None:
         """See `BookieClient`."""
-        purpose = self._plain if fence_with is None else self._recovery
-        connection = purpose.connections.get(bookie) or self._connect(purpose, bookie)
+        kind = self._plain if fence_with is None else self._recovery
+        connection = kind.connections.get(bookie) or self._connect(kind, bookie)
         if connection is None:
             self._refuse(partial(done, ReplyCode.DISCONNECTED, b""))
         else:
@@ -117,8 +114,8 @@ class BookiePool(BookieClient):
         done: BatchDone,
     ) -> None:
         """See `BookieClient`."""
-        purpose = self._plain
-        connection = purpose.connections.get(bookie) or self._connect(purpose, bookie)
+        kind = self._plain
+        connection = kind.connections.get(bookie) or self._connect(kind, bookie)
         if connection is None:
             self._refuse(partial(done, ReplyCode.DISCONNECTED, ()))
         else:
@@ -143,24 +140,24 @@ class BookiePool(BookieClient):
         self.counters.refusals[ReplyCode.DISCONNECTED] += 1
         self._loop.call_soon(answer)
 
-    def _connect(self, purpose: _Purpose, bookie: BookieId) -> BookieConnection | None:
-        """A connection that is being made, None while that makes no sense."""
-        outage = purpose.outages.get(bookie)
+    def _connect(self, kind: _ConnectionSet, bookie: BookieId) -> BookieConnection | None:
+        """Begin a new connection; None after a failure not long ago, or without an address."""
+        outage = kind.outages.get(bookie)
         if self._closed or (outage is not None and self._loop.time() < outage.until_s):
             return None
         address = self._address_of(bookie) or parse_address(bookie)
         if address is None:
-            self._failed(purpose, bookie, "it is not registered, and its id is no address")
+            self._failed(kind, bookie, "it is not registered, and its id is no address")
             return None
-        closed = partial(self._on_closed, purpose, bookie)
+        closed = partial(self._on_closed, kind, bookie)
         connection = BookieConnection(self._options, self.counters, closed)
-        purpose.connections[bookie] = connection
-        self._opening.start(self._open(purpose, bookie, connection, address))
+        kind.connections[bookie] = connection
+        self._opening.start(self._open(kind, bookie, connection, address))
         return connection
 
     async def _open(
         self,
-        purpose: _Purpose,
+        kind: _ConnectionSet,
         bookie: BookieId,
         connection: BookieConnection,
         address: BookieAddress,
@@ -170,34 +167,34 @@ class BookiePool(BookieClient):
                 await connection.open(address)
         except TimeoutError:
             stage, limit_s = connection.ended_while.value, self._options.connect_timeout_s
-            self._failed(purpose, bookie, f"no answer within {limit_s} s ({stage})")
+            self._failed(kind, bookie, f"no answer within {limit_s} s ({stage})")
         except (OSError, LedgerError) as error:
-            self._failed(purpose, bookie, str(error) or type(error).__name__)
+            self._failed(kind, bookie, str(error) or type(error).__name__)
         except Exception:
             log.exception("bookie_connect_broke", bookie=bookie)
-            self._failed(purpose, bookie, "of an error in this process")
+            self._failed(kind, bookie, "of an error in this process")
         else:
-            purpose.outages.pop(bookie, None)
+            kind.outages.pop(bookie, None)
 
-    def _failed(self, purpose: _Purpose, bookie: BookieId, reason: str) -> None:
+    def _failed(self, kind: _ConnectionSet, bookie: BookieId, reason: str) -> None:
         now_s = self._loop.time()
-        # Old failures are forgotten: those of this bookie, and bookies that nobody asks for.
-        purpose.outages = {
+        # Old failures are forgotten, also those of bookies that are not in use any more.
+        kind.outages = {
             other: outage
-            for other, outage in purpose.outages.items()
+            for other, outage in kind.outages.items()
             if now_s < outage.until_s + 2 * BOOKIE_BACKOFF_MAX_S
         }
-        known = purpose.outages.get(bookie)
+        known = kind.outages.get(bookie)
         if known is None:
             backoff = Backoff(BOOKIE_BACKOFF_MIN_S, BOOKIE_BACKOFF_MAX_S)
         else:
             backoff = known.backoff
         pause_s = backoff.pause_s()
-        purpose.outages[bookie] = _Outage(backoff, now_s + pause_s)
+        kind.outages[bookie] = _Outage(backoff, now_s + pause_s)
         self.counters.failed_connects += 1
         log.warning("bookie_not_connected", bookie=bookie, reason=reason, pause_s=pause_s)
 
     @staticmethod
-    def _on_closed(purpose: _Purpose, bookie: BookieId, connection: BookieConnection) -> None:
-        if purpose.connections.get(bookie) is connection:
-            del purpose.connections[bookie]
+    def _on_closed(kind: _ConnectionSet, bookie: BookieId, connection: BookieConnection) -> None:
+        if kind.connections.get(bookie) is connection:
+            del kind.connections[bookie]

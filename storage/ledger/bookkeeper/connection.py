@@ -1,20 +1,4 @@
-"""One connection to one bookie: requests out, answers to those who wait.
-
-Rules:
-
-- States move only as `_MOVES` says.  Requests wait until READY; CLOSED answers everything with
-  DISCONNECTED, at once.
-- An answer goes to the oldest request with its key (`wire.Key`).  One that nobody asked for, or
-  that cannot be read, ends the connection: from there on no answer could be trusted.
-- Whoever waits too long is told TIMED_OUT once, between one timeout and an eighth more; what is in
-  flight and what waits behind it is bounded (`window`), beyond that it is TOO_MANY_REQUESTS.
-  Unsent bytes of the transport are in flight too, which bounds them.
-- A defect while answers are taken or time is counted ends the connection: everybody is told.
-- Callers are told from the loop, never from within their call.  What a caller raises is logged and
-  its own business.
-- What is sent in one loop turn leaves in one write.  There is no task, future or timer for a
-  request: one timer serves all.
-"""
+"""One connection to one bookie."""
 
 import asyncio
 import enum
@@ -51,7 +35,7 @@ class BookieUnusable(LedgerError):
 
 
 class BookieState(enum.Enum):
-    """Where a connection stands in its life."""
+    """State of a connection; it changes only as `_MOVES` allows."""
 
     CONNECTING = "connecting"
     STARTING_TLS = "starting TLS"
@@ -82,9 +66,12 @@ _MOVES: Final[StateTable[BookieState]] = StateTable(
 
 
 class BookieConnection(asyncio.Protocol):
-    """One connection to one bookie, made again after its loss.
+    """One connection to one bookie, which `open` makes; it is not made again after a loss.
 
-    `open` makes the connection; requests may come before.
+    Requests wait until the connection is READY; once it is CLOSED they are answered DISCONNECTED.
+    A request is answered TIMED_OUT between one timeout and an eighth more.  Requests in flight and
+    waiting are bounded (`window`); beyond that they are answered TOO_MANY_REQUESTS.  Callbacks run
+    from the loop, never within the call.
     """
 
     def __init__(
@@ -107,6 +94,7 @@ class BookieConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._batch_reads = 0
         self._tick_s = options.request_timeout_s / TICKS
+        # One timer serves all requests, which have no task or future of their own.
         self._timer = self._loop.call_later(self._tick_s, self._on_tick)
         self._handshake: asyncio.Future[bytes] | None = None
         self._plain = b""
@@ -168,6 +156,7 @@ class BookieConnection(asyncio.Protocol):
             self._answer_soon((waiter,), ReplyCode.TOO_MANY_REQUESTS)
 
     def _send(self, waiter: Waiter) -> None:
+        # Frames of one loop turn leave in one write.
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.extend(waiter.pieces)
@@ -187,7 +176,7 @@ class BookieConnection(asyncio.Protocol):
     # Answers
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the bookie."""
+        """Decode bytes of the bookie, and answer requests."""
         self._counters.bytes_received += len(data)
         if self.state is BookieState.STARTING_TLS:
             self._start_tls_received(data)
@@ -203,6 +192,7 @@ class BookieConnection(asyncio.Protocol):
         else:
             failure = self._replies_received(replies) or failure
         if failure is not None:
+            # After an answer that is malformed, or belongs to no request, none could be trusted.
             log.warning("bookie_misbehaved", peer=self.peer, error=str(failure))
             self._shut(failure)
         else:
@@ -217,7 +207,7 @@ class BookieConnection(asyncio.Protocol):
                     return None
                 return BookieUnusable(
                     f"A bookie answered operation {key[0]} on entry {key[2]} of ledger {key[1]}, "
-                    "which it was not asked for: the connection is made anew."
+                    "which was not requested: the connection is made anew."
                 )
             if not waiter.expired:
                 self._answer(waiter, code, payload)
@@ -239,13 +229,13 @@ class BookieConnection(asyncio.Protocol):
             self._answer(waiter, code, ())
 
     def _on_tick(self) -> None:
-        """Whoever waits for too long is told so."""
+        """Answer overdue requests with TIMED_OUT."""
         self._timer = self._loop.call_later(self._tick_s, self._on_tick)
         try:
             overdue, given_up = self._window.tick()
         except Exception:
             log.exception("bookie_requests_not_timed", peer=self.peer)
-            self._shut(None)  # else they would wait for ever
+            self._shut(None)  # else requests would wait for ever
             return
         self._counters.timeouts += len(overdue)
         self._answer_all(overdue, ReplyCode.TIMED_OUT)
@@ -294,7 +284,7 @@ class BookieConnection(asyncio.Protocol):
                 self._transport, self, context, server_hostname=host
             )
         finally:
-            if transport is None:  # asyncio does not tell of an end in the handshake
+            if transport is None:  # asyncio calls no connection_lost in the handshake
                 self._gone.set()
         if transport is None:
             raise ConnectionResetError("the bookie closed the connection during START_TLS")
@@ -308,7 +298,7 @@ class BookieConnection(asyncio.Protocol):
             frame = exchange.next_frame(await self._ask(frame))
 
     async def _ask(self, frame: bytes) -> bytes:
-        """Send a frame before READY, and wait for what the bookie says to it."""
+        """Send a frame before READY, and wait for the bookie's answer."""
         if self._transport is None or self.state is BookieState.CLOSED:
             raise ConnectionResetError("the bookie closed the connection")
         self._handshake = self._loop.create_future()
@@ -319,7 +309,7 @@ class BookieConnection(asyncio.Protocol):
             self._handshake = None
 
     def _start_tls_received(self, data: bytes) -> None:
-        """Before TLS: collect the answer to START_TLS; the one who asked judges it."""
+        """Before TLS: collect the answer to START_TLS; `_start_tls` checks it."""
         self._plain += data
         try:
             complete = wire.start_tls_status(self._plain, _START_TLS_REQUEST) is not None
@@ -331,12 +321,12 @@ class BookieConnection(asyncio.Protocol):
 
     def _auth_received(self, replies: Sequence[wire.Reply]) -> LedgerError | None:
         for reply in replies:
-            asked = self._handshake
-            if asked is None or asked.done() or reply.key != wire.AUTH_KEY:
+            handshake = self._handshake
+            if handshake is None or handshake.done() or reply.key != wire.AUTH_KEY:
                 return BookieUnusable(
-                    "A bookie answered something else than an authentication: look at its log."
+                    "A bookie did not answer a message of authentication with one: look at its log."
                 )
-            asked.set_result(reply.payload[0])
+            handshake.set_result(reply.payload[0])
         return None
 
     @property
@@ -347,7 +337,7 @@ class BookieConnection(asyncio.Protocol):
         return str(self._transport.get_extra_info("peername"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands; what `open` does next is up to it."""
+        """Keep the transport; `open` goes on with it."""
         # uvloop's transports are streams, though not of asyncio's class.
         self._transport = cast("asyncio.Transport", transport)
         sock: socket.socket | None = transport.get_extra_info("socket")
@@ -357,16 +347,16 @@ class BookieConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The bookie, or the network, or `close`, ended it."""
+        """Close the connection, as the bookie, the network or `close` ended it."""
         self._gone.set()
         self._shut(exc)
 
     def close(self) -> None:
-        """End it; what waits is answered DISCONNECTED.  Idempotent."""
+        """Close the connection; its requests are answered DISCONNECTED.  Idempotent."""
         self._shut(None)
 
     async def wait_closed(self) -> None:
-        """Until the socket is closed and everybody was told."""
+        """Return when the socket is closed and all requests are answered."""
         if self._transport is not None:
             await self._gone.wait()
         await asyncio.sleep(0)

@@ -1,14 +1,10 @@
-"""Entry bodies: the header and the digest before an entry's data, as BookKeeper lays them out.
-Pure.
+"""Entry bodies: the header and the digest before an entry's data, in BookKeeper's layout.  Pure.
 
     body    i64 ledger, i64 entry, i64 last add confirmed, i64 length, digest, data
 
-Rules:
-
-- Integers are big-endian.  The digest covers the 32 bytes of the header, then the data.
-- `length` is the sum of the data bytes of the ledger up to and including this entry.
-- Bookies never look at a digest: what a body says is believed only after `Digest.open`.
-- Data is never copied into a body: it travels as a piece of its own.
+Integers are big-endian.  The digest covers the 32 bytes of the header, then the data.  `length` is
+the sum of the data bytes of the ledger up to and with this entry.  Bookies do not check digests:
+trust a body only after `Digest.open`.
 """
 
 import hashlib
@@ -35,11 +31,11 @@ _crc32c: Callable[[int, bytes], int] = google_crc32c.extend
 
 
 class DigestMismatch(CorruptEntry):
-    """A body is not the entry that was asked for, or not as its writer made it."""
+    """A body is not the requested entry, or is damaged."""
 
 
 class OpenedEntry(NamedTuple):
-    """What a body holds, once its digest was found right.  `length` in bytes."""
+    """The content of a body whose digest is right.  `length` in bytes."""
 
     entry_id: int
     last_add_confirmed: int
@@ -48,7 +44,7 @@ class OpenedEntry(NamedTuple):
 
 
 def master_key(password: bytes) -> bytes:
-    """What bookies want to see before they add to a ledger or fence it; never the password."""
+    """The key without which bookies neither add to a ledger nor fence it: a password's digest."""
     return hashlib.sha1(b"ledger" + password).digest()
 
 
@@ -65,7 +61,7 @@ class Digest:
     def __init__(self, digest_type: DigestType, password: bytes) -> None:
         size, of = _DIGESTS[digest_type]
         self.digest_bytes = size
-        """How many bytes of each body the digest takes."""
+        """Size of the digest in each body."""
         self._of = partial(_mac, mac_key(password)) if digest_type is DigestType.MAC else of
 
     @property
@@ -76,14 +72,14 @@ class Digest:
     def seal(
         self, ledger_id: int, entry_id: int, last_add_confirmed: int, length: int, data: bytes
     ) -> Sequence[bytes]:
-        """The body of an entry, in pieces."""
+        """The body of an entry, in pieces: the data is not copied."""
         header = _HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
         return header + self._of(header, data), data
 
     def open(self, body: bytes, ledger_id: int, entry_id: int | None) -> OpenedEntry:
-        """What a body holds; `entry_id` None: of whichever entry.
+        """Check a body and return its content; `entry_id` None accepts any entry of the ledger.
 
-        Raises `DigestMismatch` if it is too short, of another entry, or damaged.
+        Raises `DigestMismatch` if the body is too short, of another entry, or damaged.
         """
         start = _HEADER_BYTES + self.digest_bytes
         if len(body) < start:
@@ -120,7 +116,7 @@ def _mac(key: bytes, header: bytes, data: bytes) -> bytes:
     return code.digest()
 
 
-def _nothing(_header: bytes, _data: bytes) -> bytes:
+def _no_digest(_header: bytes, _data: bytes) -> bytes:
     return b""
 
 
@@ -128,5 +124,5 @@ _DIGESTS: Mapping[DigestType, tuple[int, Callable[[bytes, bytes], bytes]]] = {
     DigestType.CRC32: (_CRC32.size, _crc32_of),
     DigestType.MAC: (hashlib.sha1().digest_size, partial(_mac, b"")),
     DigestType.CRC32C: (_CRC32C.size, _crc32c_of),
-    DigestType.DUMMY: (0, _nothing),
+    DigestType.DUMMY: (0, _no_digest),
 }

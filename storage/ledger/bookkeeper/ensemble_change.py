@@ -1,15 +1,6 @@
-"""How a writer replaces bookies of its ledger: a change of the record that only an owner can make.
-Pure.
+"""Replaces bookies of a ledger: a change of the record that only its owner can make.  Pure.
 
-Rules:
-
-- The new bookies are there from the entry after the last add confirmed on.  An ensemble that
-  starts there already is replaced; earlier ones are never touched.
-- The record is written with the version that is held.  After a conflict it is read again: OPEN with
-  the same last ensemble (others rewrote an earlier one) means once more; anything else that another
-  client is the owner now.
-- Some replaced and some not is a change; none at all is the end of the writer.  What it is told
-  then depends on the record: a bookie may have refused because another client is the owner.
+The rules Q12 to Q15 are in docs/quorums.md.
 """
 
 import enum
@@ -36,8 +27,12 @@ Chooser = Callable[[Sequence[BookieId], Sequence[int]], Mapping[int, BookieId]]
 def with_replacements(
     metadata: LedgerMetadata, first_entry_id: int, replacements: Mapping[int, BookieId]
 ) -> LedgerMetadata:
-    """The record with other bookies from an entry on.  Raises if entries before would move."""
+    """The record with other bookies from an entry on.
+
+    Raises `LedgerAssertion` if earlier entries would move, or the bookies are not different.
+    """
     last = metadata.last_ensemble
+    # Q13: the entries of earlier ensembles are where these say.
     if first_entry_id < last.first_entry_id:
         raise LedgerAssertion(
             f"Bookies cannot change from entry {first_entry_id} on, the last ensemble starts at "
@@ -47,6 +42,7 @@ def with_replacements(
     if len(set(bookies)) != metadata.ensemble_size:
         raise LedgerAssertion(f"Bookies {bookies} are not different: report this as a defect.")
     before = metadata.ensembles
+    # Q12: no entry was confirmed in an ensemble that starts here too, so it is replaced.
     if last.first_entry_id == first_entry_id:
         before = before[:-1]
     return replace(metadata, ensembles=(*before, Ensemble(first_entry_id, bookies)))
@@ -60,7 +56,7 @@ def taken_over(ledger_id: LedgerId) -> LedgerFenced:
 
 
 class ChangeState(enum.Enum):
-    """Of one change."""
+    """State of one change."""
 
     WRITING = "writing"
     READING = "reading"
@@ -86,7 +82,7 @@ _MOVES: StateTable[ChangeState] = StateTable(
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """Write it if the record is at version `expect`; then `written`, or `conflict`."""
+    """Write the record if it is at version `expect`; then call `written` or `conflict`."""
 
     metadata: LedgerMetadata
     expect: int
@@ -94,11 +90,11 @@ class WriteRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """Read the record; then `read`."""
+    """Read the record; then call `read` (of a recovery: `start`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class EnsembleChanged:
     """The record has the new bookies."""
 
     record: VersionedMetadata
@@ -106,13 +102,13 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
-    """The writer is at its end."""
+class ChangeFailed:
+    """The ensemble cannot be changed, and the writer fails with this error."""
 
     error: LedgerError
 
 
-ChangeEffect = WriteRecord | ReadRecord | Changed | GaveUp
+ChangeEffect = WriteRecord | ReadRecord | EnsembleChanged | ChangeFailed
 
 
 class EnsembleChange:
@@ -138,14 +134,16 @@ class EnsembleChange:
 
     @property
     def state(self) -> ChangeState:
-        """Where the change is."""
+        """State of the change."""
         return self._state
 
     def start(self) -> ChangeEffect:
-        """Choose bookies and write them."""
+        """Choose bookies and write them into the record."""
         last = self._held.metadata.last_ensemble
         places = [place for place, bookie in self._failed.items() if last.bookies[place] == bookie]
         self._replacements = self._choose(last.bookies, places)
+        # Q15: some replacements are a change.  None end the writer, with an error that depends on
+        # the record: a bookie may have refused because another client is the owner.
         if not self._replacements:
             return ReadRecord()
         self._wanted = with_replacements(self._held.metadata, self._first, self._replacements)
@@ -154,18 +152,20 @@ class EnsembleChange:
         return WriteRecord(self._wanted, self._held.version)
 
     def written(self, record: VersionedMetadata) -> ChangeEffect:
-        """The write took effect."""
+        """End the change, as the write took effect."""
         self._move(ChangeState.CHANGED)
-        return Changed(record, self._replacements)
+        return EnsembleChanged(record, self._replacements)
 
     def conflict(self) -> ChangeEffect:
-        """Somebody changed the record, or the answer to the own write was lost."""
+        """Read the record again: another client changed it, or our answer was lost."""
         self._move(ChangeState.READING)
         return ReadRecord()
 
     def read(self, record: VersionedMetadata) -> ChangeEffect:
-        """The record as it is now."""
+        """Decide by the record as it is now."""
         found = record.metadata
+        # Q14: an OPEN record with the same last ensemble is still ours (another client rewrote an
+        # earlier ensemble); then the change is tried again.
         if found.state is not LedgerState.OPEN:
             return self._give_up(taken_over(self._ledger_id))
         if self._replacements and found.last_ensemble == self._wanted.last_ensemble:
@@ -190,9 +190,9 @@ class EnsembleChange:
         self._held = record
         return self.start()
 
-    def _give_up(self, error: LedgerError) -> GaveUp:
+    def _give_up(self, error: LedgerError) -> ChangeFailed:
         self._move(ChangeState.GIVEN_UP)
-        return GaveUp(error)
+        return ChangeFailed(error)
 
     def _move(self, to: ChangeState) -> None:
         self._state = _MOVES.move(self._state, to, "An ensemble change")

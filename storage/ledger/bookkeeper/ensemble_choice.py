@@ -1,13 +1,4 @@
-"""Which bookies get a ledger's entries.  Pure.
-
-Rules:
-
-- An ensemble is of different bookies, all registered as writable.
-- Those in quarantine are taken only when there are too few others.
-- Two racks in every write set are a preference, never a condition: what cannot be had is not
-  waited for.  A bookie of unknown rack is in `DEFAULT_RACK`.
-- Beyond that everything is left to the random numbers, so that load spreads.
-"""
+"""The choice of bookies for an ensemble.  Pure."""
 
 import random
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +22,12 @@ def choose_ensemble(
     write_quorum: int,
     rng: random.Random,
 ) -> tuple[BookieId, ...]:
-    """Bookies for a new ledger.  Raises `NotEnoughBookies`."""
+    """Choose different writable bookies for a new ledger.  Raises `NotEnoughBookies`.
+
+    Bookies in quarantine are taken only if there are too few others.  If possible every write set
+    is on two racks; a bookie of unknown rack is in `DEFAULT_RACK`.  Else the choice is random, so
+    that load spreads.
+    """
     healthy = [bookie for bookie in sorted(bookies.writable) if bookie not in quarantined]
     doubtful = [bookie for bookie in sorted(bookies.writable) if bookie in quarantined]
     missing = ensemble_size - len(healthy)
@@ -64,9 +60,9 @@ def choose_replacements(
     write_quorum: int,
     rng: random.Random,
 ) -> dict[int, BookieId]:
-    """A new bookie for each of `places` of an ensemble, as far as there are any: maybe none.
+    """Choose a new bookie for each of `places` of an ensemble, as far as there are any.
 
-    Never one that is in the ensemble, and none of `failed`.
+    None of them is in the ensemble or in `failed`.
     """
     changed = list(ensemble)
     chosen: dict[int, BookieId] = {}
@@ -96,7 +92,7 @@ def choose_replacements(
 def _spread(
     candidates: list[BookieId], size: int, write_quorum: int, racks: Mapping[BookieId, str]
 ) -> list[BookieId]:
-    """The first candidates, but another rack wherever a write set would have only one."""
+    """The first candidates, but one of another rack where a write set would have only one."""
     rest = list(candidates)
     found: list[BookieId] = []
     while len(found) < size:
@@ -117,7 +113,7 @@ def _spread(
 def _mixed_write_sets(
     ensemble: Sequence[BookieId], write_quorum: int, racks: Mapping[BookieId, str]
 ) -> int:
-    """How many of an ensemble's write sets are on more than one rack."""
+    """Number of an ensemble's write sets that are on more than one rack."""
     size = len(ensemble)
     names = [racks.get(bookie, DEFAULT_RACK) for bookie in ensemble]
     return sum(

@@ -1,14 +1,4 @@
-"""What a cluster knows of a ledger, as BookKeeper's LedgerMetadataFormat says it.  Pure.
-
-Rules:
-
-- A record is a value: a change makes another one.  What a newer version wrote beside it is kept
-  (`unknown`).
-- Ensembles are in order of their first entry; the first one starts at 0, each has exactly
-  `ensemble_size` different bookies.
-- `last_entry_id` and `length` mean something only once the ledger is CLOSED; before they are -1
-  and 0.
-"""
+"""The record of a ledger, with the fields of BookKeeper's LedgerMetadataFormat.  Pure."""
 
 import enum
 from collections.abc import Mapping
@@ -16,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 BookieId = NewType("BookieId", str)
-"""What a bookie calls itself: usually `host:port`, but any name will do."""
+"""The id under which a bookie registers: usually `host:port`, but any name is allowed."""
 
 
 class LedgerState(enum.Enum):
-    """As in the record."""
+    """State of a ledger, with the numbers of the record."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -28,7 +18,7 @@ class LedgerState(enum.Enum):
 
 
 class DigestType(enum.Enum):
-    """What protects each entry, as in the record."""
+    """Kind of digest in each entry, with the numbers of the record."""
 
     CRC32 = 1
     MAC = 2
@@ -46,7 +36,13 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """One ledger's record.  `length` in bytes; `ctime_ms` is None where the writer left it out."""
+    """One ledger's record.
+
+    Ensembles are in the order of their first entries; the first one starts at 0, and each has
+    exactly `ensemble_size` different bookies.  `last_entry_id` and `length` (bytes) are -1 and 0
+    until the ledger is CLOSED.  `ctime_ms` is None if the writer left it out.  `unknown` has fields
+    of newer versions, which stay when the record is rewritten.
+    """
 
     ensemble_size: int
     write_quorum: int
@@ -64,17 +60,17 @@ class LedgerMetadata:
 
     @property
     def last_ensemble(self) -> Ensemble:
-        """Where new entries go."""
+        """The ensemble of new entries."""
         return self.ensembles[-1]
 
     def ensemble_of(self, entry_id: int) -> Ensemble:
-        """The bookies that hold an entry: the ensemble with the greatest first entry up to it."""
+        """The ensemble of an entry: the last one whose first entry is not after it."""
         for ensemble in reversed(self.ensembles):
             if ensemble.first_entry_id <= entry_id:
                 return ensemble
         return self.ensembles[0]
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """Places in the entry's ensemble that hold a copy, in order of reading (striping)."""
+        """Indexes in the entry's ensemble that hold a copy, in the order of reading (striping)."""
         size = self.ensemble_size
         return tuple((entry_id + copy) % size for copy in range(self.write_quorum))

@@ -1,8 +1,4 @@
-"""Recovery with bookies and the metadata store: carries out what `recovery` wants.
-
-Answers of bookies go to the machine as they come; only the record is awaited.  An error while an
-answer is taken, whatever it is, ends the recovery: nobody waits for ever.
-"""
+"""Carries out a `Recovery` with bookies and the metadata store."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,18 +13,21 @@ from storage.ledger.bookkeeper.ledger_services import EntrySeal, LedgerServices
 from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict, VersionedMetadata
 from storage.ledger.bookkeeper.recovery import (
     AskBookie,
-    NotRecovered,
-    Recovered,
     Recovery,
+    RecoveryDone,
     RecoveryEffect,
+    RecoveryFailed,
     WriteBack,
 )
 
-_Wanted = WriteRecord | ReadRecord | Recovered | NotRecovered | Exception
+_AwaitedEffect = WriteRecord | ReadRecord | RecoveryDone | RecoveryFailed | Exception
 
 
 class LedgerRecovery:
-    """One recovery of one ledger."""
+    """One recovery of one ledger.
+
+    Answers of bookies go to the state machine as they come; only the record is awaited.
+    """
 
     def __init__(
         self, services: LedgerServices, ledger_id: LedgerId, metadata: LedgerMetadata
@@ -38,13 +37,13 @@ class LedgerRecovery:
         self._seal = EntrySeal(ledger_id, metadata)
         choose = partial(services.choose_replacements, metadata.write_quorum)
         self._machine = Recovery(ledger_id, self._seal.seal, choose)
-        self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
+        self._effects: asyncio.Queue[_AwaitedEffect] = asyncio.Queue()
         self._ended = False
 
     async def run(self, record: VersionedMetadata) -> VersionedMetadata:
-        """The record once it is CLOSED.
+        """Recover the ledger and return its record, which is CLOSED then.
 
-        Raises `LedgerError`, `NoSuchLedger`, and a defect of ours as it is.
+        Raises `LedgerError`, `NoSuchLedger`; a defect is raised as it is.
         """
         counters = self._services.counters
         try:
@@ -61,25 +60,25 @@ class LedgerRecovery:
         metadata = self._services.metadata
         self._perform(self._machine.start(record))
         while True:
-            wanted = await self._wanted.get()
-            if isinstance(wanted, Recovered):
-                return wanted.record
-            if isinstance(wanted, Exception):
-                raise wanted
-            if isinstance(wanted, NotRecovered):
-                # A deleted ledger looks like one whose bookies refuse: that error comes first.
+            effect = await self._effects.get()
+            if isinstance(effect, RecoveryDone):
+                return effect.record
+            if isinstance(effect, Exception):
+                raise effect
+            if isinstance(effect, RecoveryFailed):
+                # Bookies refuse a deleted ledger too: then this raises `NoSuchLedger`.
                 await metadata.read(self._ledger_id)
-                raise wanted.error
-            if isinstance(wanted, ReadRecord):
+                raise effect.error
+            if isinstance(effect, ReadRecord):
                 effects = self._machine.start(await metadata.read(self._ledger_id))
             else:
-                effects = await self._write(wanted)
+                effects = await self._write(effect)
             self._perform(effects)
 
-    async def _write(self, wanted: WriteRecord) -> list[RecoveryEffect]:
+    async def _write(self, effect: WriteRecord) -> list[RecoveryEffect]:
         try:
             written = await self._services.metadata.write(
-                self._ledger_id, wanted.metadata, expect=wanted.expect
+                self._ledger_id, effect.metadata, expect=effect.expect
             )
         except LedgerMetadataConflict:
             return self._machine.conflict()
@@ -107,22 +106,22 @@ class LedgerRecovery:
                     recovery=True,
                 )
             else:
-                self._wanted.put_nowait(effect)
+                self._effects.put_nowait(effect)
 
     def _read_done(self, request: AskBookie, code: ReplyCode, body: bytes) -> None:
         if not self._ended:
-            self._or_end(partial(self._take_read, request, code, body))
+            self._end_on_error(partial(self._take_read, request, code, body))
 
     def _write_done(self, request: WriteBack, code: ReplyCode) -> None:
         if not self._ended:
-            self._or_end(partial(self._take_write, request, code))
+            self._end_on_error(partial(self._take_write, request, code))
 
-    def _or_end(self, take: Callable[[], None]) -> None:
-        """A defect of ours ends the recovery with its error."""
+    def _end_on_error(self, take: Callable[[], None]) -> None:
+        """Call `take`; an error in it ends the recovery, which would wait for ever otherwise."""
         try:
             take()
-        except Exception as error:  # noqa: BLE001 - raised to who opens the ledger
-            self._wanted.put_nowait(error)
+        except Exception as error:  # noqa: BLE001 - raised in `run`
+            self._effects.put_nowait(error)
 
     def _take_read(self, request: AskBookie, code: ReplyCode, body: bytes) -> None:
         found: OpenedEntry | None = None

@@ -1,8 +1,4 @@
-"""What the ledgers of one BookKeeper store share: its doors, what is counted, the ledgers' cells.
-
-A ledger's cell is shared by all its handles in this process: through it deletion reaches them, and
-the calls that begin or end its life are kept apart.
-"""
+"""Services and state that the ledgers of one BookKeeper store share."""
 
 import asyncio
 import random
@@ -25,21 +21,21 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class LedgerCounters:
-    """Since the store was made."""
+    """Counters of ledgers since the store was made."""
 
     adds: int = 0
     """Entries confirmed."""
     add_bytes: int = 0
     failed_adds: int = 0
-    """Entries whose callers were told an error."""
+    """Entries whose callers got an error."""
     ensemble_changes: int = 0
     fenced: int = 0
-    """Writers that found another owner."""
+    """Writers that another owner fenced."""
     recoveries: int = 0
     """Ledgers that were recovered and closed."""
     failed_recoveries: int = 0
     read_retries: int = 0
-    """Reads that went on to another replica."""
+    """Answers to reads without the entry, after which another replica was read."""
     bookie_failures: int = 0
     """Ensemble places whose bookie failed."""
     quarantines: int = 0
@@ -48,7 +44,7 @@ class LedgerCounters:
 
 @dataclass(slots=True)
 class PendingAppends:
-    """What all writers of a store wait for: bounded together, as they share connections."""
+    """Appends in flight of all writers of a store, which share connections and one bound."""
 
     entries: int = 0
     size_bytes: int = 0
@@ -56,7 +52,7 @@ class PendingAppends:
 
 @dataclass(slots=True)
 class LedgerServices:
-    """The doors of one store, and what it remembers of bookies."""
+    """Metadata store, bookies, counters and quarantine of one ledger store."""
 
     metadata: LedgerMetadataStore
     bookies: BookieClient
@@ -91,7 +87,7 @@ class LedgerServices:
         )
 
     def note_failures(self, bookies: Sequence[BookieId]) -> None:
-        """Bookies of an ensemble failed."""
+        """Count failures of an ensemble's bookies, and put bookies into quarantine."""
         now_s = asyncio.get_running_loop().time()
         self.counters.bookie_failures += len(bookies)
         for bookie in bookies:
@@ -104,7 +100,11 @@ class LedgerServices:
 
 
 class LedgerCell:
-    """What all handles of one ledger share."""
+    """State that all handles of one ledger in this process share.
+
+    `deleted` tells them that the ledger was deleted; `lock` lets one call at a time open or delete
+    it.
+    """
 
     __slots__ = ("__weakref__", "deleted", "ledger_id", "lock")
 
@@ -115,7 +115,7 @@ class LedgerCell:
 
 
 class EntrySeal:
-    """How the entries of one ledger are made and checked, and what bookies want to see for it."""
+    """Digest and master key of one ledger."""
 
     __slots__ = ("digest", "ledger_id", "master_key")
 

@@ -1,15 +1,6 @@
-"""The records of ledgers and bookies as Apache BookKeeper keeps them, and their places.  Pure.
+"""Apache BookKeeper's records of ledgers and bookies, and their paths.  Pure.
 
-    a ledger    "BookieMetadataFormatVersion", TAB, "3", LF, varint length, LedgerMetadataFormat
-
-Rules:
-
-- A record is written byte for byte as BookKeeper's Java client writes it: fields in order of their
-  numbers, `lastEntryId` as -1 until the ledger is closed, password and digest type always there.
-- Fields that a newer version wrote are kept when a record is rewritten.
-- What cannot be understood is refused with what to do, never guessed: guessing loses entries.
-- Places hang below a root, `/ledgers` by default.  An id below 2^31 - 1 has 10 digits there
-  (`AA/BBBB/LCCCC`), a larger one 19 (`AAA/BBBB/CCCC/DDDD/LEEEE`).
+a ledger    "BookieMetadataFormatVersion", TAB, "3", LF, varint length, LedgerMetadataFormat
 """
 
 import json
@@ -32,9 +23,9 @@ from storage.ledger.store import LedgerError
 
 DEFAULT_ROOT = "/ledgers"
 RACKS_PATH = "/bookies"
-"""Where operators say in which rack a bookie is; beside the root of ledgers, not below it."""
+"""The record with the racks of bookies, which operators set; beside the root of ledgers."""
 READ_ONLY = "readonly"
-"""The child of `available` that is no bookie, but the parent of those that only read."""
+"""The child of `available` that is no bookie: its children are the read-only bookies."""
 SHORT_ID_LIMIT = 2**31 - 1
 
 _MAGIC = b"BookieMetadataFormatVersion\t"
@@ -50,14 +41,14 @@ _HOST_PORT = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):(\d{1,5})", re.ASCII)
 
 
 class UnreadableRecord(LedgerError):
-    """A record of BookKeeper is damaged, or of a version that is not understood here."""
+    """A record of BookKeeper is damaged, or of a version that this client cannot read."""
 
 
 # Ledger records
 
 
 def encode_metadata(metadata: LedgerMetadata) -> bytes:
-    """The record of a ledger."""
+    """Encode the record of a ledger, with the same bytes as BookKeeper's Java client."""
     closed = metadata.state is LedgerState.CLOSED
     message = pb.LedgerMetadataFormat(
         quorumSize=metadata.write_quorum,
@@ -86,14 +77,15 @@ def encode_metadata(metadata: LedgerMetadata) -> bytes:
 
 
 def decode_metadata(value: bytes, ledger_id: int) -> LedgerMetadata:
-    """The ledger that a record tells of.  Raises `UnreadableRecord`."""
+    """Decode the record of a ledger.  Raises `UnreadableRecord`."""
+    # A wrong guess would lose entries, so all that is not known for certain is refused.
     message = pb.LedgerMetadataFormat()
     try:
         message.ParseFromString(_metadata_body(value))
         metadata = _from_message(message)
     except (DecodeError, ValueError) as error:
         raise UnreadableRecord(
-            f"The record of ledger {ledger_id} cannot be understood: {error}; look at it with "
+            f"The record of ledger {ledger_id} cannot be decoded: {error}; look at it with "
             f"`bookkeeper shell ledgermetadata -ledgerid {ledger_id}`."
         ) from error
     return metadata
@@ -145,7 +137,7 @@ def _check(metadata: LedgerMetadata) -> None:
 
 
 def _unknown_fields(message: pb.LedgerMetadataFormat) -> bytes:
-    """What is left of a message without the fields that are known here; empties `message`."""
+    """The bytes of the fields that are not known here; empties `message`."""
     for known in message.DESCRIPTOR.fields:
         message.ClearField(known.name)
     return message.SerializePartialToString()
@@ -176,7 +168,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(value: bytes, start: int) -> tuple[int, int]:
-    """A varint of at most 32 bits at `start`, and where it ends."""
+    """A varint of at most 32 bits at `start`, and the offset after it."""
     number = 0
     for place, byte in enumerate(value[start : start + 5]):
         number |= (byte & 0x7F) << (7 * place)
@@ -189,9 +181,9 @@ def _read_varint(value: bytes, start: int) -> tuple[int, int]:
 
 
 def decode_bookie(bookie: BookieId, value: bytes) -> BookieAddress | None:
-    """Where a registered bookie listens: as its record says, else as its id does.
+    """The address of a registered bookie: from its record, else from its id.
 
-    None if neither does, or the record is damaged and the id is only a name.
+    None if neither has one.
     """
     info = pb.BookieServiceInfoFormat()
     try:
@@ -217,9 +209,9 @@ def _address(host: str, port: int) -> BookieAddress | None:
 
 
 def decode_racks(value: bytes) -> Mapping[BookieId, str]:
-    """The racks in the record at `RACKS_PATH`: JSON {group: {bookie: {"rack": ...}}}.
+    """Decode the record at `RACKS_PATH`: JSON {group: {bookie: {"rack": ...}}}.
 
-    Raises `UnreadableRecord` if it is not of that form.
+    Raises `UnreadableRecord` for any other form.
     """
     if not value.strip():
         return {}
@@ -232,16 +224,20 @@ def decode_racks(value: bytes) -> Mapping[BookieId, str]:
         }
     except (ValueError, AttributeError, TypeError) as error:
         raise UnreadableRecord(
-            f"The racks in {RACKS_PATH} cannot be understood ({error}): set them again with "
+            f"The racks in {RACKS_PATH} cannot be decoded ({error}): set them again with "
             "`pulsar-admin bookies set-bookie-rack`."
         ) from error
 
 
-# Places
+# Paths
 
 
 class LedgerPaths:
-    """The places of BookKeeper's records below `root`."""
+    """The paths of BookKeeper's records below `root`.
+
+    In the path of a ledger an id below 2^31 - 1 has 10 digits (`AA/BBBB/LCCCC`), a larger one 19
+    (`AAA/BBBB/CCCC/DDDD/LEEEE`).
+    """
 
     def __init__(self, root: str = DEFAULT_ROOT) -> None:
         self.root = root.rstrip("/")
@@ -250,11 +246,11 @@ class LedgerPaths:
         self.read_only = f"{self.available}/{READ_ONLY}"
         self.id_generator = f"{self.root}/idgen"
         self.long_id_generator = f"{self.root}/idgen-long"
-        """There once ids of 31 bits have run out."""
+        """It exists once ids of 31 bits have run out."""
         self.layout = f"{self.root}/LAYOUT"
 
     def ledger(self, ledger_id: int) -> str:
-        """Where the record of a ledger is."""
+        """The path of the record of a ledger."""
         if ledger_id < SHORT_ID_LIMIT:
             digits = f"{ledger_id:010d}"
             return f"{self.root}/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
@@ -263,7 +259,7 @@ class LedgerPaths:
         return f"{self.root}/{levels}/L{digits[15:]}"
 
     def ledger_id(self, path: str) -> LedgerId | None:
-        """The ledger whose record is at `path`, None if that is no place of a ledger."""
+        """The ledger whose record is at `path`, None for other paths."""
         if not path.startswith(f"{self.root}/"):
             return None
         match = _LEDGER.fullmatch(path, len(self.root) + 1)
@@ -273,7 +269,7 @@ class LedgerPaths:
         return LedgerId(ledger_id) if self.ledger(ledger_id) == path else None
 
     def parents(self, path: str) -> Sequence[str]:
-        """The places above `path` from its direct parent up to the root, which is among them."""
+        """The paths above `path`, from its direct parent up to and with the root."""
         found = []
         parent = path
         while parent != self.root:
@@ -311,7 +307,7 @@ def long_ledger_id(high: int, low: int) -> LedgerId:
 
 
 def check_layout(value: bytes | None) -> None:
-    """Nothing if ledgers are kept as here, or no layout was written.
+    """Check that the layout of the ledgers is the one known here, or not written.
 
     Raises `UnreadableRecord` for another layout.
     """
@@ -319,5 +315,5 @@ def check_layout(value: bytes | None) -> None:
     if text and text.splitlines() != [_LAYOUT_VERSION, _LAYOUT_MANAGER]:
         raise UnreadableRecord(
             f"The ledgers of this cluster have the layout {text!r}, and only {_LAYOUT_MANAGER} of "
-            f"version {_LAYOUT_VERSION} is understood: use a cluster with BookKeeper's default one."
+            f"version {_LAYOUT_VERSION} is supported: use a cluster with BookKeeper's default one."
         )

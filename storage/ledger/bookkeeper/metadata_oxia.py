@@ -1,18 +1,4 @@
-"""Ledger records and the list of bookies in Oxia, as Apache Pulsar's driver keeps them.
-
-Rules:
-
-- No partition keys and no indexes: Pulsar's driver finds a record by its key alone.
-- Children are found only below parents that are records themselves, so every parent is there before
-  a record is made.  That one exists says nothing of those above it: others make them from below,
-  and may have died halfway.
-- An id is how often `idgen` was put to: it is never deleted, and a lost answer costs one id.
-- The record that is found after a lost answer was written here if it is byte for byte the same; the
-  store below has looked at that already where it could.
-- The bookies are listed again after every change below `available`, or when changes were missed.
-- On servers before release 0.14.4 a process has one store for each Oxia cluster, whatever it keeps
-  there: pass the one that is open.
-"""
+"""Ledger records and the list of bookies in Oxia, in the form of Apache Pulsar's driver."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -55,10 +41,15 @@ T = TypeVar("T")
 
 
 class OxiaLedgerMetadata(LedgerMetadataStore):
-    """`LedgerMetadataStore` on Oxia, with the records of Apache Pulsar's driver."""
+    """`LedgerMetadataStore` on Oxia, with the records of Apache Pulsar's driver.
+
+    Records have no partition keys and no indexes, as that driver finds them by key alone.  On
+    servers before release 0.14.4 a process may have only one store for each Oxia cluster: pass the
+    open one.
+    """
 
     def __init__(self, store: MetadataStore, *, close_store: bool = True) -> None:
-        """On the running loop.  With `close_store` the store is closed with it."""
+        """Make it in the running loop.  With `close_store` the store is closed with it."""
         self._store = store
         self._close_store = close_store
         self._paths = LedgerPaths()
@@ -185,6 +176,7 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
         except VersionConflict:
             raise _conflict(ledger_id) from None
         except MetadataError as error:
+            # The outcome is unknown.  The same bytes under another version are our write.
             record = await self._record(ledger_id)
             if record is None or record.value != value or record.version == expect:
                 raise LedgerError(str(error)) from error
@@ -192,7 +184,9 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
         return made.version
 
     async def _make_parents(self, path: str) -> None:
-        """Make whatever is missing above a record, from above."""
+        """Make the missing parents of a record, from the top."""
+        # Children are found only below parents that are records.  Each is checked: other clients
+        # make parents from below, and may have died half-way.
         parents = self._paths.parents(path)[::-1]
         found = await _ledger_errors(self._store.get_many(parents))
         for parent, record in zip(parents, found, strict=True):
@@ -206,7 +200,7 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
     # Ids
 
     async def _high_parts(self) -> list[int]:
-        """The high halves of long ids that have been begun; empty while ids are short."""
+        """The high halves of long ids that are in use; empty while ids are short."""
         path = self._paths.long_id_generator
         if await _ledger_errors(self._store.get(path)) is None:
             return []
@@ -218,6 +212,8 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
 
     async def _count(self, path: str) -> int:
         """The next number of a counter; the first one is 1."""
+        # It is the record's number of modifications.  The record is never deleted, and a lost
+        # answer costs one number.
         made = await self._put_again(path)
         if made.modifications == 0:
             await self._make_parents(path)
@@ -257,7 +253,7 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
         self._bookies = Bookies(writable, read_only, self._racks(racks))
 
     async def _addresses(self, level: str) -> dict[BookieId, BookieAddress]:
-        """Those that are registered, and say where they are."""
+        """The registered bookies that have an address."""
         names = await self._store.children(level)
         names = [name for name in names if name != metadata_format.READ_ONLY]
         records = await self._store.get_many([f"{level}/{name}" for name in names])
@@ -271,7 +267,7 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
         return found
 
     def _racks(self, record: Record | None) -> dict[BookieId, str]:
-        """The racks; those known before where an operator wrote what cannot be understood."""
+        """The racks; those known before if the record cannot be decoded."""
         if record is None:
             return {}
         try:
@@ -286,7 +282,7 @@ async def _gather(calls: Sequence[Coroutine[object, object, T]]) -> list[T]:
 
 
 async def _ledger_errors(call: Awaitable[T]) -> T:
-    """What a call of the store returns; its failure is that of the ledgers."""
+    """Await a call of the metadata store; its errors become `LedgerError`."""
     try:
         return await call
     except MetadataError as error:

@@ -1,15 +1,4 @@
-"""Where ledger records and the list of bookies live: the door to Oxia or ZooKeeper.
-
-Rules that both drivers keep:
-
-- Records and their places are those of Pulsar's and BookKeeper's own drivers, parents included, so
-  that bookies, their garbage collection, auto-recovery and shells understand every ledger.
-- A write names the version it read.  After an answer that got lost the driver reads the record:
-  if it is what was written, the write took effect; else it is a conflict.
-- An id is given once for the life of the cluster.
-- A list of bookies is the newest known one: it may be behind, so an error of a connection weighs
-  more than a registration.
-"""
+"""The interface to ledger records and the list of bookies, which are in Oxia or ZooKeeper."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -29,7 +18,7 @@ class LedgerMetadataConflict(InternalError):
 
 @dataclass(frozen=True, slots=True)
 class VersionedMetadata:
-    """A record with the version that a change of it must name.  Versions are opaque."""
+    """A record, and the version that a change of it must name.  Versions are opaque."""
 
     metadata: LedgerMetadata
     version: int
@@ -37,7 +26,7 @@ class VersionedMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BookieAddress:
-    """Where a bookie listens."""
+    """The address on which a bookie listens."""
 
     host: str
     port: int
@@ -55,16 +44,22 @@ class Bookies:
 class LedgerMetadataStore(ABC):
     """Interface: ledger records and the list of bookies, on Oxia or ZooKeeper.
 
-    Every method raises `LedgerError` when the store cannot do it.
+    Records and their paths, parents included, are those of Pulsar's and BookKeeper's own drivers,
+    so that bookies, their garbage collection, auto-recovery and shells can read every ledger.  If
+    the answer to a write is lost, the driver reads the record: the write took effect if the record
+    is what was written, else it is a conflict.  Every method raises `LedgerError` on a failure.
     """
 
     @abstractmethod
     async def start(self) -> None:
-        """Connect, read the list of bookies, and follow it.  Refuses a layout it cannot read."""
+        """Connect, read the list of bookies, and follow its changes.
+
+        Raises `UnreadableRecord` for a layout of ledgers that it does not know.
+        """
 
     @abstractmethod
     async def next_ledger_id(self) -> LedgerId:
-        """An id that nobody got before."""
+        """An id that no ledger of the cluster ever had."""
 
     @abstractmethod
     async def create(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> VersionedMetadata:
@@ -78,11 +73,14 @@ class LedgerMetadataStore(ABC):
     async def write(
         self, ledger_id: LedgerId, metadata: LedgerMetadata, *, expect: int
     ) -> VersionedMetadata:
-        """Replace the record.  Raises `LedgerMetadataConflict`, `NoSuchLedger`."""
+        """Replace the record of version `expect`.
+
+        Raises `LedgerMetadataConflict`, `NoSuchLedger`.
+        """
 
     @abstractmethod
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Remove the record, whatever its version.  What is gone already is fine."""
+        """Remove the record, whatever its version; no error if there is none."""
 
     @abstractmethod
     async def list_ledgers(self) -> list[LedgerId]:
@@ -91,8 +89,8 @@ class LedgerMetadataStore(ABC):
     @property
     @abstractmethod
     def bookies(self) -> Bookies:
-        """The registered bookies, as far as it is known now."""
+        """The registered bookies, as last listed: the list may be behind."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of everything that `start` took."""
+        """Release what `start` opened."""

@@ -1,19 +1,9 @@
-"""Ledger records and the list of bookies in ZooKeeper, as BookKeeper's own drivers keep them.
+"""Ledger records and the list of bookies in ZooKeeper, in the form of BookKeeper's own drivers.
 
-Rules:
+The drivers of Apache BookKeeper and Apache Pulsar have the same tree; only its root differs:
 
-- Both forms of Apache BookKeeper and Apache Pulsar are one tree; only its root differs:
-
-      zk+hierarchical://HOST:PORT;HOST:PORT/ledgers   that path (so does zk+null://)
-      metadata-store:zk:HOST:PORT,HOST:PORT/CHROOT    `/ledgers` below the chroot
-
-- The number of a sequential node below `idgen` is the id: it counts the children ever made there,
-  so `idgen` is never deleted, and a lost answer costs one id.
-- A new record has a random creator token: the record that is found after a lost answer was
-  written here if it is byte for byte the same.
-- Parents are made from the top, again and again: BookKeeper's clients remove empty ones.
-- The bookies are listed again after every change below `available` and after every reconnection,
-  watched first.  While they cannot be watched they are listed every now and then.
+    zk+hierarchical://HOST:PORT;HOST:PORT/ledgers   that path (zk+null:// too)
+    metadata-store:zk:HOST:PORT,HOST:PORT/CHROOT    `/ledgers` below the chroot
 """
 
 import asyncio
@@ -63,14 +53,14 @@ _HIGH_PREFIX = "HOB-"
 
 @dataclass(frozen=True, slots=True)
 class LedgerRoot:
-    """Which ZooKeepers, and below which node the ledgers are."""
+    """The ZooKeeper servers, and the node below which the ledgers are."""
 
     servers: str
     path: str
 
 
 def parse_metadata_service_uri(uri: str) -> LedgerRoot:
-    """Where the ledgers are.  Raises `InvalidZooKeeperAddress`."""
+    """Parse the URI of a metadata service.  Raises `InvalidZooKeeperAddress`."""
     address: ZooKeeperAddress
     for scheme in _BOOKKEEPER_SCHEMES:
         if uri.startswith(scheme):
@@ -91,7 +81,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
     """`LedgerMetadataStore` on ZooKeeper, with the records of BookKeeper's own drivers."""
 
     def __init__(self, root: LedgerRoot, rng: Random, access: StoreAccess | None = None) -> None:
-        """On the running loop.  `rng` makes creator tokens."""
+        """Make it in the running loop.  `rng` makes creator tokens."""
         self._paths = LedgerPaths(root.path)
         self._racks_path = root.path.rpartition("/")[0] + metadata_format.RACKS_PATH
         self._rng = rng
@@ -140,6 +130,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
 
     async def create(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> VersionedMetadata:
         """See `LedgerMetadataStore.create`."""
+        # With a random token: after a lost answer the same bytes are our write.
         made = replace(metadata, creator_token=self._rng.getrandbits(63))
         path = self._paths.ledger(ledger_id)
         record = metadata_format.encode_metadata(made)
@@ -229,7 +220,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
     # Ids
 
     async def _high_parts(self) -> list[int]:
-        """The high halves of long ids that have been begun; empty while ids are short."""
+        """The high halves of long ids that are in use; empty while ids are short."""
         names = await self._read(requests.get_children(self._paths.long_id_generator))
         if names is None:
             return []
@@ -242,6 +233,8 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
 
     async def _count(self, generator: str) -> int | None:
         """The next number of a generator, None once it has run over."""
+        # A sequential node's number counts the children ever made there.  So the generator is never
+        # deleted, and a lost answer costs one number.
         try:
             path = await self._create(f"{generator}/{_ID_PREFIX}", b"", sequential=True)
         except RequestFailed as error:
@@ -252,7 +245,8 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
     # Requests
 
     async def _create(self, path: str, value: bytes, *, sequential: bool = False) -> str:
-        """Make a node and what is missing above it.  Raises `RequestFailed`, `LedgerError`."""
+        """Make a node and its missing parents.  Raises `RequestFailed`, `LedgerError`."""
+        # In a loop, as BookKeeper's clients remove empty parents meanwhile.
         request = requests.create(path, value, ephemeral=sequential, sequential=sequential)
         lost = False
         for _ in range(bounds.ZOOKEEPER_TRIES):
@@ -280,7 +274,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
                     raise _failed(error, parent) from error
 
     async def _read(self, request: Request) -> Value:
-        """An answer, None where there is no such node."""
+        """The answer to a read, None if there is no such node."""
         try:
             return (await self._call(request))[0]
         except RequestFailed as error:
@@ -310,7 +304,9 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
         self._stale.set()
 
     async def _follow_bookies(self) -> None:
-        """Until something fails; whoever calls it again has everything made afresh."""
+        """List the bookies after each change and reconnection, until an error."""
+        # The watch comes first, so that no change is missed.  If it cannot be set, the bookies are
+        # listed at least, and again each time this is restarted.
         while True:
             self._stale.clear()
             try:
@@ -322,9 +318,10 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
             await self._stale.wait()
 
     async def _watch_bookies(self) -> None:
-        """Unless they are watched.  What comes first: a reconnection meanwhile undoes it."""
+        """Set the watches, unless they are set."""
         if self._watched:
             return
+        # Noted before the calls: a reconnection meanwhile clears it.
         self._watched = True
         for path, recursive in ((self._paths.available, True), (self._racks_path, False)):
             try:
@@ -359,7 +356,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
         )
 
     def _racks(self, record: Read) -> dict[BookieId, str]:
-        """The racks; those known before where an operator wrote what cannot be understood."""
+        """The racks; those known before if the record cannot be decoded."""
         if not isinstance(record, tuple):
             return {}
         try:
@@ -370,7 +367,7 @@ class ZooKeeperLedgerMetadata(LedgerMetadataStore):
 
 
 def _addresses(names: list[str], records: list[Read]) -> dict[BookieId, BookieAddress]:
-    """Those that are registered still, and say where they are."""
+    """The bookies that are still registered and have an address."""
     found: dict[BookieId, BookieAddress] = {}
     for name, record in zip(names, records, strict=True):
         if not isinstance(record, tuple):
@@ -401,6 +398,6 @@ def _no_such_ledger(ledger_id: LedgerId) -> NoSuchLedger:
 
 def _failed(error: RequestFailed, path: str) -> LedgerError:
     return LedgerError(
-        f"ZooKeeper refused what was asked of {path} ({error.failure.name}): look at the access "
+        f"ZooKeeper refused a request for {path} ({error.failure.name}): look at the access "
         "rights of that node and the server's log."
     )

@@ -3,8 +3,6 @@
 - `metadata-store:oxia://HOST:PORT/NAMESPACE`: bookies with Pulsar's driver on Oxia
 - `metadata-store:zk:HOST:PORT/CHROOT`: the same on ZooKeeper
 - `zk+hierarchical://HOST:PORT/ledgers`, `zk+null://HOST:PORT/ledgers`: BookKeeper's own driver
-
-Clients of either service are imported when they are used.
 """
 
 import random
@@ -33,10 +31,10 @@ async def open_bookkeeper(
     access: StoreAccess,
     beside: MetadataStore | None = None,
 ) -> BookKeeperLedgerStore:
-    """A store that serves, on the running loop.  Raises `LedgerError`, `MetadataError`.
+    """Open a store in the running loop.  Raises `LedgerError`, `MetadataError`.
 
-    `beside` is a metadata store of this process that is open longer: if it is on the same namespace
-    of the same Oxia server it is used, as servers before 0.14.4 bear one writer only.
+    `beside` is a metadata store of this process that stays open longer.  It is used if it is on the
+    same namespace of the same Oxia server: servers before 0.14.4 support one writer only.
     """
     metadata = await _ledger_metadata(uri, clock, rng, access, beside)
     pool = BookiePool(partial(address_of, metadata), bookies)
@@ -50,7 +48,7 @@ async def open_bookkeeper(
 
 
 def address_of(metadata: LedgerMetadataStore, bookie: BookieId) -> BookieAddress | None:
-    """Where a registered bookie listens."""
+    """The address of a registered bookie."""
     known = metadata.bookies
     return known.writable.get(bookie) or known.read_only.get(bookie)
 
@@ -62,6 +60,7 @@ async def _ledger_metadata(
     access: StoreAccess,
     beside: MetadataStore | None,
 ) -> LedgerMetadataStore:
+    # The clients of either service are imported only when they are used.
     if uri.startswith(OXIA_SCHEME):
         from storage.ledger.bookkeeper.metadata_oxia import OxiaLedgerMetadata  # noqa: PLC0415
         from storage.metadata.oxia.address import parse_address  # noqa: PLC0415

@@ -1,13 +1,4 @@
-"""Which bookies are left out of new ensembles for a while, because they failed repeatedly.  Pure.
-
-Rules:
-
-- Only failures of different moments count: a connection that breaks fails everything on it.
-- `BOOKIE_ERRORS` failures within `BOOKIE_ERROR_WINDOW_S` put a bookie into quarantine for
-  `BOOKIE_QUARANTINE_S`; what happens meanwhile does not make it longer.
-- It is a preference of `ensemble_choice`, not a verdict: ensembles in use keep their bookies.
-- Times are of one monotonic clock, in seconds, given by the caller.
-"""
+"""Quarantine of bookies that failed repeatedly: new ensembles avoid them for a while.  Pure."""
 
 from collections.abc import Set
 
@@ -16,9 +7,11 @@ from storage.ledger.bookkeeper.ledger_metadata import BookieId
 
 
 class Quarantine:
-    """Leaves bookies that failed repeatedly out of new ensembles for a while.
+    """The bookies in quarantine, and the recent failures of others.
 
-    Holds at most `BOOKIE_ERRORS` times for each bookie that failed.
+    `BOOKIE_ERRORS` failures within `BOOKIE_ERROR_WINDOW_S` put a bookie into quarantine for
+    `BOOKIE_QUARANTINE_S`; failures meanwhile do not prolong it.  Ensembles in use keep their
+    bookies.  Times are seconds of one monotonic clock of the caller.
     """
 
     def __init__(self) -> None:
@@ -32,6 +25,7 @@ class Quarantine:
         recent = [
             at for at in self._failures.get(bookie, ()) if now_s - at < bounds.BOOKIE_ERROR_WINDOW_S
         ]
+        # A connection that breaks fails all its requests at once: these are one failure.
         if not recent or now_s - recent[-1] >= bounds.BOOKIE_ERROR_SPACING_S:
             recent.append(now_s)
         self._failures[bookie] = recent
@@ -42,7 +36,7 @@ class Quarantine:
         return True
 
     def quarantined(self, now_s: float) -> Set[BookieId]:
-        """The bookies to leave out now."""
+        """The bookies that are in quarantine now."""
         self._until = {bookie: until for bookie, until in self._until.items() if now_s < until}
         window = bounds.BOOKIE_ERROR_WINDOW_S
         self._failures = {

@@ -1,11 +1,4 @@
-"""Handles that read ledgers from bookies.
-
-Rules:
-
-- Nothing above the last add confirmed is read.
-- When no replica gives an entry the record is read again, once: others may have moved the entries,
-  or deleted the ledger.  A ledger that others closed meanwhile is as they closed it.
-"""
+"""Handles that read ledgers from bookies."""
 
 import asyncio
 from abc import abstractmethod
@@ -35,11 +28,11 @@ from storage.ledger.bookkeeper.reads import (
 from storage.ledger.store import CorruptEntry, LedgerError, NoSuchEntry, ReadableLedger
 
 _BATCH_ENTRY_OVERHEAD_BYTES = 4
-"""The size before each entry of a batch."""
+"""Bytes of the size field before each entry of a batch."""
 
 
-class _Run:
-    """One `RangeRead` with bookies."""
+class _RangeReader:
+    """Carries out one `RangeRead` with bookies."""
 
     __slots__ = ("_done", "_machine", "_seal", "_services")
 
@@ -50,7 +43,7 @@ class _Run:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Return when the machine is at its end.  Raises a defect of ours as it is."""
+        """Return when the read has ended.  A defect is raised as it is."""
         self._perform(self._machine.start())
         await self._done
         self._services.counters.read_retries += self._machine.retries
@@ -75,17 +68,17 @@ class _Run:
 
     def _entry_done(self, request: ReadOne, code: ReplyCode, body: bytes) -> None:
         if not self._done.done():
-            self._or_fail(partial(self._take_entry, request, code, body))
+            self._fail_on_error(partial(self._take_entry, request, code, body))
 
     def _batch_done(self, request: ReadBatch, code: ReplyCode, bodies: Sequence[bytes]) -> None:
         if not self._done.done():
-            self._or_fail(partial(self._take_batch, request, code, bodies))
+            self._fail_on_error(partial(self._take_batch, request, code, bodies))
 
-    def _or_fail(self, take: Callable[[], None]) -> None:
-        """A defect of ours ends the read with its error: nobody waits for ever."""
+    def _fail_on_error(self, take: Callable[[], None]) -> None:
+        """Call `take`; an error in it ends the read, which would wait for ever otherwise."""
         try:
             take()
-        except Exception as error:  # noqa: BLE001 - raised to who reads
+        except Exception as error:  # noqa: BLE001 - raised in `run`
             if not self._done.done():
                 self._done.set_exception(error)
 
@@ -106,14 +99,15 @@ class _Run:
         self._perform(self._machine.batch_replied(request, code, found))
 
     def _open(self, body: bytes, entry_id: int) -> OpenedEntry | None:
+        # Q27: then the next replica is read, as after a failure.
         try:
             return self._seal.digest.open(body, self._seal.ledger_id, entry_id)
         except DigestMismatch:
             return None
 
 
-class BookKeeperReads(ReadableLedger):
-    """Reading, for every kind of handle."""
+class BookKeeperLedger(ReadableLedger):
+    """Reading, which all kinds of handles share."""
 
     def __init__(
         self, services: LedgerServices, cell: LedgerCell, metadata: LedgerMetadata
@@ -131,11 +125,11 @@ class BookKeeperReads(ReadableLedger):
     @property
     @abstractmethod
     def metadata(self) -> LedgerMetadata:
-        """The record as it is known here."""
+        """The record as it was written or read last."""
 
     @abstractmethod
     def _adopt(self, metadata: LedgerMetadata) -> None:
-        """The record as it was read just now."""
+        """Take the record as it was read just now."""
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[bytes]:
         """See `ReadableLedger`."""
@@ -149,6 +143,7 @@ class BookKeeperReads(ReadableLedger):
         if tried.failure is None:
             return tried.entries
         self._require_usable()
+        # Q28: another client may have moved the entries, or deleted the ledger.
         stored = (await self._services.metadata.read(self.ledger_id)).metadata
         self._adopt(stored)
         tried = await self._try(stored, first, last, max_bytes)
@@ -170,7 +165,7 @@ class BookKeeperReads(ReadableLedger):
             overhead_bytes=self._seal.digest.overhead_bytes + _BATCH_ENTRY_OVERHEAD_BYTES,
             batches=self._batches,
         )
-        await _Run(self._services, self._seal, machine).run()
+        await _RangeReader(self._services, self._seal, machine).run()
         if machine.batches_refused:
             self._batches = False
         return machine
@@ -189,8 +184,8 @@ class BookKeeperReads(ReadableLedger):
         )
 
 
-class BookKeeperReadableLedger(BookKeeperReads):
-    """A ledger that is closed, or was looked at without disturbing its writer."""
+class BookKeeperReadableLedger(BookKeeperLedger):
+    """A ledger that is closed, or was opened without disturbing its writer."""
 
     def __init__(
         self,
@@ -222,15 +217,18 @@ class BookKeeperReadableLedger(BookKeeperReads):
 
     def _adopt(self, metadata: LedgerMetadata) -> None:
         self._metadata = metadata
+        # Another client may have closed it meanwhile: its end is what may be read.
         if metadata.state is LedgerState.CLOSED:
             self._last_add_confirmed = metadata.last_entry_id
             self._length = metadata.length
 
 
-class LiveLedger(BookKeeperReads):
-    """Reads up to the last add confirmed of the handle that writes, as it moves."""
+class LiveLedger(BookKeeperLedger):
+    """A ledger that is being written: readable up to its writer's current last add confirmed."""
 
-    def __init__(self, services: LedgerServices, cell: LedgerCell, writer: BookKeeperReads) -> None:
+    def __init__(
+        self, services: LedgerServices, cell: LedgerCell, writer: BookKeeperLedger
+    ) -> None:
         super().__init__(services, cell, writer.metadata)
         self._writer = writer
 
@@ -250,11 +248,11 @@ class LiveLedger(BookKeeperReads):
         return self._writer.length
 
     def _adopt(self, metadata: LedgerMetadata) -> None:
-        """The writer knows its own record better."""
+        """Do nothing: the writer has its own record."""
 
 
-class LastConfirmed:
-    """Asks the last ensemble of a ledger how far it is confirmed, without fencing it."""
+class LastConfirmedQuery:
+    """Reads the last add confirmed of a ledger from its last ensemble, without fencing it."""
 
     def __init__(
         self, services: LedgerServices, ledger_id: LedgerId, metadata: LedgerMetadata
@@ -265,9 +263,9 @@ class LastConfirmed:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def ask(self) -> tuple[int, OpenedEntry | None]:
-        """The last add confirmed, and the entry that says so.
+        """The last add confirmed, and the entry that has it.
 
-        Raises `LedgerError`, and a defect of ours as it is.
+        Raises `LedgerError`; a defect is raised as it is.
         """
         ledger_id = self._seal.ledger_id
         for request in self._machine.start():
@@ -282,12 +280,12 @@ class LastConfirmed:
         return self._machine.last_confirmed, self._machine.newest
 
     def _replied(self, request: ReadOne, code: ReplyCode, body: bytes) -> None:
-        """A defect of ours ends it with its error: nobody waits for ever."""
+        """Take an answer; an error in it ends the query, which would wait for ever otherwise."""
         if self._done.done():
             return
         try:
             self._take(request, code, body)
-        except Exception as error:  # noqa: BLE001 - raised to who opens the ledger
+        except Exception as error:  # noqa: BLE001 - raised in `ask`
             self._done.set_exception(error)
 
     def _take(self, request: ReadOne, code: ReplyCode, body: bytes) -> None:
@@ -305,8 +303,11 @@ class LastConfirmed:
 async def open_unrecovered(
     services: LedgerServices, cell: LedgerCell, metadata: LedgerMetadata
 ) -> BookKeeperReadableLedger:
-    """A handle up to what is known to be confirmed.  Raises as `LastConfirmed.ask`."""
-    last, newest = await LastConfirmed(services, cell.ledger_id, metadata).ask()
+    """A handle up to the last add confirmed that bookies know.
+
+    Raises as `LastConfirmedQuery.ask`.
+    """
+    last, newest = await LastConfirmedQuery(services, cell.ledger_id, metadata).ask()
     if newest is not None and newest.entry_id == last + 1:
         length = newest.length - len(newest.data)
         return BookKeeperReadableLedger(services, cell, metadata, last, length)
@@ -319,7 +320,7 @@ async def open_unrecovered(
 async def _length_up_to(
     services: LedgerServices, cell: LedgerCell, metadata: LedgerMetadata, entry_id: int
 ) -> int:
-    """The length that an entry's own header tells."""
+    """The length in the header of an entry."""
     seal = EntrySeal(cell.ledger_id, metadata)
     bookies = metadata.ensemble_of(entry_id).bookies
     for place in metadata.write_set(entry_id):

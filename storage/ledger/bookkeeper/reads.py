@@ -1,17 +1,4 @@
-"""Reading from bookies: which replica is asked for what, and when an answer is enough.  Pure.
-
-Rules:
-
-- An entry is asked for in the order of its write set; after an error, a missing entry or a damaged
-  one the next replica is asked.
-- Entries come as a batch where every bookie of the ensemble has all of them, one batch at a time;
-  elsewhere, and when no replica gives a batch, one by one, several at once.  What is in flight is
-  bounded in entries, and in bytes as far as sizes are known.
-- A result is whole entries in order within `max_bytes`, at least one.  It may end before an entry
-  that cannot be had, or that is larger than what is left if all before it were.
-- The end of a ledger is known when in every write set so many have answered that no entry can have
-  been acknowledged by the others alone.
-"""
+"""Reads from bookies: the order of replicas, and the number of answers that is enough.  Pure."""
 
 import enum
 from collections.abc import Sequence
@@ -23,16 +10,16 @@ from storage.ledger.bookkeeper.digest import OpenedEntry
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata
 
 NEGATIVE = frozenset({ReplyCode.NO_SUCH_LEDGER, ReplyCode.NO_SUCH_ENTRY})
-"""A bookie says that it does not hold an entry.  All that is neither this nor OK says nothing."""
+"""Codes by which a bookie says that it does not hold an entry."""
 
 
 def enough_answers(metadata: LedgerMetadata) -> int:
-    """Members of a write set without which no entry can have been acknowledged."""
+    """Number of members of a write set without which no entry can have been acknowledged."""
     return metadata.write_quorum - metadata.ack_quorum + 1
 
 
 class ReadState(enum.Enum):
-    """Of one read."""
+    """State of one read."""
 
     READING = "reading"
     DONE = "done"
@@ -40,7 +27,7 @@ class ReadState(enum.Enum):
 
 
 class ReadFailure(enum.Enum):
-    """Why no replica gave an entry."""
+    """The reason that no replica gave an entry."""
 
     UNAVAILABLE = "some bookies did not answer"
     MISSING = "no bookie holds it"
@@ -49,7 +36,7 @@ class ReadFailure(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadOne:
-    """Ask a bookie for an entry; -1: the last one that it holds."""
+    """Read an entry from a bookie; -1: the last one that it holds."""
 
     bookie: BookieId
     entry_id: int
@@ -57,7 +44,7 @@ class ReadOne:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadBatch:
-    """Ask a bookie for entries from `first` on."""
+    """Read entries from `first` on from a bookie."""
 
     bookie: BookieId
     first: int
@@ -70,7 +57,7 @@ ReadEffect = ReadOne | ReadBatch
 
 @dataclass(slots=True)
 class _Attempt:
-    """How far one entry, or the batch that begins with it, has got with its replicas."""
+    """The replicas of one entry, or of the batch that begins with it, tried so far."""
 
     replicas: Sequence[BookieId]
     asked: int = 0
@@ -84,20 +71,29 @@ class _Attempt:
         return self.replicas[self.asked - 1]
 
     def note(self, code: ReplyCode) -> None:
-        """An answer that is no help."""
+        """Count an answer without the entry."""
         self.negatives += code in NEGATIVE
         self.damaged += code is ReplyCode.OK
 
     @property
     def failure(self) -> ReadFailure:
         if self.negatives + self.damaged < len(self.replicas):
-            # A bookie that is silent now may have a whole copy: this passes.
+            # A bookie that does not answer now may have a whole copy: a later read may succeed.
             return ReadFailure.UNAVAILABLE
         return ReadFailure.DAMAGED if self.damaged else ReadFailure.MISSING
 
 
 class RangeRead:
-    """Reads the entries `first` to `last`, all confirmed, from the bookies that have them."""
+    """Reads the entries `first` to `last`, all confirmed, from their bookies.
+
+    Replicas are tried in the order of the write set.  If every bookie of the ensemble has all
+    entries they are read in batches, one at a time; else, and if no replica gives a batch, one by
+    one, several at once.  Requests in flight are bounded in entries, and in bytes as far as sizes
+    are known.
+
+    The result is whole entries in order within `max_bytes`, at least one.  It may end before
+    `last`: at that bound, or before an entry that no replica gives.
+    """
 
     def __init__(
         self,
@@ -110,13 +106,13 @@ class RangeRead:
         overhead_bytes: int,
         batches: bool,
     ) -> None:
-        """`mean_bytes`: of an entry, to begin with; `overhead_bytes`: around one in an answer."""
+        """`mean_bytes` is a first guess of an entry's size; an answer adds `overhead_bytes`."""
         self.state = ReadState.READING
         self.entries: list[bytes] = []
         self.failure: ReadFailure | None = None
         self.failed_entry_id = -1
         self.retries = 0
-        """Answers that were no help."""
+        """Number of answers without the entry."""
         self.batches_refused = False
         self._metadata = metadata
         self._next = first
@@ -132,13 +128,13 @@ class RangeRead:
         self._lost: dict[int, ReadFailure] = {}
 
     def start(self) -> list[ReadEffect]:
-        """What to ask first."""
+        """The first requests."""
         return self._more()
 
     def entry_replied(
         self, request: ReadOne, code: ReplyCode, found: OpenedEntry | None
     ) -> list[ReadEffect]:
-        """The answer to one entry; OK without one: it was damaged."""
+        """Take the answer to one entry; OK without an entry: the copy is damaged."""
         entry_id = request.entry_id
         attempt = self._attempts.get(entry_id)
         if self.state is not ReadState.READING or attempt is None:
@@ -153,7 +149,7 @@ class RangeRead:
     def batch_replied(
         self, request: ReadBatch, code: ReplyCode, found: Sequence[OpenedEntry]
     ) -> list[ReadEffect]:
-        """The answer to a batch: what was whole from its first entry on; OK with none: damaged."""
+        """Take the answer to a batch: its first entries that are whole; OK with none: damaged."""
         attempt = self._attempts.get(request.first)
         if self.state is not ReadState.READING or attempt is None:
             return []
@@ -185,7 +181,7 @@ class RangeRead:
         return self._more()
 
     def _deliver(self) -> None:
-        """Take what is there, in order; end at the bound, at the last one, or at a lost one."""
+        """Take entries in order; end at the bound, at the last entry, or at one that is lost."""
         while self._next <= self._last:
             lost = self._lost.get(self._next)
             if lost is not None:
@@ -218,7 +214,7 @@ class RangeRead:
             self.failed_entry_id = self._next
 
     def _more(self) -> list[ReadEffect]:
-        """Ask for what may be asked for now."""
+        """The requests that may be sent now."""
         if self.state is not ReadState.READING:
             return []
         if self._batches and self._next < self._last:
@@ -248,12 +244,12 @@ class RangeRead:
             default=self._last + 1,
         )
         count = min(end - first, self._last + 1 - first, bounds.LEDGER_BATCH_READ_ENTRIES)
-        room = self._left + self._overhead * min(count, self._left // self._mean + 1)
+        expected = self._left + self._overhead * min(count, self._left // self._mean + 1)
         attempt = self._attempts[first] = _Attempt(self._replicas(first))
         bookie = attempt.next()
         if bookie is None:
             return []
-        size = max(min(room, bounds.LEDGER_BATCH_READ_BYTES), 1)
+        size = max(min(expected, bounds.LEDGER_BATCH_READ_BYTES), 1)
         return [ReadBatch(bookie, first, count, size)]
 
     def _replicas(self, entry_id: int) -> list[BookieId]:
@@ -263,7 +259,7 @@ class RangeRead:
 
 @dataclass(slots=True)
 class Coverage:
-    """Whether those who answered say enough about every write set of the last ensemble."""
+    """Whether enough bookies of the last ensemble answered."""
 
     metadata: LedgerMetadata
     answered: set[int] = field(default_factory=set)
@@ -271,16 +267,17 @@ class Coverage:
 
     @property
     def is_enough(self) -> bool:
-        """In each write set enough answered."""
+        """Whether enough members of each write set answered."""
         return self._each_has(self.answered)
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Too many will not answer."""
+        """Whether too many members of a write set failed to answer."""
         everyone = set(range(self.metadata.ensemble_size))
         return not self._each_has(everyone - self.silent)
 
     def _each_has(self, places: set[int]) -> bool:
+        # Q18: in each write set so many that no entry can be acknowledged by the others alone.
         needed = enough_answers(self.metadata)
         return all(
             len(places.intersection(self.metadata.write_set(first))) >= needed
@@ -289,10 +286,10 @@ class Coverage:
 
 
 class LastConfirmedRead:
-    """What the bookies of the last ensemble know of the last add confirmed.
+    """Reads the last add confirmed from the bookies of the last ensemble.
 
-    `last_confirmed` and `newest`, the entry that says so, are those of all who answered before it
-    was DONE.
+    `last_confirmed` is the highest in the answers until it was DONE, and `newest` the entry that
+    has it.
     """
 
     def __init__(self, metadata: LedgerMetadata) -> None:
@@ -306,14 +303,15 @@ class LastConfirmedRead:
         }
 
     def start(self) -> list[ReadOne]:
-        """Ask all of them."""
+        """The requests, one for each bookie."""
         return list(self._requests)
 
     def replied(self, request: ReadOne, code: ReplyCode, found: OpenedEntry | None) -> None:
-        """The answer of one; OK without an entry: it was damaged, which says nothing."""
+        """Take the answer of a bookie; OK without an entry: it is damaged, which is no answer."""
         place = self._requests.get(request)
         if self.state is not ReadState.READING or place is None:
             return
+        # Q19: other codes leave it unknown what the bookie holds.
         if found is not None or code in NEGATIVE:
             self._coverage.answered.add(place)
         else:

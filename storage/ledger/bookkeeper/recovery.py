@@ -1,21 +1,6 @@
-"""How a ledger without a living owner gets its end: marked, fenced, read on, written back, closed.
-Pure.
+"""Recovers a ledger without a living owner: marks, fences, reads on, writes back, closes.  Pure.
 
-Rules:
-
-- The record is IN_RECOVERY before anything else: from then on the old writer changes no ensemble.
-- All bookies of the last ensemble are fenced.  It is enough when in each write set so many answered
-  that no entry can be acknowledged any more.  Only OK, NO_SUCH_ENTRY and NO_SUCH_LEDGER answer.
-- Entries after the last add confirmed are read, fencing again, from their write sets in the record.
-  What any replica has is written back; an entry is absent only if enough members of its write set
-  say so; anything else fails the recovery, which may be tried later.  Nothing after the first
-  absent entry was acknowledged.
-- What is written back bears the last add confirmed that was found, not a higher one: another
-  recovery must not take for granted what is only on bookies that this one chose.
-- Bookies that fail meanwhile are replaced in memory; those ensembles are written with the close.
-- The length of the ledger is the one in its last entry.
-- Whoever closes first decides.  After a conflict the end of the others is taken, or all begins
-  again.  Every step may be done again after a crash.
+The rules Q17 to Q26 are in docs/quorums.md.  Every step may be repeated after a crash.
 """
 
 import enum
@@ -47,7 +32,7 @@ Chooser = Callable[[Sequence[BookieId], Sequence[int], frozenset[BookieId]], Map
 
 
 class RecoveryState(enum.Enum):
-    """Of one recovery."""
+    """State of one recovery."""
 
     MARKING = "marking"
     FENCING = "fencing"
@@ -58,7 +43,7 @@ class RecoveryState(enum.Enum):
     DONE = "done"
     FAILED = "failed"
 
-    __hash__ = object.__hash__  # that of Enum is not written in C
+    __hash__ = object.__hash__  # Enum's own is not written in C
 
 
 _S = RecoveryState
@@ -96,24 +81,24 @@ class WriteBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveryDone:
     """The ledger is CLOSED."""
 
     record: VersionedMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class NotRecovered:
-    """It is as it was; try again later."""
+class RecoveryFailed:
+    """The ledger could not be recovered; a later recovery may succeed."""
 
     error: LedgerError
 
 
-RecoveryEffect = WriteRecord | ReadRecord | AskBookie | WriteBack | Recovered | NotRecovered
+RecoveryEffect = WriteRecord | ReadRecord | AskBookie | WriteBack | RecoveryDone | RecoveryFailed
 
 
-class _Look:
-    """What the write set says of one entry."""
+class _EntryAnswers:
+    """Answers of one entry's write set."""
 
     __slots__ = ("found", "negatives", "waiting")
 
@@ -137,7 +122,7 @@ class Recovery:
     # The record
 
     def start(self, record: VersionedMetadata) -> list[RecoveryEffect]:
-        """Begin, with the record as it was read; also the answer to `ReadRecord`."""
+        """Begin with the record as it was read; call it for `ReadRecord` too."""
         metadata = record.metadata
         if metadata.state is LedgerState.CLOSED:
             return self._done(record)
@@ -145,6 +130,7 @@ class Recovery:
         if self._rounds > bounds.RECOVERY_ROUNDS:
             return self._fail("its record kept changing")
         self._record = record
+        # Q17: from then on the old writer can change no ensemble.
         if metadata.state is LedgerState.OPEN:
             self._move(RecoveryState.MARKING)
             marked = replace(metadata, state=LedgerState.IN_RECOVERY)
@@ -152,14 +138,15 @@ class Recovery:
         return self._fence()
 
     def written(self, record: VersionedMetadata) -> list[RecoveryEffect]:
-        """The record was written."""
+        """Go on after the record was written."""
         if self.state is RecoveryState.CLOSING:
             return self._done(record)
         self._record = record
         return self._fence()
 
     def conflict(self) -> list[RecoveryEffect]:
-        """The record was not at that version."""
+        """Read the record, which was not at the expected version."""
+        # Q26: if another client closed the ledger its end is taken; else all begins again.
         self._move(RecoveryState.REREADING)
         return [ReadRecord()]
 
@@ -171,14 +158,14 @@ class Recovery:
         self._changed = self._metadata
         self._needed = enough_answers(self._metadata)
         self._ends = LastConfirmedRead(self._metadata)
-        self._looks: dict[int, _Look] = {}
-        self._asked: dict[AskBookie, _Look] = {}
+        self._answers: dict[int, _EntryAnswers] = {}
+        self._requests: dict[AskBookie, _EntryAnswers] = {}
         return [AskBookie(read, fence=True) for read in self._ends.start()]
 
     def replied(
         self, request: AskBookie, code: ReplyCode, found: OpenedEntry | None
     ) -> list[RecoveryEffect]:
-        """A bookie answered, or did not; OK without an entry: its copy is damaged."""
+        """Take the answer to a read, or its failure; OK without an entry: the copy is damaged."""
         if self.state is RecoveryState.FENCING:
             return self._fence_replied(request, code, found)
         if self.state is RecoveryState.READING:
@@ -208,51 +195,54 @@ class Recovery:
 
     def _read_window(self) -> list[RecoveryEffect]:
         self._move(RecoveryState.READING)
-        self._looks, self._asked = {}, {}
+        self._answers, self._requests = {}, {}
         effects: list[RecoveryEffect] = []
         first = self._end + 1
         if self._end == self._start >= 0:
-            effects += self._look_at(self._start, fence=False)
+            effects += self._read_entry(self._start, fence=False)
+        # Q20: the bookies of these entries may not have been fenced yet.
         for entry_id in range(first, first + self._window):
-            effects += self._look_at(entry_id, fence=True)
+            effects += self._read_entry(entry_id, fence=True)
         return effects
 
-    def _look_at(self, entry_id: int, *, fence: bool) -> list[RecoveryEffect]:
-        look = self._looks[entry_id] = _Look(self._metadata.write_quorum)
+    def _read_entry(self, entry_id: int, *, fence: bool) -> list[RecoveryEffect]:
+        answers = self._answers[entry_id] = _EntryAnswers(self._metadata.write_quorum)
+        # Q24: the ensembles of the record, not those with the bookies that were chosen here.
         bookies = self._metadata.ensemble_of(entry_id).bookies
         requests = [
             AskBookie(ReadOne(bookies[place], entry_id), fence)
             for place in self._metadata.write_set(entry_id)
         ]
-        self._asked.update(dict.fromkeys(requests, look))
+        self._requests.update(dict.fromkeys(requests, answers))
         return list(requests)
 
     def _entry_replied(
         self, request: AskBookie, code: ReplyCode, found: OpenedEntry | None
     ) -> list[RecoveryEffect]:
-        look = self._asked.pop(request, None)
-        if look is None:
+        answers = self._requests.pop(request, None)
+        if answers is None:
             return []
         if code is ReplyCode.UNAUTHORISED:
             return self._unauthorised(request.read.bookie)
-        look.waiting -= 1
-        look.negatives += code in NEGATIVE
-        if look.found is None:
-            look.found = found
+        answers.waiting -= 1
+        answers.negatives += code in NEGATIVE
+        if answers.found is None:
+            answers.found = found
         return self._judge()
 
     def _judge(self) -> list[RecoveryEffect]:
-        """Go on once it is known where the entries of this window end."""
+        """Go on once it is known which entries of this window exist."""
         found: list[OpenedEntry] = []
         absent = False
         for entry_id in range(self._end + 1, self._end + 1 + self._window):
-            look = self._looks[entry_id]
-            if look.found is not None:
-                found.append(look.found)
-            elif look.negatives >= self._needed:
+            answers = self._answers[entry_id]
+            if answers.found is not None:
+                found.append(answers.found)
+            elif answers.negatives >= self._needed:
+                # Q21: it was not acknowledged, and so no entry after it was.
                 absent = True
                 break
-            elif look.waiting:
+            elif answers.waiting:
                 return []
             else:
                 return self._fail(f"it is not known whether there is an entry {entry_id}")
@@ -261,21 +251,23 @@ class Recovery:
         return self._measure()
 
     def _measure(self) -> list[RecoveryEffect]:
-        """Nothing is after the last add confirmed, or nothing more: the length, then close."""
+        """Find the length of the ledger, then close it: there are no further entries."""
+        # Q25: the length is in the last entry itself.  One that was written back is known already.
         if self._end == self._start >= 0:
-            look = self._looks[self._start]
-            if look.found is None:
-                if look.waiting:
+            answers = self._answers[self._start]
+            if answers.found is None:
+                if answers.waiting:
                     return []
                 return self._fail(f"its last entry {self._start} cannot be read")
-            self._length = look.found.length
+            self._length = answers.found.length
         return self._close()
 
     # Writing back
 
     def _write_back(self, found: list[OpenedEntry], at_end: bool) -> list[RecoveryEffect]:
+        # Q22: an entry that one replica has may have been acknowledged.
         self._move(RecoveryState.WRITING_BACK)
-        self._looks, self._asked = {}, {}
+        self._answers, self._requests = {}, {}
         self._at_end = at_end
         effects: list[RecoveryEffect] = []
         if self._adds.change_due:
@@ -283,7 +275,9 @@ class Recovery:
         if self.state is not RecoveryState.WRITING_BACK:
             return effects
         for entry in found:
-            add = self._adds.add(len(entry.data), _nobody)
+            add = self._adds.add(len(entry.data), _no_callback)
+            # With the last add confirmed that was found, not a higher one: another recovery must
+            # not take for confirmed what is only on bookies that this one chose.
             add.body = self._seal(entry.entry_id, self._start, entry.length, entry.data)
             if add.entry_id != entry.entry_id:
                 raise LedgerAssertion(
@@ -298,7 +292,7 @@ class Recovery:
         return effects
 
     def write_replied(self, request: WriteBack, code: ReplyCode) -> list[RecoveryEffect]:
-        """A bookie stored an entry, or did not."""
+        """Take the answer of a bookie to an entry written back, or its failure."""
         if self.state is not RecoveryState.WRITING_BACK or request.adds is not self._adds:
             return []
         todo = self._adds.replied(request.add, request.slot, code)
@@ -340,14 +334,15 @@ class Recovery:
             return []
         if self._at_end:
             return self._close()
-        room = bounds.RECOVERY_WINDOW_BYTES // max(self._largest, 1)
-        self._window = max(1, min(room, 4 * self._window, bounds.RECOVERY_WINDOW_ENTRIES))
+        within = bounds.RECOVERY_WINDOW_BYTES // max(self._largest, 1)
+        self._window = max(1, min(within, 4 * self._window, bounds.RECOVERY_WINDOW_ENTRIES))
         return self._read_window()
 
     # The end
 
     def _close(self) -> list[RecoveryEffect]:
         self._move(RecoveryState.CLOSING)
+        # Q23: with the ensembles that changed in memory while entries were written back.
         closed = replace(
             self._changed,
             state=LedgerState.CLOSED,
@@ -358,7 +353,7 @@ class Recovery:
 
     def _done(self, record: VersionedMetadata) -> list[RecoveryEffect]:
         self._move(RecoveryState.DONE)
-        return [Recovered(record)]
+        return [RecoveryDone(record)]
 
     def _unauthorised(self, bookie: BookieId) -> list[RecoveryEffect]:
         return self._fail(f"bookie {bookie} does not accept its password: check the configuration")
@@ -373,11 +368,11 @@ class Recovery:
 
     def _give_up(self, error: LedgerError) -> list[RecoveryEffect]:
         self._move(RecoveryState.FAILED)
-        return [NotRecovered(error)]
+        return [RecoveryFailed(error)]
 
     def _move(self, to: RecoveryState) -> None:
         self.state = _MOVES.move(self.state, to, "A recovery")
 
 
-def _nobody(_entry_id: int, _error: LedgerError | None) -> None:
-    """Nobody waits for an entry that is written back."""
+def _no_callback(_entry_id: int, _error: LedgerError | None) -> None:
+    """Do nothing: no caller waits for an entry that is written back."""

@@ -1,10 +1,7 @@
-"""SASL with user and password, as bookies with `SASLBookieAuthProviderFactory` ask for it.  Pure.
+"""SASL with user and password, for bookies with `SASLBookieAuthProviderFactory`.  Pure.
 
-The mechanism is DIGEST-MD5 (RFC 2831), the only one of that plugin without Kerberos.  Rules:
-
-- The client begins with an empty message, answers the bookie's challenge, and believes the bookie
-  when that proves in turn that it knows the password.
-- The password never leaves, but MD5 keeps it from nobody who listens: connections need TLS.
+The mechanism is DIGEST-MD5 (RFC 2831), the only one of that plugin without Kerberos.  It needs TLS:
+the password itself is not sent, but a listener can find it from the MD5 digests.
 """
 
 import hashlib
@@ -16,7 +13,7 @@ from storage.ledger.bookkeeper.auth import BookieAuthenticationFailed
 
 PLUGIN_NAME: Final = "sasl"
 SERVICE: Final = "bookkeeper/bookkeeper"
-"""The digest-uri that bookies expect, whatever their names are."""
+"""The digest-uri that all bookies expect."""
 
 _COUNT: Final = "00000001"
 _QOP: Final = "auth"
@@ -24,14 +21,18 @@ _DIRECTIVE: Final = re.compile(rb'\s*([A-Za-z0-9-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)
 
 
 class DigestMd5:
-    """The client's side of one authentication; an `AuthProvider`."""
+    """The client's side of one authentication; an `AuthProvider`.
+
+    The first message is empty.  The client answers the bookie's challenge, and the bookie proves in
+    turn that it knows the password.
+    """
 
     plugin_name = PLUGIN_NAME
 
     def __init__(
         self, user: str, password: str, new_nonce: Callable[[], str], service: str = SERVICE
     ) -> None:
-        """`new_nonce` makes text that nobody can foresee."""
+        """`new_nonce` makes random text."""
         self._user = user
         self._password = password
         self._nonce = new_nonce()
@@ -39,25 +40,25 @@ class DigestMd5:
         self._proof: bytes | None = None
 
     def first(self) -> bytes:
-        """See `AuthProvider`: the bookie speaks first."""
+        """See `AuthProvider`: an empty message, as the bookie sends the challenge."""
         return b""
 
     def answer(self, payload: bytes) -> bytes | None:
         """See `AuthProvider`.  Raises `BookieAuthenticationFailed`."""
-        said = _directives(payload)
+        directives = _directives(payload)
         if self._proof is None:
-            return self._response(said)
-        if said.get("rspauth", "").encode() != self._proof:
+            return self._response(directives)
+        if directives.get("rspauth", "").encode() != self._proof:
             raise BookieAuthenticationFailed(
-                "A bookie did not prove that it knows the password: check who answers at its "
-                "address."
+                "A bookie did not prove that it knows the password: check which server answers at "
+                "its address."
             )
         return None
 
-    def _response(self, said: Mapping[str, str]) -> bytes:
-        nonce, realm = said.get("nonce"), said.get("realm", "")
-        offered = [each.strip() for each in said.get("qop", _QOP).split(",")]
-        if nonce is None or _QOP not in offered or said.get("algorithm") != "md5-sess":
+    def _response(self, challenge: Mapping[str, str]) -> bytes:
+        nonce, realm = challenge.get("nonce"), challenge.get("realm", "")
+        offered = [each.strip() for each in challenge.get("qop", _QOP).split(",")]
+        if nonce is None or _QOP not in offered or challenge.get("algorithm") != "md5-sess":
             raise BookieAuthenticationFailed(
                 "A bookie's challenge is none of DIGEST-MD5: configure user and password there, "
                 "or a plugin of your own here."
@@ -66,9 +67,9 @@ class DigestMd5:
         session = _md5(secret + f":{nonce}:{self._nonce}".encode()).hex()
 
         def proof(method: str) -> bytes:
-            asked = _md5(f"{method}:{self._service}".encode()).hex()
-            told = f"{session}:{nonce}:{_COUNT}:{self._nonce}:{_QOP}:{asked}"
-            return _md5(told.encode()).hex().encode()
+            uri = _md5(f"{method}:{self._service}".encode()).hex()
+            text = f"{session}:{nonce}:{_COUNT}:{self._nonce}:{_QOP}:{uri}"
+            return _md5(text.encode()).hex().encode()
 
         self._proof = proof("")
         quoted = {
@@ -84,7 +85,7 @@ class DigestMd5:
 
 
 def _directives(payload: bytes) -> dict[str, str]:
-    """What a message says; of what comes twice the first."""
+    """The directives of a message; of a repeated one the first."""
     found: dict[str, str] = {}
     for name, quoted, plain in _DIRECTIVE.findall(payload):
         value = re.sub(rb"\\(.)", rb"\1", quoted) or plain
@@ -97,7 +98,7 @@ def _quoted(text: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """ISO 8859-1 where that has all of it, as the RFC wants it, else UTF-8."""
+    """Encode in ISO 8859-1 if it has all characters (RFC 2831), else in UTF-8."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

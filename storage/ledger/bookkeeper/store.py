@@ -1,13 +1,4 @@
-"""`LedgerStore` on Apache BookKeeper: the life of ledgers over bookies and their records.
-
-Rules:
-
-- The record is written before any entry: bookies delete entries of ledgers that have none.  An id
-  that somebody else took is left to them.
-- Opening a ledger whose writer is in this process stops that writer first, gives what it has in
-  flight some time, and then recovers like any other.
-- A ledger that another process deleted is found out when its entries cannot be read any more.
-"""
+"""`BookKeeperLedgerStore`: the ledger store on Apache BookKeeper."""
 
 import asyncio
 import random
@@ -59,10 +50,10 @@ from storage.ledger.store import (
 
 @dataclass(frozen=True, slots=True)
 class BookKeeperOptions:
-    """How ledgers are made; the defaults are Pulsar's.
+    """Options of new ledgers; the defaults are Pulsar's.
 
     An entry is on `write_quorum` of `ensemble_size` bookies, and acknowledged when `ack_quorum`
-    have it.  `frame_bytes`: what bookies take (nettyMaxFrameSizeBytes).
+    have it.  `frame_bytes` is nettyMaxFrameSizeBytes of the bookies.
     """
 
     ensemble_size: int = 2
@@ -73,7 +64,7 @@ class BookKeeperOptions:
     frame_bytes: int = bounds.BOOKIE_FRAME_BYTES
 
     def __post_init__(self) -> None:
-        """Refuse quorums that are none."""
+        """Check the quorums.  Raises `LedgerError`."""
         if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
             raise LedgerError(
                 f"An ensemble of {self.ensemble_size} with write quorum {self.write_quorum} and "
@@ -85,9 +76,8 @@ class BookKeeperOptions:
 class BookKeeperLedgerStore(LedgerStore):
     """`LedgerStore` on Apache BookKeeper: creates, opens, recovers and deletes ledgers.
 
-    Call `start` before anything else.
-
-    Closing it closes `metadata` and `bookies` too.
+    Call `start` before anything else.  Closing it closes `metadata` and `bookies` too.  A handle of
+    a ledger that another process deleted fails when its entries cannot be read any more.
     """
 
     def __init__(
@@ -108,21 +98,21 @@ class BookKeeperLedgerStore(LedgerStore):
 
     @property
     def counters(self) -> LedgerCounters:
-        """What happened since the store was made."""
+        """Counters of ledgers since the store was made."""
         return self._services.counters
 
     @property
     def bookie_counters(self) -> BookieCounters:
-        """What its connections to bookies have done."""
+        """Counters of its connections to bookies."""
         return self._services.bookies.counters
 
     async def start(self) -> None:
-        """Return when records and the list of bookies can be had.  Raises `LedgerError`."""
+        """Return when records and the list of bookies can be read.  Raises `LedgerError`."""
         await self._services.metadata.start()
 
     @property
     def max_entry_bytes(self) -> int:
-        """See `LedgerStore`: what a frame that bookies take has room for."""
+        """See `LedgerStore`: the largest entry that fits into a frame."""
         return self._max_entry_bytes
 
     async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
@@ -142,6 +132,8 @@ class BookKeeperLedgerStore(LedgerStore):
         )
         for _ in range(bounds.LEDGER_ID_TRIES):
             ledger_id = await services.metadata.next_ledger_id()
+            # Q1: before any entry, as bookies delete entries of ledgers without a record.  An id
+            # that another client took is left to it.
             try:
                 record = await services.metadata.create(ledger_id, metadata)
             except LedgerMetadataConflict:
@@ -160,6 +152,7 @@ class BookKeeperLedgerStore(LedgerStore):
             record = await services.metadata.read(ledger_id)
             if record.metadata.state is not LedgerState.CLOSED:
                 writer = self._writers.get(ledger_id)
+                # A writer of this process ends first, with some time for its entries in flight.
                 if writer is not None:
                     await writer.stop(taken_over(ledger_id))
                     record = await services.metadata.read(ledger_id)
@@ -171,7 +164,7 @@ class BookKeeperLedgerStore(LedgerStore):
             return self._closed_ledger(cell, record.metadata)
 
     async def open_no_recovery(self, ledger_id: LedgerId) -> ReadableLedger:
-        """See `LedgerStore`.  The newest entry of a writer elsewhere may not be seen yet."""
+        """See `LedgerStore`.  The newest entry of a writer elsewhere may not be readable yet."""
         self._refuse_if_closed()
         cell = self._cell(ledger_id)
         metadata = (await self._services.metadata.read(ledger_id)).metadata
@@ -199,7 +192,7 @@ class BookKeeperLedgerStore(LedgerStore):
         return await self._services.metadata.list_ledgers()
 
     async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
-        """See `LedgerStore`.  A record that another application damaged says nothing."""
+        """See `LedgerStore`.  Empty if the record cannot be decoded."""
         self._refuse_if_closed()
         try:
             metadata = (await self._services.metadata.read(ledger_id)).metadata
@@ -208,15 +201,15 @@ class BookKeeperLedgerStore(LedgerStore):
         return LedgerDescription(metadata.custom, metadata.ctime_ms)
 
     async def close(self) -> None:
-        """See `LedgerStore`.  Ledgers that are open stay so: whoever opens them recovers them."""
+        """See `LedgerStore`.  Ledgers that are open stay open; the next `open` recovers them."""
         services = self._services
         if services.closed:
             return
         services.closed = True
         writers = list(self._writers.values())
-        async with AsyncExitStack() as doors:  # closed also when whoever waits here is cancelled
-            doors.push_async_callback(services.metadata.close)
-            doors.push_async_callback(services.bookies.close)
+        async with AsyncExitStack() as closers:  # they run also if this call is cancelled
+            closers.push_async_callback(services.metadata.close)
+            closers.push_async_callback(services.bookies.close)
             stopped = await asyncio.gather(
                 *(writer.stop(store_closed()) for writer in writers), return_exceptions=True
             )

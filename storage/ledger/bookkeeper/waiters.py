@@ -1,12 +1,4 @@
-"""Who waits for which answer on one connection.  Pure.
-
-Rules:
-
-- Waiters of one key get its answers in the order of their requests.
-- A waiter that timed out is told so and stays, as a tombstone: its answer may still come, and must
-  not go to a newer request with the same key.
-- Tombstones count as in flight like the others: the bookie still has their requests.
-"""
+"""Requests of one connection that wait for their answers.  Pure."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,7 +9,7 @@ from storage.ledger.bookkeeper.wire import Key
 
 
 class Waiter(ABC):
-    """One request: what to send, and whom to tell.  `frame_bytes` is the size of its frame."""
+    """One request: its frame, of `frame_bytes`, and its callback."""
 
     __slots__ = ("expired", "frame_bytes", "key", "pieces", "tick")
 
@@ -27,17 +19,17 @@ class Waiter(ABC):
         self.pieces = pieces
         """The frame; empty once it was sent."""
         self.tick = 0
-        """When it was taken."""
+        """Time of the request, in ticks."""
         self.expired = False
-        """It was told TIMED_OUT; nobody waits any more."""
+        """Whether it was answered TIMED_OUT: then it is a tombstone."""
 
     @abstractmethod
     def answer(self, code: ReplyCode, payload: Sequence[bytes]) -> None:
-        """Tell the caller; what the caller raises comes through."""
+        """Run the callback; its exceptions pass through."""
 
 
 class AddWaiter(Waiter):
-    """Waits for an entry to be stored."""
+    """A request to store an entry."""
 
     __slots__ = ("_done",)
 
@@ -51,7 +43,7 @@ class AddWaiter(Waiter):
 
 
 class ReadWaiter(Waiter):
-    """Waits for an entry."""
+    """A request to read an entry."""
 
     __slots__ = ("_done",)
 
@@ -65,7 +57,7 @@ class ReadWaiter(Waiter):
 
 
 class BatchWaiter(Waiter):
-    """Waits for entries."""
+    """A request to read a batch of entries."""
 
     __slots__ = ("_done",)
 
@@ -81,20 +73,24 @@ class BatchWaiter(Waiter):
 
 
 class Waiters:
-    """Everything that is in flight on one connection."""
+    """The requests in flight on one connection, tombstones of expired ones included.
+
+    The answer to an expired request may still come, and must not go to a newer request with the
+    same key.  Requests with one key get its answers in order.
+    """
 
     __slots__ = ("_first", "_later", "frame_bytes", "requests")
 
     def __init__(self) -> None:
         self._first: dict[Key, Waiter] = {}
         self._later: dict[Key, deque[Waiter]] = {}
-        """Behind the first waiter of a key, which nearly never has others."""
+        """Requests behind the first one of a key; nearly always there are none."""
         self.requests = 0
         self.frame_bytes = 0
-        """Of all requests together."""
+        """Sum over all requests."""
 
     def put(self, waiter: Waiter) -> None:
-        """Its request was sent."""
+        """Add a request that was sent."""
         key = waiter.key
         if self._first.setdefault(key, waiter) is not waiter:
             self._later.setdefault(key, deque()).append(waiter)
@@ -102,7 +98,7 @@ class Waiters:
         self.frame_bytes += waiter.frame_bytes
 
     def take(self, key: Key) -> Waiter | None:
-        """The one that an answer with this key is for, None if nobody asked."""
+        """Remove and return the request for an answer with this key; None if there is none."""
         waiter = self._first.pop(key, None)
         if waiter is None:
             return None
@@ -116,14 +112,14 @@ class Waiters:
         return waiter
 
     def all(self) -> list[Waiter]:
-        """Everyone, tombstones included."""
+        """All requests, tombstones included."""
         found = list(self._first.values())
         for later in self._later.values():
             found.extend(later)
         return found
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Remove all requests."""
         self._first.clear()
         self._later.clear()
         self.requests = 0

@@ -1,16 +1,4 @@
-"""What one connection may send, what waits behind that, and who has waited for too long.  Pure.
-
-Rules:
-
-- At most BOOKIE_INFLIGHT_REQUESTS and BOOKIE_INFLIGHT_BYTES are in flight, but always one; what
-  waits behind them goes in order, and is bounded by BOOKIE_WAITING_REQUESTS and
-  BOOKIE_WAITING_BYTES.
-- Time is counted in ticks, and a process that was stopped counts none: answers that came in the
-  meantime are read before anything is overdue.
-- After TICKS of them a request is overdue, once.  One that was not sent is gone then; one that was
-  sent stays as a tombstone, and keeps its room: the bookie may still have it.
-- After BOOKIE_LATE_TIMEOUTS times as long nothing good is to be expected of that connection.
-"""
+"""Bounds and timeouts of the requests of one connection.  Pure."""
 
 import enum
 from collections import deque
@@ -32,24 +20,26 @@ TICKS: Final = 8
 
 
 class Admission(enum.Enum):
-    """What becomes of a request."""
+    """The decision about a new request."""
 
     SEND = "send it now"
-    WAIT = "it waits for room"
-    REFUSE = "there is too much already"
+    WAIT = "too many requests are in flight: it waits"
+    REFUSE = "too many requests wait already"
 
 
 class Overdue(NamedTuple):
-    """What a tick found: who is to be told, and whether the connection is to be given up."""
+    """Requests that are overdue, and whether the connection is to be given up."""
 
     waiters: Sequence[Waiter]
     given_up: bool
 
 
 class Window:
-    """Bounds what one connection has in flight, and times out what waits.
+    """Bounds the requests that one connection has in flight, and times them out.
 
-    It opens when the connection is ready.
+    At most BOOKIE_INFLIGHT_REQUESTS and BOOKIE_INFLIGHT_BYTES are in flight, but always one.  At
+    most BOOKIE_WAITING_REQUESTS and BOOKIE_WAITING_BYTES wait behind them, in order.  A request is
+    overdue after TICKS ticks.  The window opens when the connection is ready.
     """
 
     __slots__ = ("_open", "_tick", "_waiters", "_waiting", "_waiting_bytes")
@@ -62,11 +52,11 @@ class Window:
         self._waiting_bytes = 0
 
     def open(self) -> None:
-        """From now on requests may be sent."""
+        """Allow requests to be sent."""
         self._open = True
 
     def admit(self, waiter: Waiter) -> Admission:
-        """A new request; with SEND it counts as sent."""
+        """Decide about a new request; with SEND it counts as sent."""
         waiter.tick = self._tick
         size = waiter.frame_bytes
         if self._open and not self._waiting and self._has_room(size):
@@ -82,7 +72,7 @@ class Window:
         return Admission.WAIT
 
     def sendable(self) -> Sequence[Waiter]:
-        """Those that waited and have room now; they count as sent."""
+        """The waiting requests that may be sent now; they count as sent."""
         found: list[Waiter] = []
         waiting = self._waiting
         while self._open and waiting and self._has_room(waiting[0].frame_bytes):
@@ -92,17 +82,23 @@ class Window:
         return found
 
     def answered(self, key: Key) -> Waiter | None:
-        """The one that an answer is for, None if nobody asked.  Tombstones are `expired`."""
+        """The request for an answer with this key, None if there is none.
+
+        An `expired` one is a tombstone: drop the answer.
+        """
         return self._waiters.take(key)
 
     def tick(self) -> Overdue:
-        """An eighth of a timeout is over."""
+        """Count an eighth of a timeout, and find the overdue requests."""
+        # Ticks instead of a clock: a process that was stopped counts none, so it reads the answers
+        # that came meanwhile before any request is overdue.
         self._tick += 1
         too_old = self._tick - TICKS
         overdue: list[Waiter] = []
         while self._waiting and self._waiting[0].tick < too_old:
             overdue.append(self._first_waiting())
         given_up = False
+        # A sent request stays in flight as a tombstone: the bookie may still have it.
         for waiter in self._waiters.all():
             if waiter.tick < too_old:
                 given_up |= waiter.tick < self._tick - BOOKIE_LATE_TIMEOUTS * TICKS
@@ -113,7 +109,7 @@ class Window:
         return Overdue(overdue, given_up)
 
     def drain(self) -> Sequence[Waiter]:
-        """Everybody who was not told anything yet; nothing is left."""
+        """Remove all requests, and return those that were not answered."""
         self._open = False
         found = [*self._waiters.all(), *self._waiting]
         self._waiters.clear()

@@ -8,18 +8,10 @@
     AUTH         AuthMessage, as is its answer
     answers      i32 code, then
       ADD        i64 ledger, i64 entry
-      READ       i64 ledger, i64 entry as asked for, entry body
+      READ       i64 ledger, i64 entry as in the request, entry body
       BATCH_READ i64 ledger, i64 first, i64 request, (i32 size, entry body) repeated
 
-Rules:
-
-- Integers are big-endian.  A bookie resets a connection that brings a frame above its limit (which
-  counts the size field too), so `frame_bytes` is compared before anything is sent.
-- An answer names no request: only operation, ledger and entry tell whose it is, and batch reads
-  have a number.  That is the `Key` of request and answer.  Flags are not in it, so requests that
-  differ by their flags only must not be on the way on the same connection.
-- Nothing is allocated on the word of a length.  A frame that cannot be read breaks the decoder.
-- A bookie takes START_TLS (version 3) only as long as nothing of version 2 came.
+Integers are big-endian.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +31,11 @@ AUTH: Final = 3
 BATCH_READ: Final = 7
 
 Key = tuple[int, int, int]
-"""Operation, ledger, and the entry (the request's number for BATCH_READ)."""
+"""Operation, ledger, and the entry (the request's number for BATCH_READ).
+
+Answers name no request, so this key tells which request they belong to.  It has no flags: requests
+that differ only by their flags must not be in flight on the same connection.
+"""
 AUTH_KEY: Final[Key] = (AUTH, -1, -1)
 
 _VERSION: Final = 2 << 24
@@ -65,7 +61,7 @@ _ADD_REPLY_SIZE: Final = _ADD_REPLY.size - _SIZE.size
 _INT_MAX: Final = 2**31 - 1
 
 ADD_HEAD_BYTES: Final = _HEADS.size + MASTER_KEY_BYTES
-"""What an ADD frame has before the entry body."""
+"""Size of an ADD frame before the entry body."""
 READ_BYTES: Final = _READ_FRAME.size
 FENCING_READ_BYTES: Final = _READ_FRAME.size + MASTER_KEY_BYTES
 BATCH_READ_BYTES: Final = _BATCH_FRAME.size
@@ -78,9 +74,9 @@ _MAX_START_TLS_REPLY: Final = 1024
 
 
 class MalformedReply(LedgerError):
-    """A bookie sent what is no answer.  Its connection must be closed.
+    """A bookie sent bytes that are no answer.  Its connection must be closed.
 
-    `replies_before` are the answers that were complete before it in the same bytes.
+    `replies_before` are the complete answers before them.
     """
 
     replies_before: "Sequence[Reply]" = ()
@@ -102,7 +98,7 @@ _new_tuple: Final = tuple.__new__
 
 
 def encode_add_head(body_bytes: int, master_key: bytes, *, recovery: bool) -> bytes:
-    """What comes before an entry body of `body_bytes` to store it."""
+    """The start of an ADD frame, before an entry body of `body_bytes`."""
     if len(master_key) != MASTER_KEY_BYTES:
         raise _wrong_key(master_key)
     head = _RECOVERY_ADD_HEAD if recovery else _ADD_HEAD
@@ -110,7 +106,7 @@ def encode_add_head(body_bytes: int, master_key: bytes, *, recovery: bool) -> by
 
 
 def encode_read(ledger_id: int, entry_id: int, fence_with: bytes | None = None) -> bytes:
-    """The frame that asks for one entry, -1 for the one with the highest id.
+    """A frame that requests one entry, -1 for the one with the highest id.
 
     `fence_with`, a master key, fences the ledger.
     """
@@ -125,14 +121,14 @@ def encode_read(ledger_id: int, entry_id: int, fence_with: bytes | None = None) 
 def encode_batch_read(
     ledger_id: int, first: int, request: int, max_entries: int, max_bytes: int
 ) -> bytes:
-    """The frame that asks for entries from `first` on; 0 entries: as many as fit."""
+    """A frame that requests entries from `first` on; 0 entries: as many as fit."""
     size = BATCH_READ_BYTES - _SIZE.size
     entries = min(max_entries, _INT_MAX)
     return _BATCH_FRAME.pack(size, _BATCH_HEAD, ledger_id, first, request, entries, max_bytes)
 
 
 def encode_auth(plugin: str, payload: bytes) -> bytes:
-    """The frame that carries a message of authentication."""
+    """A frame with a message of authentication."""
     message = pb.AuthMessage(authPluginName=plugin, payload=payload).SerializeToString()
     return _HEADS.pack(_SIZE.size + len(message), _AUTH_HEAD) + message
 
@@ -148,17 +144,19 @@ def decode_auth(payload: bytes) -> tuple[str, bytes]:
 
 
 def encode_start_tls(request: int) -> bytes:
-    """The frame of version 3 after whose answer both sides begin the handshake of TLS."""
+    """A START_TLS frame (version 3): after its answer both sides begin the handshake of TLS.
+
+    A bookie takes it only before any frame of version 2.
+    """
     header = pb.RequestHeader(version=_START_TLS_VERSION, operation=_START_TLS, txnId=request)
     message = pb.Request(header=header, startTls=pb.StartTls()).SerializeToString()
     return _SIZE.pack(len(message)) + message
 
 
 def start_tls_status(received: bytes, request: int) -> int | None:
-    """The status in the answer to START_TLS: 0 to go on; None while it is not complete.
+    """The status in the answer to START_TLS, 0 for success; None while it is not complete.
 
-    Raises `MalformedReply` for anything else, bytes after it included: they would be from before
-    the handshake and pass for protected ones.
+    Raises `MalformedReply` for any other bytes, and for bytes after the answer.
     """
     if len(received) < _SIZE.size:
         return None
@@ -168,6 +166,7 @@ def start_tls_status(received: bytes, request: int) -> int | None:
     if len(received) < _SIZE.size + size:
         return None
     if len(received) > _SIZE.size + size:
+        # Sent before the handshake, these would pass for protected bytes.
         raise _malformed("bytes after the answer to START_TLS and before TLS")
     message = pb.Response()
     try:
@@ -183,7 +182,7 @@ def start_tls_status(received: bytes, request: int) -> int | None:
 
 
 class ReplyDecoder:
-    """Cuts the bytes of one bookie into answers.  After a `MalformedReply` it stays broken."""
+    """Decodes the bytes of one bookie into answers.  After a `MalformedReply` it stays broken."""
 
     __slots__ = ("_broken", "_buffer", "_max_frame_bytes", "_needed")
 
@@ -197,7 +196,7 @@ class ReplyDecoder:
     def feed(self, data: bytes) -> Sequence[Reply]:
         """The answers that `data` completes, in order.
 
-        Raises `MalformedReply`, with those before it; later calls raise it without any.
+        Raises `MalformedReply`, with the answers before; later calls raise it without any.
         """
         if self._broken:
             raise _malformed("more after what could not be read")
@@ -209,14 +208,14 @@ class ReplyDecoder:
             self._buffer = bytearray()
         replies: list[Reply] = []
         try:
-            self._cut(data, replies)
+            self._decode(data, replies)
         except MalformedReply as found:
             self._broken = True
             found.replies_before = replies
             raise
         return replies
 
-    def _cut(self, data: bytes, replies: list[Reply]) -> None:
+    def _decode(self, data: bytes, replies: list[Reply]) -> None:
         total = len(data)
         start = 0
         self._needed = _SIZE.size
@@ -231,6 +230,7 @@ class ReplyDecoder:
                     continue
             else:
                 (size,) = _SIZE.unpack_from(data, start)
+            # Before anything is buffered for a frame of that size.
             if not _SIZE.size <= size <= self._max_frame_bytes - _SIZE.size:
                 raise _malformed(f"a frame of {size} bytes")
             end = start + _SIZE.size + size
@@ -283,9 +283,7 @@ def _bodies(data: bytes, start: int, end: int) -> Sequence[bytes]:
 
 
 def _malformed(what: str) -> MalformedReply:
-    return MalformedReply(
-        f"A bookie sent {what}: see whether something else than a bookie listens there."
-    )
+    return MalformedReply(f"A bookie sent {what}: check whether a bookie listens at that address.")
 
 
 def _wrong_key(master_key: bytes) -> LedgerAssertion:

@@ -1,19 +1,4 @@
-"""The handle that writes a ledger: `adds` and `ensemble_change` with bookies and the record.
-
-Rules:
-
-- What all writers of the store wait for is bounded, more closely than what connections hold: above
-  that an append is refused before it gets an id, so nothing that has one meets that other bound.
-- No task, future or timer for an entry: an add is sent when it is taken, and answers count where
-  they come in.  Its body is made once, and sent in pieces.
-- An ensemble change is the only task; entries are taken and sent meanwhile.
-- After the first failure nothing is confirmed any more, and the record is left alone: what became
-  of the entries in flight is found out by whoever opens the ledger.
-- An error of ours that nothing foresees ends the writer like any other failure, and is told to the
-  loop: an append that got an id is told what became of it.
-- The end is written when nothing is pending.  A record that says so already, with the same last
-  entry and length, is as good.
-"""
+"""The handle that writes a ledger: `adds` and `ensemble_change` with bookies and the record."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -27,17 +12,17 @@ from config import bounds
 from storage.ledger.bookkeeper.adds import Adds, PendingAdd, Slot, Todo, WriterState
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.ensemble_change import (
-    Changed,
     ChangeEffect,
+    ChangeFailed,
     EnsembleChange,
-    GaveUp,
+    EnsembleChanged,
     WriteRecord,
     taken_over,
 )
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata, LedgerState
 from storage.ledger.bookkeeper.ledger_services import LedgerCell, LedgerServices
 from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict, VersionedMetadata
-from storage.ledger.bookkeeper.readable_ledger import BookKeeperReads
+from storage.ledger.bookkeeper.readable_ledger import BookKeeperLedger
 from storage.ledger.store import (
     AppendCallback,
     LedgerBusy,
@@ -55,8 +40,13 @@ _NOTHING: Final = Todo.NOTHING
 _CONFIRM: Final = Todo.CONFIRM
 
 
-class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
-    """A ledger that this process made and may append to."""
+class BookKeeperWritableLedger(BookKeeperLedger, WritableLedger):
+    """A ledger that this process made and may append to.
+
+    Entries are taken and sent during an ensemble change too.  After the first failure no entry is
+    confirmed any more, and the record stays as it is: the next `open` of the ledger recovers the
+    entries in flight.
+    """
 
     def __init__(
         self,
@@ -99,11 +89,11 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
 
     @property
     def state(self) -> WriterState:
-        """Where the writer is."""
+        """State of the writer."""
         return self._adds.state
 
     def _adopt(self, metadata: LedgerMetadata) -> None:
-        """What this handle confirmed is what may be read through it."""
+        """Do nothing: this handle reads up to the entry that it confirmed."""
 
     # Adding
 
@@ -121,6 +111,8 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             self._loop.call_soon(done, entry_id, self._failure)
             return entry_id
         pending = self._pending
+        # All writers of the store share this bound, which is below that of connections.  So an
+        # entry with an id never meets the bound of a connection.
         if (
             pending.entries >= bounds.LEDGER_PENDING_ADDS
             or pending.size_bytes >= bounds.LEDGER_PENDING_BYTES
@@ -138,7 +130,9 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         add = adds.add(size, done)
         entry_id = add.entry_id
         ledger_id, seal = self._ledger_id, self._seal
+        # No task, future or timer for an entry: it is sent here, and `_replied` counts answers.
         try:
+            # Q5: the last add confirmed is that of now.
             body = add.body = seal.digest.seal(
                 ledger_id, entry_id, adds.last_confirmed, adds.length, entry
             )
@@ -146,7 +140,8 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             for slot in adds.slots_of(entry_id):
                 send(slot.bookie, ledger_id, entry_id, key, body, partial(replied, add, slot))
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._broke(error)
+            # The entry has an id, so its callback must run: the writer fails.
+            self._fail_after_defect(error)
         return entry_id
 
     def _send(self, add: PendingAdd, slot: Slot) -> None:
@@ -172,19 +167,19 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             else:
                 self._fail(self._refused(slot.bookie, code))
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._broke(error)
+            self._fail_after_defect(error)
 
     def _confirm(self) -> None:
-        """Tell the callers of what is complete."""
+        """Confirm complete entries in order."""
         try:
             self._call_back()
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._broke(error)
+            self._fail_after_defect(error)
         if self._waiters:
             self._wake()
 
     def _call_back(self) -> None:
-        """One broken callback does not keep the others from being told."""
+        """Run the callbacks of confirmed entries; one that raises does not keep the others."""
         adds, counters, pending = self._adds, self._services.counters, self._pending
         while (add := adds.next_confirmed()) is not None:
             pending.entries -= 1
@@ -209,7 +204,7 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
     # Failing
 
     def _fail(self, error: LedgerError) -> None:
-        """Nothing is confirmed any more; what is pending has an unknown outcome."""
+        """Fail the writer: the outcome of pending entries is unknown."""
         if self._adds.state in (WriterState.FAILED, WriterState.CLOSED):
             return
         self._failure = error
@@ -224,8 +219,8 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             self._loop.call_soon(add.done, add.entry_id, error)
         self._wake()
 
-    def _broke(self, error: Exception) -> None:
-        """A defect of ours: the loop is told, and everybody who waits."""
+    def _fail_after_defect(self, error: Exception) -> None:
+        """Report a defect to the loop, and fail the writer."""
         what = f"writing ledger {self.ledger_id} broke off"
         self._loop.call_exception_handler({"message": what, "exception": error})
         self._fail(
@@ -244,19 +239,19 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             self._fail(error)
             return
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._broke(error)
+            self._fail_after_defect(error)
             return
         self._change = self._loop.create_task(self._change_ensemble(failed))
 
     async def _change_ensemble(self, failed: Mapping[int, BookieId]) -> None:
-        """Replace what failed, again and again until nothing more did."""
+        """Replace failed bookies, until no further one failed meanwhile."""
         adds = self._adds
         failure = LedgerError(
             f"Replacing bookies of ledger {self.ledger_id} was broken off: reload the topic."
         )
         try:
             while True:
-                changed = await self._carry_out(failed)
+                changed = await self._change_record(failed)
                 if adds.state is not WriterState.CHANGING_ENSEMBLE:
                     return
                 self._record = changed.record
@@ -269,15 +264,15 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         except LedgerError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._broke(error)
+            self._fail_after_defect(error)
         finally:
             self._change = None
             if adds.state is WriterState.CHANGING_ENSEMBLE:
                 self._fail(failure)
         self._confirm()
 
-    async def _carry_out(self, failed: Mapping[int, BookieId]) -> Changed:
-        """One change of the record.  Raises `LedgerError`."""
+    async def _change_record(self, failed: Mapping[int, BookieId]) -> EnsembleChanged:
+        """Write the new ensemble into the record.  Raises `LedgerError`."""
         services = self._services
         services.note_failures(list(failed.values()))
         _log.info("ledger_bookies_failed", ledger=self.ledger_id, bookies=sorted(failed.values()))
@@ -290,8 +285,8 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             lambda bookies, places: services.choose_replacements(quorum, bookies, places, tried),
         )
         effect = change.start()
-        while not isinstance(effect, Changed):
-            if isinstance(effect, GaveUp):
+        while not isinstance(effect, EnsembleChanged):
+            if isinstance(effect, ChangeFailed):
                 raise effect.error
             effect = await self._ask_record(change, effect)
         return effect
@@ -311,8 +306,8 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
 
     # Ending
 
-    async def settled(self) -> None:
-        """Return when every append has its outcome.  Only after appends were stopped."""
+    async def settle(self) -> None:
+        """Return when every append has its outcome.  Call it after appends were stopped."""
         while not self._is_quiet():
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
@@ -332,7 +327,7 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
                     waiter.set_result(None)
 
     async def stop(self, why: LedgerError) -> None:
-        """No further appends; what is in flight has some time, then its outcome is unknown."""
+        """Refuse further appends; those in flight get `WRITER_DRAIN_S`, then they fail."""
         if self._dead is None or isinstance(why, LedgerFenced):
             self._dead = why
         await self.drain()
@@ -340,15 +335,15 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
             self._fail(why)
 
     async def drain(self) -> None:
-        """Wait until nothing is in flight, but no longer than `WRITER_DRAIN_S`."""
+        """Wait until no append is in flight, but no longer than `WRITER_DRAIN_S`."""
         try:
             async with asyncio.timeout(bounds.WRITER_DRAIN_S):
-                await self.settled()
+                await self.settle()
         except TimeoutError:
             return
 
     def abandon(self, why: LedgerError) -> None:
-        """No further appends, and nothing that is in flight is waited for."""
+        """Refuse further appends, and fail those in flight."""
         self._dead = why
         self._fail(why)
 
@@ -366,13 +361,13 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         await asyncio.shield(self._closing)
 
     def _close_done(self, task: asyncio.Task[None]) -> None:
-        """A close that failed may be tried again."""
+        """Forget the task: a close that failed may be tried again."""
         self._closing = None
         if not task.cancelled():
             task.exception()
 
     async def _close(self) -> None:
-        await self.settled()
+        await self.settle()
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args)
         if self._adds.state is WriterState.OPEN:
@@ -387,7 +382,8 @@ class BookKeeperWritableLedger(BookKeeperReads, WritableLedger):
         self._ended(self)
 
     async def _write_end(self) -> VersionedMetadata:
-        """Move the record to CLOSED, unless it is so already."""
+        """Move the record to CLOSED, unless it is CLOSED already with the same end."""
+        # Q16: every write names the version that was read.
         metadata, record = self._services.metadata, self._record
         last, length = self.last_add_confirmed, self.length
         for _ in range(bounds.RECORD_CHANGE_TRIES):

@@ -1,18 +1,11 @@
 """The bytes of a log file: header, groups, records.  Pure.
 
-A log file is a file header followed by groups; a group is what one write and one sync made
-durable: a group header and its records.  All integers are little-endian.
+A log file is a file header followed by groups.  A group is a group header and the records that one
+write and one sync made durable.  All integers are little-endian.
 
-Rules that recovery builds on:
-
-- One group is written at a time and the next one only after the sync of the one before it.  So a
-  valid group header proves that everything before it in its file was durable.
-- A group header names its own offset and the file's nonce, and a record header's checksum is
-  seeded with the nonce.  Bytes of another file, of an older file in the same disk blocks, or
-  inside somebody's payload are therefore never taken for a part of this file.
-- The header and the payload of a record have a checksum (CRC32C) each: a damaged payload does not
-  hide whose it is, nor where the next record begins.
-- A new file names the file that was written before it, and how far that one was durable.
+One group is written at a time, and the next one only after the sync of the one before it.  So a
+valid group header proves that all bytes before it in its file were durable.  Recovery builds on
+that (`scan`).
 """
 
 import mmap
@@ -43,19 +36,23 @@ FLAG_COMPACTED = 1
 """The file was made by compaction, whole and durable before it got its name."""
 
 Mapped = bytes | mmap.mmap
-"""A file's content: slices are bytes, `find` finds."""
+"""A file's content, with slices and `find`."""
 
 crc32c = google_crc32c.value
 _extend = google_crc32c.extend
 
 
 class LogFormatError(ValueError):
-    """These bytes are not what they should be: wrong magic, version, length or checksum."""
+    """Bytes with a wrong magic, version, length or checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """First bytes of a log file.  `previous` is 0 for the first file and for compacted ones."""
+    """The header of a log file.
+
+    `previous` is the file written before it (0 for the first file and for compacted ones), and
+    `previous_end` the length in bytes up to which that one was durable.
+    """
 
     number: int
     nonce: int
@@ -65,7 +62,7 @@ class FileHeader:
 
     @property
     def seed(self) -> int:
-        """What the checksum of every record header of this file starts from."""
+        """The start value of the record header checksums of this file."""
         return record_seed(self.nonce)
 
 
@@ -77,7 +74,7 @@ class GroupHeader(NamedTuple):
 
 
 class RecordHeader(NamedTuple):
-    """Decoded record header: whose entry, how long, and the checksum of its payload."""
+    """Decoded record header: ledger, entry, size and checksum of the payload."""
 
     ledger_id: int
     entry_id: int
@@ -87,11 +84,13 @@ class RecordHeader(NamedTuple):
 
 def record_seed(nonce: int) -> int:
     """The start value of record header checksums in the file with this nonce."""
+    # With the nonce in it, records of another file, or of an older one in the same disk blocks,
+    # never verify in this file.
     return int(crc32c(nonce.to_bytes(8, "little")))
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """`FILE_HEADER_BYTES` bytes."""
+    """Encode the header of a log file into `FILE_HEADER_BYTES` bytes."""
     body = _FILE.pack(
         LOG_MAGIC,
         LOG_VERSION,
@@ -120,13 +119,14 @@ def decode_file_header(data: bytes) -> FileHeader:
 
 
 def encode_group_header(nonce: int, offset: int, body_bytes: int, records: int) -> bytes:
-    """The header of a group at `offset` of the file with this nonce."""
+    """Encode the header of a group at `offset` of the file with this nonce."""
+    # Offset and nonce tell it from a group of another file, and from one inside a payload.
     body = _GROUP.pack(GROUP_MAGIC, nonce, offset, body_bytes, records)
     return body + _CRC.pack(crc32c(body))
 
 
 def decode_group_header(data: bytes, nonce: int, offset: int) -> GroupHeader | None:
-    """The group header that `data` begins with, None if it is not the one of this place."""
+    """The group header at the start of `data`; None if it is none of this file and offset."""
     if len(data) < GROUP_HEADER_BYTES:
         return None
     body = data[: _GROUP.size]
@@ -141,13 +141,15 @@ def decode_group_header(data: bytes, nonce: int, offset: int) -> GroupHeader | N
 def encode_record_header(
     seed: int, ledger_id: int, entry_id: int, size: int, payload_crc: int
 ) -> bytes:
-    """The header of one record.  `payload_crc` is `crc32c(entry)`."""
+    """Encode the header of one record; `payload_crc` is `crc32c(entry)`."""
+    # Header and payload have a checksum each: with a damaged payload it is still known which entry
+    # it was, and where the next record begins.
     body = _RECORD.pack(ledger_id, entry_id, size, payload_crc)
     return body + _CRC.pack(_extend(seed, body))
 
 
 def decode_record_header(data: bytes, seed: int) -> RecordHeader | None:
-    """The record header that `data` begins with, None if its checksum is wrong."""
+    """The record header at the start of `data`; None if its checksum is wrong."""
     if len(data) < RECORD_HEADER_BYTES:
         return None
     body = data[: _RECORD.size]
@@ -162,7 +164,7 @@ def iter_records(
     """(ledger id, entry id, offset, size, payload checksum) of the records from `start` on.
 
     Stops at `end`, at the first header with a wrong checksum, and at a record that would reach
-    beyond `end`.  Payloads are not looked at.
+    beyond `end`.  Payloads are not verified.
     """
     header_bytes = RECORD_HEADER_BYTES
     body_bytes = _RECORD.size
@@ -189,7 +191,7 @@ def find_group(data: Mapped, start: int, end: int, nonce: int) -> int | None:
 
 
 def nonce_of_first_group(data: Mapped) -> int | None:
-    """The nonce as the first group states it, for a file whose own header is damaged."""
+    """The nonce from the first group, for a file whose header is damaged; None if that is too."""
     head = data[FILE_HEADER_BYTES : FILE_HEADER_BYTES + GROUP_HEADER_BYTES]
     if len(head) < GROUP_HEADER_BYTES:
         return None
@@ -198,7 +200,7 @@ def nonce_of_first_group(data: Mapped) -> int | None:
 
 
 def has_any_group(data: Mapped) -> bool:
-    """Whether some group header is valid by its own word, whatever file it belongs to."""
+    """Whether there is a valid group header, of this file or any other."""
     at = data.find(GROUP_MAGIC)
     while at >= 0:
         head = data[at : at + GROUP_HEADER_BYTES]

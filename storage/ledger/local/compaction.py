@@ -1,15 +1,4 @@
-"""Merging sparse log files into one: copy what is alive, publish, let the sources go.
-
-Crash-safe at every point: the new file is written under a temporary name, which a start removes;
-its index, made durable first, names the files that it replaces; only then it gets its real name.
-From that moment a start prefers it and treats the sources as superfluous.  Sources are removed
-later, by reclaim.
-
-Every record is verified while it is copied.  A source with a record that does not verify is left
-as it is: it is marked as damaged, and an operator decides.
-
-A step is one job of bounded size, so that the caller can pace the work.
-"""
+"""Merges sparse log files into one that has only the entries of living ledgers."""
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -47,7 +36,10 @@ class DamagedSource(Exception):
 
 
 class Compaction:
-    """One merge.  All methods are for jobs."""
+    """One merge, in steps of bounded size, so that the caller can pace it.  Job side.
+
+    Every record is verified while it is copied.  Reclaim removes the sources after `finish`.
+    """
 
     def __init__(
         self,
@@ -69,7 +61,10 @@ class Compaction:
         self._started = False
 
     def step(self) -> int:
-        """Copy the next records; returns the bytes written, 0 when all are copied."""
+        """Copy the next records; returns the bytes written, 0 when all are copied.
+
+        Raises `DamagedSource`: that file is to be left as it is, for the operator.
+        """
         buffers: list[bytes] = []
         if not self._started:
             header = FileHeader(self._number, self._nonce, FLAG_COMPACTED)
@@ -99,6 +94,8 @@ class Compaction:
 
     def finish(self) -> LogFile:
         """Make the new file durable and give it its name."""
+        # A crash before the rename leaves a temporary file, which a start removes.  After it a
+        # start finds in the index which files the new one replaces, and drops those.
         self._disk.sync(self._temporary)
         replaces = tuple(source.number for source in self._sources)
         header = write_index(self._disk, self._file, replaces)
@@ -107,7 +104,7 @@ class Compaction:
         return LogFile.from_header(header)
 
     def abandon(self) -> None:
-        """Remove what was written so far."""
+        """Remove the unfinished file."""
         self._disk.unlink(self._temporary)
 
     def _memory(self) -> MemoryIndex:
@@ -116,7 +113,8 @@ class Compaction:
         return self._file.memory
 
     def _live_records(self) -> Iterator[LiveRecord]:
-        """Newer sources first, so that of two copies of an entry the newer one is kept."""
+        """The entries of living ledgers in the sources, each once."""
+        # Newer sources first, so that of two copies of an entry the newer one is kept.
         for source in sorted(self._sources, key=lambda file: file.number, reverse=True):
             data = self._disk.map(source.name)
             for run in usable_index(self._disk, source).runs():

@@ -1,22 +1,4 @@
-"""The disk under the ledger log: what a simulation replaces, and the real one.
-
-The interface has two sides.  The *loop side* (`append`, `read`, `maintain`, `close`) never blocks.
-The *job side* are plain calls on named files that may block; they are made only inside a job that
-was handed to `read` or `maintain`, and never on the event loop.  Files live in one flat directory.
-
-Rules of every disk:
-
-- `append` is one operation at a time: the caller waits for `done` before the next one.  Success
-  means that the bytes, the file's length and (for a new file) its name are durable.
-- After a failed `append` nothing is known about the bytes behind the last successful one, not
-  even that a later sync would write them.  The caller cuts them off and goes on in a new file.
-- `read` jobs run beside each other; `maintain` jobs run one after the other.
-- Nothing done by `write`, `truncate`, `rename` or `unlink` is durable before `sync` of the file or
-  `sync_directory`.
-
-The real disk appends in one dedicated thread, which completes a group by a single call back into
-the loop.
-"""
+"""The disk under the ledger log: the interface, which a simulation replaces, and the real one."""
 
 import asyncio
 import errno
@@ -46,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 def ledger_error(error: OSError, what: str) -> LedgerError:
-    """The error that appends and life-cycle calls report for a failed disk operation."""
+    """The error with which appends and other calls report a failed disk operation."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(
             f"{what} failed because the disk is full; nothing acknowledged is lost. "
@@ -59,25 +41,36 @@ def ledger_error(error: OSError, what: str) -> LedgerError:
 
 
 class Disk(ABC):
-    """Interface: the file operations of the embedded ledger log. Job-side calls raise `OSError`."""
+    """Interface: the file operations of the embedded ledger log, in one flat directory.
+
+    The loop side (`append`, `read`, `maintain`, `close`) never blocks.  The job side are calls on
+    named files that may block and raise `OSError`: make them only inside a job that was handed to
+    `read` or `maintain`.  What they do is durable after `sync` of the file (`write`, `truncate`) or
+    `sync_directory` (new names, `rename`, `unlink`).
+    """
 
     @abstractmethod
     def append(
         self, name: str, buffers: Sequence[bytes], *, create: bool, done: AppendDone
     ) -> None:
-        """Append to `name` (made first if `create`), make it durable, then `done` on the loop."""
+        """Append to `name` (made first if `create`), make that durable, call `done` on the loop.
+
+        Wait for `done` before the next call.  Success means that the bytes, the file's length and
+        the name of a new file are durable.  After a failure the bytes behind the last successful
+        append are unknown, and a later sync may not write them: truncate the file, use a new one.
+        """
 
     @abstractmethod
     async def read(self, job: Callable[[], T]) -> T:
-        """Run a job that only reads."""
+        """Run a job that only reads; such jobs run beside each other."""
 
     @abstractmethod
     async def maintain(self, job: Callable[[], T]) -> T:
-        """Run a job that may write, behind the maintenance jobs before it."""
+        """Run a job that may write; such jobs run one after the other."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what runs, release everything."""
+        """Finish running jobs, release all files and threads."""
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
@@ -93,11 +86,11 @@ class Disk(ABC):
 
     @abstractmethod
     def write(self, name: str, offset: int, buffers: Sequence[bytes]) -> None:
-        """Job side: write all of it there, making the file if it is not there."""
+        """Job side: write all buffers at `offset`; make the file if it does not exist."""
 
     @abstractmethod
     def truncate(self, name: str, length: int) -> None:
-        """Job side: cut the file to this length."""
+        """Job side: truncate the file to this length."""
 
     @abstractmethod
     def sync(self, name: str) -> None:
@@ -109,14 +102,14 @@ class Disk(ABC):
 
     @abstractmethod
     def unlink(self, name: str) -> None:
-        """Job side: remove a file; fine if it is gone."""
+        """Job side: remove a file; no error if it does not exist."""
 
     @abstractmethod
     def sync_directory(self) -> None:
         """Job side: make creations, renames and removals durable."""
 
     def write_whole(self, name: str, buffers: Sequence[bytes]) -> None:
-        """Job side: a durable file with this content, wholly there or not at all."""
+        """Job side: make a durable file with this content; after a crash it is whole or absent."""
         temporary = name + TEMPORARY
         self.unlink(temporary)
         self.write(temporary, 0, buffers)
@@ -126,7 +119,7 @@ class Disk(ABC):
 
 
 TEMPORARY = ".tmp"
-"""Ending of files that have no meaning yet; a start removes them."""
+"""Suffix of unfinished files; a start removes them."""
 
 
 def write_all(fd: int, buffers: Sequence[bytes], offset: int | None = None) -> None:
@@ -148,7 +141,7 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int | None = None) -> N
 
 
 class _Appender(threading.Thread):
-    """The thread that writes and syncs groups.  Keeps the file it appends to open."""
+    """The thread that writes and syncs groups; it keeps the file that it appends to open."""
 
     def __init__(self, root: Path, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="ledger-log", daemon=True)
@@ -176,6 +169,7 @@ class _Appender(threading.Thread):
             try:
                 self._loop.call_soon_threadsafe(done, error)
             except RuntimeError:
+                # The loop is closed: nobody waits for this append.
                 _log.warning("ledger_append_outlived_loop", file=name)
             del job, buffers, done
         self._release()
@@ -204,7 +198,10 @@ class _Appender(threading.Thread):
 
 
 class RealDisk(Disk):
-    """A directory of the operating system.  Make it on the loop that will use it."""
+    """A directory of the operating system.  Make it in the running loop that uses it.
+
+    One thread appends; it calls back into the loop once for each group.
+    """
 
     def __init__(self, root: Path, *, reader_threads: int = bounds.LEDGER_READER_THREADS) -> None:
         self._root = root

@@ -1,12 +1,7 @@
-"""Reading entries back: find their places, read neighbours together, verify every byte.
+"""Reads entries of the ledger log: finds their places, reads neighbours together, verifies all.
 
-Everything here runs inside jobs (see `disk`), beside the loop that goes on writing.  What is read
-is verified: the record header must be that of the wanted entry, and both checksums must hold.  If
-an index file is damaged or sends us to a wrong place, the log file is read through and asked
-itself, so a damaged index costs time and never data.
-
-A `FileNotFoundError` from here means that compaction moved what was about to be read: take the
-list of files anew and read again.
+All of it runs inside jobs (see `disk`).  `FileNotFoundError` means that compaction moved the
+entries: take the new list of files and read again.
 """
 
 from bisect import bisect_right, insort
@@ -32,11 +27,11 @@ _log = structlog.get_logger(__name__)
 GAP_BYTES = 4096
 """Records closer together than this are read by one call."""
 SPAN_BYTES = 1024 * 1024
-"""Most that one call reads, unless a single record is larger."""
+"""One call reads no more than this, unless a single record is larger."""
 
 
 class Stretch(NamedTuple):
-    """Part of a run that reading uses: entries first..last of the ledger."""
+    """The part of a run from which entries first..last of the ledger are read."""
 
     first: int
     last: int
@@ -44,8 +39,8 @@ class Stretch(NamedTuple):
     run: Run
 
 
-class Found(NamedTuple):
-    """An entry, the file it is in, and where."""
+class LocatedEntry(NamedTuple):
+    """An entry, its file, and its place there."""
 
     entry_id: int
     file: LogFile
@@ -57,21 +52,21 @@ def _first(stretch: Stretch) -> int:
 
 
 class Stretches:
-    """Where the entries of one ledger lie in these files, without overlaps.  Never changed."""
+    """The places of one ledger's entries in some files, without overlaps.  Never changed."""
 
     __slots__ = ("_stretches", "files")
 
     def __init__(self, disk: Disk, ledger_id: int, files: tuple[LogFile, ...]) -> None:
-        """Newer files first: an entry that was copied is read from its copy."""
         self.files = files
         self._stretches: list[Stretch] = []
+        # Newer files first: an entry that compaction copied is read from its copy.
         for file in sorted(files, key=lambda file: file.number, reverse=True):
             if file.header is None or file.header.max_ledger >= ledger_id:
                 for run in usable_index(disk, file).runs_of(ledger_id):
                     self._cover(file, run)
 
     def _cover(self, file: LogFile, run: Run) -> None:
-        """Add the parts of `run` that no stretch has yet."""
+        """Add the parts of `run` that no stretch covers yet."""
         first, last = run.first, run.last
         for known in list(self._stretches):
             if known.last < first:
@@ -84,13 +79,13 @@ class Stretches:
         if first <= last:
             insort(self._stretches, Stretch(first, last, file, run), key=_first)
 
-    def find(self, entry_id: int) -> Found | None:
-        """Where the entry lies."""
+    def find(self, entry_id: int) -> LocatedEntry | None:
+        """The place of an entry, or None."""
         at = bisect_right(self._stretches, entry_id, key=_first) - 1
         if at < 0 or self._stretches[at].last < entry_id:
             return None
         stretch = self._stretches[at]
-        return Found(entry_id, stretch.file, stretch.run.place(entry_id))
+        return LocatedEntry(entry_id, stretch.file, stretch.run.place(entry_id))
 
     def last(self) -> int:
         """Highest entry id, -1 if there is none."""
@@ -108,7 +103,7 @@ class Stretches:
 
 
 def usable_index(disk: Disk, file: LogFile) -> Index:
-    """The file's index, made anew from the log if the index file is damaged."""
+    """The file's index, rebuilt from the log if the index file is damaged."""
     try:
         return file.index(disk)
     except LogFormatError as error:
@@ -117,7 +112,7 @@ def usable_index(disk: Disk, file: LogFile) -> Index:
 
 
 def rebuild_index(disk: Disk, file: LogFile) -> MemoryIndex:
-    """Read the log file through, and use what it says from now on."""
+    """Read the log file through, and keep the index of its records in memory from now on."""
     scan = scan_log(disk.map(file.name), proven_end=file.end)
     for damage in scan.damages:
         _log.error("ledger_log_damaged", file=file.name, **damage._asdict())
@@ -127,7 +122,7 @@ def rebuild_index(disk: Disk, file: LogFile) -> MemoryIndex:
 
 
 class EntryReader:
-    """Reads of one ledger against one view of the files."""
+    """Reads of one ledger in one list of files."""
 
     def __init__(
         self, disk: Disk, ledger_id: int, memory: tuple[LogFile, ...], sealed: Stretches
@@ -155,16 +150,16 @@ class EntryReader:
                 entries.append(entry)
         return entries
 
-    def _find(self, entry_id: int) -> Found | None:
+    def _find(self, entry_id: int) -> LocatedEntry | None:
         for file in reversed(self._memory):
             if file.memory is not None:
                 place = file.memory.find(self._ledger_id, entry_id)
                 if place is not None:
-                    return Found(entry_id, file, place)
+                    return LocatedEntry(entry_id, file, place)
         return self._sealed.find(entry_id)
 
-    def _locate(self, first: int, last: int, max_bytes: int) -> list[Found]:
-        found: list[Found] = []
+    def _locate(self, first: int, last: int, max_bytes: int) -> list[LocatedEntry]:
+        found: list[LocatedEntry] = []
         size = 0
         for entry_id in range(first, last + 1):
             one = self._find(entry_id)
@@ -178,7 +173,9 @@ class EntryReader:
             found.append(one)
         return found
 
-    def _read_span(self, span: Sequence[Found]) -> Iterable[tuple[Found, bytes | None]]:
+    def _read_span(
+        self, span: Sequence[LocatedEntry]
+    ) -> Iterable[tuple[LocatedEntry, bytes | None]]:
         file, start = span[0].file, span[0].place.offset
         end = span[-1].place.offset + RECORD_HEADER_BYTES + span[-1].place.size
         end = min(end, max(start, file.end))
@@ -186,7 +183,8 @@ class EntryReader:
         for found in span:
             yield found, self._verified(found, data, found.place.offset - start)
 
-    def _verified(self, found: Found, data: bytes, at: int) -> bytes | None:
+    def _verified(self, found: LocatedEntry, data: bytes, at: int) -> bytes | None:
+        """The entry, if it is the wanted one and both checksums hold; else None."""
         header = decode_record_header(data[at : at + RECORD_HEADER_BYTES], found.file.seed)
         if header is None:
             return None
@@ -198,8 +196,9 @@ class EntryReader:
             return None
         return entry
 
-    def _read_without_index(self, found: Found) -> bytes | None:
-        """A place did not verify: is it the index that is wrong, or the log?"""
+    def _read_without_index(self, found: LocatedEntry) -> bytes | None:
+        """Read an entry whose place did not verify: find it in the log itself."""
+        # The index or the log may be wrong.  So a damaged index costs time, and no data.
         file = found.file
         if file.memory is not None:
             return None
@@ -207,7 +206,7 @@ class EntryReader:
         place = rebuild_index(self._disk, file).find(self._ledger_id, found.entry_id)
         if place is None:
             return None
-        return next(iter(self._read_span([Found(found.entry_id, file, place)])))[1]
+        return next(iter(self._read_span([LocatedEntry(found.entry_id, file, place)])))[1]
 
     def _corrupt(self, entry_id: int, file: LogFile | None) -> CorruptEntry:
         where = "no log file" if file is None else f"{file.name} only with wrong checksums"
@@ -218,8 +217,8 @@ class EntryReader:
         )
 
 
-def _spans(wanted: Sequence[Found]) -> Iterable[Sequence[Found]]:
-    """Cut into pieces that one read fetches."""
+def _spans(wanted: Sequence[LocatedEntry]) -> Iterable[Sequence[LocatedEntry]]:
+    """Divide into pieces that one read fetches."""
     start = 0
     for at in range(1, len(wanted) + 1):
         if at < len(wanted):

@@ -1,11 +1,11 @@
-"""Where an entry lies in one log file: in memory while the file grows, mapped afterwards.  Pure.
+"""The index of one log file: in memory while the file grows, mapped afterwards.  Pure.
 
-Both forms know *runs*: stretches of one ledger's entries with consecutive ids.  An index file is a
-header, the numbers of the files it replaces (compaction), the run table sorted by ledger and first
-entry, and one row (offset, size) for each entry, in the order of the runs.  Little-endian.
+Both forms have runs: entries of one ledger with consecutive ids.  An index file is a header, the
+numbers of the files that it replaces (compaction), the run table sorted by ledger and first entry,
+and one row (offset, size) for each entry, in the order of the runs.  Little-endian.
 
-The header and the run table have checksums.  Rows have none: the record header at the place that a
-row names says whose it is, so a wrong row is found when it is used, and never yields wrong data.
+The header and the run table have checksums.  Rows have none: the record header at the offset of a
+row has the ledger and entry id, so a wrong row is detected when it is used.
 """
 
 import struct
@@ -20,7 +20,7 @@ from storage.ledger.local.codec import LogFormatError, Mapped, crc32c
 INDEX_MAGIC = b"MGLEDIDX"
 INDEX_VERSION = 1
 INDEX_HEAD_BYTES = 4096
-"""A read of this many bytes has the whole header and the replaced numbers."""
+"""The header and the numbers of replaced files fit into this many bytes."""
 
 _HEADER = struct.Struct("<8sIIQQQQQqII")
 _RUN = struct.Struct("<qqIIQ")
@@ -36,7 +36,7 @@ MAX_REPLACES = (INDEX_HEAD_BYTES - _HEADER.size - _CRC.size) // _NUMBER.size
 
 
 class Place(NamedTuple):
-    """Where a record begins in its file, and the size of its payload in bytes."""
+    """Offset of a record in its file, and size of its payload in bytes."""
 
     offset: int
     size: int
@@ -47,7 +47,7 @@ class Run(Protocol):
 
     @property
     def ledger_id(self) -> int:
-        """Whose they are."""
+        """Id of the ledger."""
         ...
 
     @property
@@ -66,12 +66,12 @@ class Run(Protocol):
         ...
 
     def place(self, entry_id: int) -> Place:
-        """Where that entry of the run lies."""
+        """The place of an entry of the run."""
         ...
 
 
 class Index(Protocol):
-    """What both forms answer."""
+    """Interface of both forms of an index."""
 
     def runs_of(self, ledger_id: int) -> Sequence[Run]:
         """The runs of one ledger, by first entry."""
@@ -100,7 +100,7 @@ class MemoryRun:
         return self.first + len(self.sizes) - 1
 
     def place(self, entry_id: int) -> Place:
-        """Where that entry lies."""
+        """The place of an entry of the run."""
         at = entry_id - self.first
         return Place(self.offsets[at], self.sizes[at])
 
@@ -116,7 +116,7 @@ class MemoryIndex:
         self.max_ledger = -1
 
     def add(self, ledger_id: int, entry_id: int, offset: int, size: int) -> None:
-        """Note one record.  An entry that is already there is left where it is."""
+        """Add one record.  An entry that is in the index already keeps its place."""
         runs = self._runs.get(ledger_id)
         if runs is None:
             runs = self._runs[ledger_id] = [MemoryRun(ledger_id, entry_id)]
@@ -135,7 +135,7 @@ class MemoryIndex:
         self.records += 1
 
     def find(self, ledger_id: int, entry_id: int) -> Place | None:
-        """Where the entry lies, None if it is not in this file."""
+        """The place of an entry, None if it is not in this file."""
         for run in self._runs.get(ledger_id, ()):
             if run.first <= entry_id <= run.last:
                 return run.place(entry_id)
@@ -151,7 +151,7 @@ class MemoryIndex:
             yield from sorted(self._runs[ledger_id], key=lambda run: run.first)
 
     def memory_runs(self) -> list[MemoryRun]:
-        """As `runs`, with their rows."""
+        """All runs with their rows, by ledger and first entry."""
         return [
             run
             for ledger_id in sorted(self._runs)
@@ -161,7 +161,10 @@ class MemoryIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What a start reads of a sealed file.  `covers`: durable length of the log file in bytes."""
+    """The header of an index file; a start reads no more of a sealed file.
+
+    `covers` is the durable length of the log file in bytes.
+    """
 
     number: int
     nonce: int
@@ -198,7 +201,7 @@ def encode_index(
     flags: int = 0,
     replaces: Sequence[int] = (),
 ) -> list[bytes]:
-    """The pieces of an index file."""
+    """Encode an index file, in pieces."""
     if len(replaces) > MAX_REPLACES:
         raise ValueError(f"an index file can replace at most {MAX_REPLACES} files")
     runs = index.memory_runs()
@@ -236,7 +239,7 @@ def _encode_rows(run: MemoryRun) -> bytes:
 
 
 def decode_index_header(head: bytes) -> IndexHeader:
-    """The header, from the first `INDEX_HEAD_BYTES`.  Raises `LogFormatError`."""
+    """Decode the header in the first `INDEX_HEAD_BYTES`.  Raises `LogFormatError`."""
     if len(head) < _HEADER.size + _CRC.size:
         raise LogFormatError("the index file is too short")
     fields = _HEADER.unpack_from(head)
@@ -253,7 +256,7 @@ def decode_index_header(head: bytes) -> IndexHeader:
 
 
 class SealedRun:
-    """A run of a sealed file; its rows are read when asked for."""
+    """A run of a sealed file; a row is read when its place is needed."""
 
     __slots__ = ("_data", "_rows_at", "first", "last", "ledger_id", "payload_bytes")
 
@@ -264,13 +267,13 @@ class SealedRun:
         self._rows_at = rows_at + row * _ROW.size
 
     def place(self, entry_id: int) -> Place:
-        """Where that entry lies."""
+        """The place of an entry of the run."""
         at = self._rows_at + (entry_id - self.first) * _ROW.size
         return Place._make(_ROW.unpack_from(self._data, at))
 
 
 class SealedIndex:
-    """The mapped index file of a log file that is no longer written.  Touch it only in jobs."""
+    """The mapped index file of a log file that is no longer written.  Use it only in jobs."""
 
     __slots__ = ("_data", "header")
 

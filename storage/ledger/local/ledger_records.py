@@ -1,12 +1,8 @@
-"""The records of ledgers in the metadata store: where they are, what is in them, their states.
+"""The records of ledgers in the metadata store: keys, values, states.
 
 Keys are those of BookKeeper: `/ledgers/AA/BBBB/LCCCC` from the ten digits of an id, the longer form
-above 2^31 - 2, every parent a record of its own, and `/ledgers/idgen`, whose number of
-modifications is the last id given.  `idgen` is never deleted, so an id is never given twice; an id
-whose entries are still in the log (a restored backup can be older than its log) is skipped.
-
-The value is JSON: it names no bookies, so BookKeeper's own record would be mostly empty, and this
-one can be read with any tool.  Fields that are not known are kept when a record is rewritten.
+above 2^31 - 2, every parent a record of its own, and `/ledgers/idgen`.  The value is JSON: it names
+no bookies, so BookKeeper's own format would be mostly empty, and any tool can read this one.
 """
 
 import base64
@@ -30,7 +26,7 @@ _KNOWN = frozenset({"state", "lastEntryId", "length", "ctime", "customMetadata"}
 
 
 class LedgerState(enum.Enum):
-    """Life of a ledger.  Deletion removes the record from any state."""
+    """State of a ledger.  Deletion removes the record in any state."""
 
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
@@ -49,7 +45,10 @@ ALLOWED: StateTable[LedgerState] = StateTable(
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One ledger.  `last_entry_id` and `length` (bytes) count once the state is CLOSED."""
+    """One ledger.  `last_entry_id` and `length` (bytes) count once the state is CLOSED.
+
+    `unknown` has fields of newer versions, which stay when the record is rewritten.
+    """
 
     state: LedgerState
     created_ms: int
@@ -59,7 +58,7 @@ class LedgerRecord:
     unknown: Mapping[str, object] = field(default_factory=dict)
 
     def moved(self, state: LedgerState, last_entry_id: int = -1, length: int = 0) -> "LedgerRecord":
-        """The record in another state.  Raises `LedgerAssertion` if that is no way to go."""
+        """The record in another state.  Raises `LedgerAssertion` if that is not allowed."""
         state = ALLOWED.move(self.state, state, "A ledger")
         return replace(self, state=state, last_entry_id=last_entry_id, length=length)
 
@@ -81,7 +80,7 @@ def ledger_path(ledger_id: int) -> str:
 
 
 def ledger_id_of(path: str) -> int | None:
-    """The id in a record's key, None if it is not one."""
+    """The id in a record's key, None for other keys."""
     parts = path.removeprefix(f"{ROOT}/").split("/")
     digits = "".join(parts).replace("L", "", 1)
     if not parts[-1].startswith("L") or not digits.isascii() or not digits.isdigit():
@@ -104,7 +103,7 @@ def encode_record(record: LedgerRecord) -> bytes:
 
 
 def decode_record(value: bytes, ledger_id: int) -> LedgerRecord:
-    """The record in a value.  Raises `LedgerError` if it cannot be understood."""
+    """Decode the value of a record.  Raises `LedgerError` if it is malformed."""
     try:
         fields = json.loads(value)
         custom = {
@@ -121,7 +120,7 @@ def decode_record(value: bytes, ledger_id: int) -> LedgerRecord:
         )
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise LedgerError(
-            f"The record of ledger {ledger_id} cannot be understood ({error!r}): restore "
+            f"The record of ledger {ledger_id} cannot be decoded ({error!r}): restore "
             f"{ledger_path(ledger_id)} in the metadata store."
         ) from error
 
@@ -136,6 +135,8 @@ class LedgerRecords:
 
     async def take_id(self, *, above: int) -> LedgerId:
         """An id that was never given, and is higher than `above`."""
+        # `idgen` is never deleted, and its number of modifications is the last id given.  A
+        # restored backup may be older than its log: `above` skips the ids that the log has.
         if not self._has_generator:
             await self._put_absent(ROOT)
             await self._put_absent(ID_GENERATOR)

@@ -1,4 +1,4 @@
-"""What can be set about the embedded ledger log; defaults are the bounds of the house."""
+"""Limits of the embedded ledger log."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,10 @@ from storage.ledger.store import LedgerError
 
 @dataclass(frozen=True, slots=True)
 class LedgerLimits:
-    """Sizes in bytes, rates in bytes each second, times in seconds."""
+    """Limits of the embedded ledger log: bytes, bytes each second, seconds.
+
+    Raises `LedgerError` if offsets in a log file would not fit into 32 bits.
+    """
 
     file_bytes: int = bounds.LEDGER_LOG_FILE_BYTES
     file_records: int = bounds.LEDGER_LOG_FILE_RECORDS
@@ -21,7 +24,7 @@ class LedgerLimits:
     compact_sources: int = bounds.LEDGER_COMPACT_SOURCES
 
     def __post_init__(self) -> None:
-        """Refuse sizes whose offsets would not fit into a log file's 32 bits."""
+        """Check the sizes."""
         if self.file_bytes + self.group_bytes + 2 * bounds.LEDGER_ENTRY_BYTES > MAX_LOG_BYTES:
             raise LedgerError(
                 f"A ledger log file of {self.file_bytes} bytes with groups of {self.group_bytes} "

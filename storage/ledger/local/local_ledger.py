@@ -1,8 +1,4 @@
-"""Handles on ledgers of the embedded store: the one that writes, and those that only read.
-
-Every handle of a ledger shares its `LedgerCell`, through which deletion reaches them all and which
-keeps the life-cycle calls on one ledger apart.
-"""
+"""Handles on ledgers of the embedded store: the one that writes, and those that only read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +26,11 @@ from storage.ledger.store import (
 
 
 class LedgerCell:
-    """What all handles of one ledger share."""
+    """State that all handles of one ledger share.
+
+    `deleted` tells them that the ledger was deleted; `lock` lets one call at a time open, close or
+    delete it.
+    """
 
     __slots__ = ("__weakref__", "deleted", "ledger_id", "lock", "stretches")
 
@@ -42,7 +42,7 @@ class LedgerCell:
 
 
 class EntrySource:
-    """Reads entries of any ledger off the loop."""
+    """Reads entries of any ledger, in threads beside the loop."""
 
     def __init__(self, disk: Disk, files: LogFiles) -> None:
         self._disk = disk
@@ -50,7 +50,7 @@ class EntrySource:
         self.closed = False
 
     async def read(self, cell: LedgerCell, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """Entries first..last, at least one, no more than `max_bytes` of them."""
+        """Entries first..last, at least one, else no more than `max_bytes` of them."""
         moved: OSError | None = None
         for _ in range(bounds.LEDGER_READ_ATTEMPTS):
             if self.closed:
@@ -69,6 +69,7 @@ class EntrySource:
             try:
                 return await self._disk.read(job)
             except FileNotFoundError as error:
+                # Compaction moved the entries to another file: try again with the new list.
                 moved = error
             except OSError as error:
                 raise self._failed(cell, error) from error
@@ -79,7 +80,7 @@ class EntrySource:
         raise self._failed(cell, moved) from moved
 
     async def end_of(self, cell: LedgerCell) -> tuple[int, int]:
-        """Last entry id and length in bytes of a ledger, as the log has it."""
+        """Last entry id and length in bytes of a ledger, as found in the log."""
         files = self._files.sealed + self._files.memory
 
         def job() -> tuple[int, int]:
@@ -92,7 +93,7 @@ class EntrySource:
             raise self._failed(cell, error) from error
 
     def _stretches(self, cell: LedgerCell, sealed: tuple[LogFile, ...]) -> Stretches:
-        """Job side: where the ledger lies in sealed files, worked out once for each set of them."""
+        """Job side: where the ledger lies in sealed files; computed once for each set of files."""
         known = cell.stretches
         if known is None or known.files is not sealed:
             known = cell.stretches = Stretches(self._disk, cell.ledger_id, sealed)
@@ -118,8 +119,8 @@ def store_closed() -> LedgerClosed:
     return LedgerClosed("The ledger store is closed because the broker is stopping: reconnect.")
 
 
-class _Reads(ReadableLedger):
-    """Reading, for every kind of handle."""
+class _LocalLedger(ReadableLedger):
+    """Reading, which all kinds of handles share."""
 
     __slots__ = ("_cell", "_source")
 
@@ -144,7 +145,7 @@ class _Reads(ReadableLedger):
         return await self._source.read(self._cell, first, last, max_bytes)
 
 
-class LocalReadableLedger(_Reads):
+class LocalReadableLedger(_LocalLedger):
     """A ledger that does not change any more."""
 
     __slots__ = ("_last_entry_id", "_length")
@@ -167,8 +168,8 @@ class LocalReadableLedger(_Reads):
         return self._length
 
 
-class LocalWritableLedger(_Reads, WritableLedger):
-    """A ledger made by this process.  Also the `Appender` of its entries."""
+class LocalWritableLedger(_LocalLedger, WritableLedger):
+    """A ledger made by this process, and the `Appender` of its entries."""
 
     __slots__ = (
         "_close",
@@ -190,7 +191,7 @@ class LocalWritableLedger(_Reads, WritableLedger):
         stored: StoredRecord,
         close: Callable[["LocalWritableLedger"], Awaitable[None]],
     ) -> None:
-        """`stored`: its record as it was made; `close` makes the end durable there."""
+        """`stored` is its record as it was created; `close` makes the end durable in the record."""
         super().__init__(cell, source)
         self.stored = stored
         self.is_closed = False
@@ -204,7 +205,7 @@ class LocalWritableLedger(_Reads, WritableLedger):
 
     @property
     def cell(self) -> LedgerCell:
-        """What it shares with the other handles of the ledger."""
+        """State that it shares with the other handles of the ledger."""
         return self._cell
 
     @property
@@ -233,27 +234,27 @@ class LocalWritableLedger(_Reads, WritableLedger):
         return entry_id
 
     def confirm(self, entry_id: int, size: int) -> None:
-        """The writer's word that the entry is durable."""
+        """Note that the entry is durable.  For the log writer."""
         self._confirmed = entry_id
         self._length += size
 
     def fail(self, error: LedgerError) -> None:
-        """The writer's word that some entry is not."""
+        """Note that an entry failed.  For the log writer."""
         if self._failed is None:
             self._failed = error
 
     async def settle(self) -> None:
-        """Return when every append has its outcome.  Only after appends were stopped."""
+        """Return when every append has its outcome.  Call it after appends were stopped."""
         while self._failed is None and self._confirmed + 1 < self._next:
             await self._writer.next_group()
 
     def stop(self) -> None:
-        """The store closes: no further appends, the ledger stays open for whoever comes next."""
+        """Refuse further appends, as the store closes; the ledger stays open in its record."""
         if self._dead is None:
             self._dead = store_closed()
 
     async def fence(self) -> None:
-        """Stop appends for good and wait for what is on its way to the disk."""
+        """Stop appends for good and wait for the entries that are on their way to the disk."""
         self._dead = LedgerFenced(
             f"Ledger {self.ledger_id} was opened or deleted by another owner: reload the topic."
         )
@@ -274,8 +275,8 @@ class LocalWritableLedger(_Reads, WritableLedger):
         await self._close(self)
 
 
-class LiveLedger(_Reads):
-    """Reads up to the last add confirmed of the handle that writes, as it moves."""
+class LiveLedger(_LocalLedger):
+    """A ledger that is being written: readable up to its writer's current last add confirmed."""
 
     __slots__ = ("_writer",)
 
@@ -285,10 +286,10 @@ class LiveLedger(_Reads):
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last durable entry by now."""
+        """The last entry that is durable now."""
         return self._writer.last_add_confirmed
 
     @property
     def length(self) -> int:
-        """Bytes of the durable entries by now."""
+        """Bytes of the entries that are durable now."""
         return self._writer.length

@@ -1,13 +1,4 @@
-"""The embedded `LedgerStore`: the life of ledgers over one shared log.
-
-A ledger is its record in the metadata store and its entries in the log.  The record is written
-first and removed first, so entries without a record are always garbage (of a ledger that was
-deleted, or of one that a restored, older metadata store never heard of), and reclaim drops them.
-
-Fencing has two halves: the lock of the data directory keeps other processes out; inside this one,
-`open` moves the record to IN_RECOVERY, stops the handle that writes, waits for what is on its way
-to the disk, and moves the record to CLOSED with the last entry and the length.
-"""
+"""`LocalLedgerStore`: the embedded ledger store, over one shared log."""
 
 import random
 from collections.abc import Mapping
@@ -57,7 +48,9 @@ _log = structlog.get_logger(__name__)
 class LocalLedgerStore(LedgerStore):
     """`LedgerStore` on files of this machine: all ledgers share one log.
 
-    Call `start` before anything else.
+    A ledger is a record in the metadata store and entries in the log.  The record is written first
+    and removed first, so entries without a record are garbage, which `Reclaim` drops.  The lock of
+    the data directory keeps other processes out.  Call `start` before anything else.
     """
 
     def __init__(
@@ -70,7 +63,7 @@ class LocalLedgerStore(LedgerStore):
         rng: random.Random | None = None,
         guard: DeletionGuard = unguarded,
     ) -> None:
-        """`guard` is asked before files are removed; `rng` makes the nonces of log files."""
+        """`guard` is entered before files are removed; `rng` makes the nonces of log files."""
         limits = limits or LedgerLimits()
         rng = rng or random.SystemRandom()
         self._disk = disk
@@ -178,12 +171,12 @@ class LocalLedgerStore(LedgerStore):
         return LedgerDescription(record.custom, record.created_ms)
 
     async def reclaim(self) -> ReclaimReport:
-        """Look for space to give back now, rather than at the next turn of the background."""
+        """Give space back now, rather than at the next pass in the background."""
         self._refuse_if_closed()
         return await self._reclaim.run_once()
 
     async def close(self) -> None:
-        """See `LedgerStore`.  Ledgers that are open stay so: whoever opens them recovers them."""
+        """See `LedgerStore`.  Ledgers that are open stay open; the next `open` recovers them."""
         if self._closed:
             return
         self._closed = True
@@ -219,6 +212,8 @@ class LocalLedgerStore(LedgerStore):
         ledger_id = cell.ledger_id
         record = stored.record.moved(LedgerState.IN_RECOVERY)
         stored = await self._records.update(ledger_id, record, stored.version)
+        # No other process can write (the data directory is locked).  A writer of this one is
+        # stopped, and its entries that are on their way to the disk are waited for.
         writer = self._writers.get(ledger_id)
         if writer is not None:
             await writer.fence()

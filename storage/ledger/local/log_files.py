@@ -1,10 +1,4 @@
-"""The log files of a store: which there are, and which of them are sealed.
-
-Loop side only.  `memory` holds the files whose index is in memory (the one being written, and
-those before it whose index file is not written yet), `sealed` the others.  Both are tuples that
-are replaced, never changed, so a reader in another thread keeps a consistent view, and whoever
-caches something about `sealed` sees by identity whether it still holds.
-"""
+"""The log files of a store: their names, and which of them are sealed."""
 
 from storage.ledger.local.codec import record_seed
 from storage.ledger.local.disk import Disk
@@ -40,7 +34,7 @@ def number_of(name: str) -> int | None:
 
 
 class LogFile:
-    """One log file.  `end`: its durable length in bytes, behind which nothing counts."""
+    """One log file.  `end` is its durable length in bytes; bytes behind it do not count."""
 
     __slots__ = ("damaged", "end", "header", "memory", "name", "nonce", "number", "sealed", "seed")
 
@@ -84,9 +78,15 @@ class LogFile:
 
 
 class LogFiles:
-    """All log files of a store."""
+    """All log files of a store.  Use it on the loop only.
+
+    `memory` has the files whose index is in memory: the one being written, and those before it
+    whose index file is not written yet.  `sealed` has the others.
+    """
 
     def __init__(self) -> None:
+        # Tuples that are replaced, never changed: a reader in another thread keeps a consistent
+        # view, and caches compare `sealed` by identity.
         self.memory: tuple[LogFile, ...] = ()
         self.sealed: tuple[LogFile, ...] = ()
         self.active: LogFile | None = None
@@ -102,24 +102,24 @@ class LogFiles:
     def load(
         self, sealed: list[LogFile], memory: list[LogFile], next_number: int, max_ledger: int
     ) -> None:
-        """What recovery found."""
+        """Set the files that recovery found."""
         self.sealed = tuple(sealed)
         self.memory = tuple(memory)
         self._next_number = next_number
         self.max_ledger_at_start = max_ledger
 
     def activate(self, file: LogFile) -> None:
-        """`file` is the one being written from now on."""
+        """Make `file` the one that is written from now on."""
         self.memory = (*self.memory, file)
         self.active = file
 
     def retire_active(self) -> LogFile | None:
-        """Nothing is written to the active file any more; returns it."""
+        """End the active file, which is not written any more; returns it."""
         file, self.active = self.active, None
         return file
 
     def seal(self, file: LogFile, header: IndexHeader | None) -> None:
-        """Its index file is there (None: it had no records, and counts no longer)."""
+        """Note that the file's index file exists; None: it has no records, and is forgotten."""
         if file is self.active or file not in self.memory:
             raise LedgerAssertion(f"Log file {file.name} cannot be sealed now: report it.")
         self.memory = tuple(other for other in self.memory if other is not file)
@@ -127,7 +127,7 @@ class LogFiles:
             self.sealed = (*self.sealed, LogFile.from_header(header))
 
     def replace(self, gone: list[LogFile], made: LogFile | None) -> None:
-        """Compaction or reclaim took these sealed files out, and maybe put one in."""
+        """Remove sealed files that were merged or dropped; `made` is the merged file, if any."""
         numbers = {file.number for file in gone}
         kept = [file for file in self.sealed if file.number not in numbers]
         self.sealed = (*kept, made) if made is not None else tuple(kept)

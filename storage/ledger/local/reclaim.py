@@ -1,19 +1,4 @@
-"""Giving space back: whole files without a living ledger go, sparse ones are merged.
-
-One pass is stateless.  It (1) takes the list of sealed files, (2) lists the ledger records *after*
-that, (3) adds up what is alive in each file.  A ledger's record exists before its first entry is
-written, and ids are never given twice, so a ledger in those files that has no record by then is
-dead for good; one that is just being created has nothing in them.
-
-Files leave the list of files first and the disk afterwards, oldest decision first: a merged file
-must not go before the sources that it replaces, or a start would find those alive again.
-
-While a backup holds the directory nothing leaves the disk, and no merged file gets its name: it
-would hide its sources, and with them what was deleted after the metadata were copied.  Both are
-made up for later.
-
-Damaged files are left to the operator.
-"""
+"""Gives space back: drops log files without a living ledger, and merges sparse ones."""
 
 import asyncio
 import random
@@ -38,7 +23,7 @@ from storage.ledger.local.log_files import LogFile, LogFiles, index_name
 _log = structlog.get_logger(__name__)
 
 DeletionGuard = Callable[[], AbstractContextManager[bool]]
-"""Entered around removals and merges; says whether they may happen now."""
+"""Entered around removals and merges; yields whether they may happen now."""
 
 SMALL_FRACTION = 8
 """A file is small below file_bytes / this, and this many small files are worth a merge."""
@@ -47,12 +32,12 @@ GAIN_FRACTION = 64
 
 
 def unguarded() -> AbstractContextManager[bool]:
-    """The guard of a store that nobody backs up."""
+    """The guard of a store without backups."""
     return nullcontext(True)
 
 
 class FileUsage(NamedTuple):
-    """What of a file is alive: bytes with record headers, and records."""
+    """The entries of living ledgers in a file: bytes with record headers, and records."""
 
     file: LogFile
     live_bytes: int
@@ -61,7 +46,7 @@ class FileUsage(NamedTuple):
 
 @dataclass(slots=True)
 class ReclaimReport:
-    """What a pass did."""
+    """Numbers of files: dropped without a living ledger, merged into others, removed from disk."""
 
     dropped: int = 0
     merged: int = 0
@@ -69,7 +54,7 @@ class ReclaimReport:
 
 
 def usage_of(disk: Disk, files: Sequence[LogFile], live: AbstractSet[int]) -> list[FileUsage]:
-    """Job side: add up what is alive in each file."""
+    """Job side: add up the entries of living ledgers in each file."""
     found = []
     for file in files:
         live_bytes = live_records = 0
@@ -108,7 +93,11 @@ def choose_sources(usages: Sequence[FileUsage], limits: LedgerLimits) -> list[Lo
 
 
 class Reclaim:
-    """Runs passes in the background, when there may be something to gain."""
+    """Runs passes in the background, after deletions and new sealed files.
+
+    Damaged files are left to the operator.  While a backup runs nothing is removed from the disk
+    and no merged file is published; both happen later.
+    """
 
     def __init__(
         self,
@@ -131,17 +120,17 @@ class Reclaim:
         self._lock = asyncio.Lock()
 
     def start(self, superfluous: Sequence[str]) -> None:
-        """Begin with what recovery left behind."""
+        """Start; `superfluous` are the files that recovery left behind."""
         self._superfluous.extend(superfluous)
         self._wanted.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def wake(self) -> None:
-        """Something was deleted or sealed."""
+        """Run a pass soon, as a ledger was deleted or a file sealed."""
         self._wanted.set()
 
     async def close(self) -> None:
-        """Stop.  What is half done is cleaned up by the next start."""
+        """Stop.  The next start removes unfinished files."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -168,11 +157,14 @@ class Reclaim:
         async with self._lock:
             report = ReclaimReport()
             while True:
+                # The files are listed before the ledgers' records.  A record is made before the
+                # first entry, and ids are never given twice: so a ledger in these files without a
+                # record is deleted, and one just being made has no entry in them.
                 fixed = tuple(file for file in self._files.sealed if not file.damaged)
                 live = frozenset(map(int, await self._records.list_ids()))
                 usages = await self._disk.read(partial(usage_of, self._disk, fixed, live))
                 dead = [one.file for one in usages if not one.live_records]
-                self._let_go(dead, None)
+                self._replace(dead, None)
                 report.dropped += len(dead)
                 report.removed += await self._remove()
                 sources = choose_sources([one for one in usages if one.live_records], self._limits)
@@ -180,14 +172,17 @@ class Reclaim:
                     return report
                 report.merged += len(sources)
 
-    def _let_go(self, gone: list[LogFile], made: LogFile | None) -> None:
+    def _replace(self, gone: list[LogFile], made: LogFile | None) -> None:
+        """Take files off the list; they are removed from the disk later, in this order."""
+        # A merged file must not be removed before the files that it replaces, or a start would find
+        # those alive again.  It is listed after them, so it goes later.
         if gone:
             self._files.replace(gone, made)
             for file in gone:
                 self._superfluous += [file.name, index_name(file.number)]
 
     async def _remove(self) -> int:
-        """Remove superfluous files from the disk, unless a backup holds them."""
+        """Remove superfluous files from the disk, unless a backup runs."""
         names = self._superfluous.copy()
 
         def job() -> bool:
@@ -226,11 +221,13 @@ class Reclaim:
         if made is None:
             self._wanted.set()
             return False
-        self._let_go(sources, made)
+        self._replace(sources, made)
         return True
 
     def _publish(self, merge: Compaction) -> LogFile | None:
-        """Job side: give a merged file its name, unless a backup holds the directory."""
+        """Job side: give a merged file its name, unless a backup runs."""
+        # In the copy it would hide its sources, and with them entries of ledgers that were deleted
+        # after the metadata were copied.
         with self._guard() as allowed:
             if allowed:
                 return merge.finish()

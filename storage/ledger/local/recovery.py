@@ -1,16 +1,4 @@
-"""What a start does with the log files it finds.  One job; see `scan` for torn and damaged.
-
-- Files with an index are taken as they are: only the head of the index is read.
-- Files without one (the newest after a crash, rarely one or two before it) are read through, their
-  tail is cut off, and an index is written.  They take no further groups: a start always writes
-  into a new file.
-- The last group of the newest file is the only one that nothing proves durable: it may have been
-  read from memory that never reached the disk.  It is written again, and synced, before anything
-  in it counts.
-- Damage is logged as an error, once for each place, and marks the file: reclaim leaves it alone.
-- Nothing is removed here but temporary files.  What is superfluous is handed to reclaim, which
-  knows whether a backup is running.
-"""
+"""Recovery of the log files at a start; see `scan` for torn tails and damage."""
 
 from dataclasses import dataclass, field
 
@@ -47,8 +35,11 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Recovered:
-    """What a start found.  `superfluous`: file names that reclaim may remove, in this order."""
+class RecoveredFiles:
+    """The log files that a start found.
+
+    `superfluous` are names of files that reclaim may remove, in this order.
+    """
 
     sealed: list[LogFile] = field(default_factory=list)
     memory: list[LogFile] = field(default_factory=list)
@@ -73,22 +64,28 @@ def write_index(disk: Disk, file: LogFile, replaces: tuple[int, ...] = ()) -> In
     return decode_index_header(pieces[0])
 
 
-def recover(disk: Disk) -> Recovered:
-    """Bring the files into order.  Job side.  Raises `OSError`."""
+def recover(disk: Disk) -> RecoveredFiles:
+    """Recover the log files.  Job side.  Raises `OSError`.
+
+    Only the header of an index file is read.  Log files without an index file (the newest after a
+    crash, rarely one or two before it) are read through, and get one.  They take no further groups:
+    a start always writes into a new file.
+    """
     return _Recovery(disk).run()
 
 
 class _Recovery:
-    """One start."""
+    """Recovery at one start."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.sizes = disk.sizes()
-        self.found = Recovered()
+        self.found = RecoveredFiles()
 
-    def run(self) -> Recovered:
+    def run(self) -> RecoveredFiles:
         logs, indexes = self._numbers(LOG_SUFFIX), self._numbers(INDEX_SUFFIX)
         self.found.next_number = max([0, *logs, *indexes]) + 1
+        # Other files are left to reclaim, which knows whether a backup is running.
         for name in self.sizes:
             if name.endswith(TEMPORARY):
                 self.disk.unlink(name)
@@ -131,7 +128,7 @@ class _Recovery:
         return header
 
     def _proven_ends(self, logs: list[int]) -> dict[int, int]:
-        """How far each file was durable, by the word of the file after it."""
+        """The durable length of each file, from the header of the file after it."""
         ends: dict[int, int] = {}
         for number in logs:
             try:
@@ -160,11 +157,12 @@ class _Recovery:
             _log.error("ledger_log_damaged", file=name, **damage._asdict())
         if scan.unreadable:
             return
-        self._cut(name, data, scan)
+        self._remove_tail(name, data, scan)
         if not scan.index.records and not scan.damages:
             self.found.superfluous.append(name)
             return
         file = LogFile.growing(number, scan.nonce, scan.end, scan.index)
+        # Reclaim leaves damaged files to the operator.
         file.damaged = bool(scan.damages)
         try:
             self.found.sealed.append(LogFile.from_header(write_index(self.disk, file)))
@@ -172,11 +170,13 @@ class _Recovery:
             _log.warning("ledger_index_not_written", file=name, error=str(error), action="later")
             self.found.memory.append(file)
 
-    def _cut(self, name: str, data: Mapped, scan: LogScan) -> None:
-        """Remove the tail, and make sure of the last group (see the module's rules)."""
+    def _remove_tail(self, name: str, data: Mapped, scan: LogScan) -> None:
+        """Truncate the tail, and make the last group durable."""
         if scan.tail_bytes or not scan.last_group_whole:
             _log.warning("ledger_log_tail_cut", file=name, at=scan.end, bytes=scan.tail_bytes)
         group = scan.last_group
+        # Nothing proves this group durable: it may have been read from memory that never reached
+        # the disk.  It is written again and synced before any of its entries counts.
         if group is not None:
             body = data[group.offset + GROUP_HEADER_BYTES : group.end]
             count = len(group.records)
@@ -188,7 +188,7 @@ class _Recovery:
             self.disk.sync(name)
 
     def _drop_replaced(self) -> None:
-        """A crash came between the birth of a compacted file and the end of its sources."""
+        """Drop files that a compacted file replaces, left by a crash before their removal."""
         replaced = {
             number
             for file in self.found.sealed

@@ -1,14 +1,8 @@
-"""Reading a log file through from its bytes alone: what is there, what is torn, what is damaged.
+"""Reads a log file through from its bytes alone: its records, a torn tail, damage.  Pure.
 
-Pure.  The rule that tells a torn tail from damage: a group is only begun after everything before
-it was durable.  So bytes that do not verify are *damage* (the disk lost or changed durable data)
-if a valid group follows them, or if they lie before the end that somebody vouches for (the next
-file, an index).  Otherwise they are the *tail*: a group that was being written when the process or
-the machine stopped, and that nobody was told about.
-
-Of damaged groups every record that still verifies is kept, and a record with a good header and a
-bad payload is indexed, so that reading it says `CorruptEntry`.  Of a tail the records up to the
-first bad byte are kept: writers may learn that an append with unknown outcome has happened.
+Bytes that do not verify are damage (the disk lost or changed durable data) or the tail: a group
+that was being written when the process or the machine stopped, so that none of it was
+acknowledged.
 """
 
 from dataclasses import dataclass, field
@@ -54,10 +48,10 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class LogScan:
-    """What a log file holds.
+    """The content of a log file.
 
-    `unreadable`: it has groups, but nothing that says whether they belong to it.
-    `end` is where its usable content ends; `tail_bytes` lie behind it and count for nothing.
+    `unreadable`: it has groups, but neither its header nor its first group gives its nonce.
+    `end` is where its usable content ends; the `tail_bytes` behind it are to be removed.
     `last_group` is the only group that no later one proves durable; None if all are proven.
     """
 
@@ -75,8 +69,8 @@ class LogScan:
 def scan_log(data: Mapped, *, proven_end: int | None = None) -> LogScan:
     """Read a log file through.
 
-    `proven_end` is where it is known to end, if it is: everything before it was durable, and
-    nothing behind it counts.
+    `proven_end` is its durable length in bytes, if the next file or an index tells: all bytes
+    before it were durable, and those behind it do not count.
     """
     limit = len(data) if proven_end is None else min(len(data), proven_end)
     scan = _scan_header(data)
@@ -115,7 +109,7 @@ class _Scanner:
         self.seed = record_seed(scan.nonce)
 
     def run(self) -> None:
-        """Group by group up to the end or the tail."""
+        """Read group by group up to the end or the tail."""
         scan = self.scan
         while scan.end < self.limit:
             group = self._whole_group(scan.end)
@@ -162,8 +156,11 @@ class _Scanner:
     def _step_over_damage(self) -> bool:
         """Go on behind bytes that do not verify.  False: they are the tail."""
         scan, offset = self.scan, self.scan.end
+        # A group is begun only after all before it was durable.  So a valid group behind these
+        # bytes, or a proven end, makes them damage.
         behind = find_group(self.data, offset + 1, self.limit, scan.nonce)
         if behind is None and not self.proven:
+            # Records of a tail that verify are kept: an append of unknown outcome may be stored.
             group = self._good_records(offset, self.limit)
             if group.records:
                 self._keep(group)
@@ -175,7 +172,7 @@ class _Scanner:
         return True
 
     def _salvage(self, offset: int, end: int) -> None:
-        """Index what has a good header in a damaged group, and note what does not verify."""
+        """Index the records of a damaged group whose headers verify, and note the damage."""
         after = offset + GROUP_HEADER_BYTES
         damages = self.scan.damages
         head = self.data[offset:after]
@@ -186,6 +183,7 @@ class _Scanner:
             if crc32c(self.data[payload : payload + size]) != crc:
                 what = f"payload of entry {entry_id} of ledger {ledger_id} does not verify"
                 damages.append(Damage(at, RECORD_HEADER_BYTES + size, what))
+            # With a bad payload too: then reading the entry raises `CorruptEntry`.
             self.scan.index.add(ledger_id, entry_id, at, size)
             after = payload + size
         if after < end:

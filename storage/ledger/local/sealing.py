@@ -1,9 +1,4 @@
-"""Writing the index files of log files that are no longer written, in order, in the background.
-
-Until its index file is there a log file keeps its index in memory; if it cannot be written (a full
-disk) that is tried again.  Order matters to recovery: a file without index file is always among
-the newest, so the file after it is there to say how far it was durable.
-"""
+"""Writes the index files of finished log files, in the background."""
 
 import asyncio
 from collections import deque
@@ -21,9 +16,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Sealer:
-    """Writes the index of each finished log file, in order, in the background.
+    """Writes the index file of each finished log file, in order, in the background.
 
-    `on_sealed` runs after each file.
+    Until then the index stays in memory; failures (a full disk) are tried again.  `on_sealed` runs
+    after each file.
     """
 
     def __init__(
@@ -44,6 +40,8 @@ class Sealer:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
+        # In order, as recovery needs the file after one without an index file: its header has the
+        # durable end of that one.
         while self._waiting:
             if await self._seal(self._waiting[0]):
                 self._waiting.popleft()
@@ -75,7 +73,7 @@ class Sealer:
         return True
 
     async def close(self) -> None:
-        """Finish what can be finished now; the next start makes up for the rest."""
+        """Write the index files that can be written now; the next start writes the others."""
         self._closing.set()
         if self._task is not None:
             await self._task

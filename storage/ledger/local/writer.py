@@ -1,17 +1,4 @@
-"""Group commit: one write and one sync for everything that waits.
-
-There is no linger timer: what queues while a group is being made durable is the next group.  The
-first append of a loop turn schedules the group, so everything appended in that turn is in it.
-When a group is durable the next one is handed to the disk first and the callbacks run then, all
-in one call of the loop, in the order of the appends.
-
-The rule for failures: after a failed write or sync nothing is known about the bytes behind the
-last successful group.  Everything that waits fails with that error (`DiskFull` if there is no
-room), the file is cut back to its durable end and never written again, the records that share its
-last page with what was just cut are written once more into the next file (their page may not
-reach the disk any more), and the next append tries a new file.  So nothing acknowledged rests on
-a page whose sync failed, and the store works again as soon as the disk does.
-"""
+"""Group commit of the ledger log: one write and one sync for all entries that wait."""
 
 import asyncio
 import enum
@@ -46,7 +33,7 @@ PAGE_BYTES = 4096
 
 
 class WriterState(enum.Enum):
-    """What the log is doing."""
+    """State of the log: MENDING truncates a file after a failed write."""
 
     IDLE = "idle"
     WRITING = "writing"
@@ -66,24 +53,24 @@ ALLOWED: StateTable[WriterState] = StateTable(
 
 
 class Appender(Protocol):
-    """Whose entries these are."""
+    """The ledger handle that appended an entry."""
 
     @property
     def ledger_id(self) -> int:
-        """The ledger."""
+        """Id of the ledger."""
         ...
 
     def confirm(self, entry_id: int, size: int) -> None:
-        """The entry is durable."""
+        """Note that the entry is durable."""
         ...
 
     def fail(self, error: LedgerError) -> None:
-        """Some entry is not, so nothing more may be appended."""
+        """Note that an entry failed, so nothing more may be appended."""
         ...
 
 
 class Append(NamedTuple):
-    """One entry on its way."""
+    """One entry to append."""
 
     appender: Appender
     entry_id: int
@@ -92,25 +79,25 @@ class Append(NamedTuple):
     done: AppendCallback
 
 
-class _Carried:
-    """Owner of a durable record that is written once more."""
+class _RewriteAppender:
+    """The appender of a durable record that is written once more, into the next file."""
 
     def __init__(self, ledger_id: int) -> None:
         self.ledger_id = ledger_id
 
     def confirm(self, entry_id: int, size: int) -> None:
-        """It was confirmed before."""
+        """Do nothing: it was confirmed before."""
 
     def fail(self, error: LedgerError) -> None:
-        """It stays carried."""
+        """Do nothing: the record is written again with the next group."""
 
 
-def _nobody_waits(entry_id: int, error: LedgerError | None) -> None:
-    """Callback of carried records."""
+def _no_callback(entry_id: int, error: LedgerError | None) -> None:
+    """Do nothing: the callback of a record that is written once more."""
 
 
 class _Group(NamedTuple):
-    """What is being made durable, and where: a new file if `create`."""
+    """The group that is being made durable, and its place; `create`: in a new file."""
 
     file: LogFile
     create: bool
@@ -120,7 +107,11 @@ class _Group(NamedTuple):
 
 
 class LogWriter:
-    """The loop's side of the log: queues entries for the writer thread."""
+    """Queues entries on the loop, and hands them to the disk in groups.
+
+    Entries that queue while a group is made durable are the next group; there is no linger timer.
+    Callbacks run in the order of the appends, all of a group in one call of the loop.
+    """
 
     def __init__(
         self,
@@ -130,7 +121,7 @@ class LogWriter:
         rng: random.Random,
         on_retired: Callable[[LogFile], None],
     ) -> None:
-        """`on_retired` is told of every file that gets no further groups."""
+        """`on_retired` is called with each file that gets no further groups."""
         self._disk = disk
         self._files = files
         self._limits = limits
@@ -140,25 +131,27 @@ class LogWriter:
         self._state = WriterState.IDLE
         self._scheduled = False
         self._queue: list[Append] = []
-        self._carried: list[Append] = []
+        self._rewrites: list[Append] = []
+        """Durable records to write once more, before the queue."""
         self._group: _Group | None = None
         self._last: LogFile | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._mending: asyncio.Task[None] | None = None
 
     def follow(self, last: LogFile | None) -> None:
-        """The next new file names `last` as the one written before it."""
+        """Make the next new file name `last` as the file written before it."""
         self._last = last
 
     def add(self, append: Append) -> None:
         """Queue one entry.  The hot path."""
         self._queue.append(append)
+        # The first append of a loop turn schedules the group: all appends of the turn are in it.
         if not self._scheduled and self._state is WriterState.IDLE:
             self._scheduled = True
             self._loop.call_soon(self._begin)
 
     def withdraw(self, appender: Appender) -> list[Append]:
-        """Take back what this appender has queued and is not being written yet."""
+        """Take this appender's entries out of the queue, and return them."""
         withdrawn = [append for append in self._queue if append.appender is appender]
         if withdrawn:
             self._queue = [append for append in self._queue if append.appender is not appender]
@@ -179,7 +172,7 @@ class LogWriter:
         self._state = ALLOWED.move(self._state, state, "The ledger log")
 
     def _begin(self) -> None:
-        """Hand the next group to the disk, if there is anything and the disk is free."""
+        """Hand the next group to the disk, if entries wait and the disk is free."""
         self._scheduled = False
         if self._state is not WriterState.IDLE:
             return
@@ -213,18 +206,18 @@ class LogWriter:
         self._disk.append(file.name, buffers, create=create, done=self._decided)
 
     def _take(self) -> list[Append]:
-        """The appends of the next group: all, unless that is more than a group may be."""
-        taken = self._carried + self._queue
-        room = self._limits.group_bytes
+        """Take the appends of the next group: all, up to the limits of a group."""
+        taken = self._rewrites + self._queue
+        bytes_left = self._limits.group_bytes
         count = 0
         for append in taken:
-            room -= len(append.entry) + RECORD_HEADER_BYTES
-            if count and (room < 0 or count >= self._limits.file_records):
+            bytes_left -= len(append.entry) + RECORD_HEADER_BYTES
+            if count and (bytes_left < 0 or count >= self._limits.file_records):
                 break
             count += 1
-        self._queue = taken[max(count, len(self._carried)) :]
-        taken = taken[: max(count, len(self._carried))]
-        self._carried = []
+        self._queue = taken[max(count, len(self._rewrites)) :]
+        taken = taken[: max(count, len(self._rewrites))]
+        self._rewrites = []
         return taken
 
     def _is_full(self, file: LogFile, body: int, records: int) -> bool:
@@ -247,14 +240,14 @@ class LogWriter:
         return file, encode_file_header(header)
 
     def _retire(self) -> None:
-        """The active file gets no further groups."""
+        """End the active file: it gets no further groups."""
         file = self._files.retire_active()
         if file is not None:
             self._last = file
             self._on_retired(file)
 
     def _decided(self, error: OSError | None) -> None:
-        """The disk is done with the group."""
+        """Index a durable group, or deal with its failure."""
         group, self._group = self._group, None
         if group is None:
             raise LedgerAssertion("The disk completed a group that was not written: report it.")
@@ -275,12 +268,13 @@ class LogWriter:
             offset += RECORD_HEADER_BYTES + size
             appender.confirm(entry_id, size)
         self._move(WriterState.IDLE)
+        # The disk gets the next group before the callbacks run, so that it is never idle.
         self._begin()
         self.call_back(group.appends, None)
         self._wake()
 
     def call_back(self, appends: list[Append], error: LedgerError | None) -> None:
-        """Tell those who wait.  One broken callback does not keep the others from being told."""
+        """Run the callbacks of these appends; one that raises does not keep the others."""
         for _, entry_id, _, _, done in appends:
             try:
                 done(entry_id, error)
@@ -296,13 +290,15 @@ class LogWriter:
                 waiter.set_result(None)
 
     def _failed(self, group: _Group, error: OSError) -> None:
-        """See the rule for failures."""
+        """Fail all entries that wait, and mend the log."""
+        # After a failed write or sync the bytes behind the last successful group are unknown.  So
+        # the file is truncated there and never written again (`_mend`).
         failure = ledger_error(error, "Appending to the ledger log")
         _log.error("ledger_append_failed", file=group.file.name, error=str(error))
         everything = group.appends + self._queue
         self._queue = []
-        self._carried = [one for one in everything if isinstance(one.appender, _Carried)]
-        lost = [one for one in everything if not isinstance(one.appender, _Carried)]
+        self._rewrites = [one for one in everything if isinstance(one.appender, _RewriteAppender)]
+        lost = [one for one in everything if not isinstance(one.appender, _RewriteAppender)]
         self._move(WriterState.MENDING)
         self._mending = self._loop.create_task(self._mend(group))
         for append in lost:
@@ -311,12 +307,12 @@ class LogWriter:
         self._wake()
 
     async def _mend(self, group: _Group) -> None:
-        """Cut the failed group off and free the way for the next one."""
+        """Remove the failed group from the log; the next group goes into a new file."""
         try:
             if group.create:
                 await self._disk.maintain(partial(self._disk.unlink, group.file.name))
             else:
-                self._carried += await self._disk.maintain(partial(self._cut_back, group.file))
+                self._rewrites += await self._disk.maintain(partial(self._truncate, group.file))
         except OSError as error:
             _log.warning("ledger_log_not_cut", file=group.file.name, error=str(error))
         except Exception:  # noqa: BLE001 - else nothing could ever be appended again
@@ -327,12 +323,14 @@ class LogWriter:
         self._move(WriterState.IDLE)
         self._begin()
 
-    def _cut_back(self, file: LogFile) -> list[Append]:
-        """Job side: cut the file to its durable end; what shares a page with the cut part."""
+    def _truncate(self, file: LogFile) -> list[Append]:
+        """Job side: truncate the file to its durable end; returns the records to write again."""
         self._disk.truncate(file.name, file.end)
-        carried = self._last_page(file)
+        # Durable records in the page where the failed write began: that page may not reach the disk
+        # any more, and no acknowledged entry may rest on a page whose sync failed.
+        records = self._last_page(file)
         self._disk.sync(file.name)
-        return carried
+        return records
 
     def _last_page(self, file: LogFile) -> list[Append]:
         if file.memory is None or file.end % PAGE_BYTES == 0:
@@ -351,19 +349,19 @@ class LogWriter:
                 if header is None or crc32c(entry) != header.payload_crc:
                     _log.error("ledger_record_damaged", file=file.name, offset=offset)
                 else:
-                    owner = _Carried(run.ledger_id)
-                    found.append(Append(owner, entry_id, entry, header.payload_crc, _nobody_waits))
+                    owner = _RewriteAppender(run.ledger_id)
+                    found.append(Append(owner, entry_id, entry, header.payload_crc, _no_callback))
                 entry_id -= 1
         return sorted(found, key=lambda one: (one.appender.ledger_id, one.entry_id))
 
     async def close(self) -> None:
-        """Wait for everything queued, then end the active file so that a start need not read it.
+        """Wait for the queue, then end the active file, so that a start need not read it through.
 
-        What is still carried is written too, if the disk takes it at the first attempt.
+        Records to write once more are written too, if the disk takes them at the first attempt.
         """
         await self._idle()
-        if self._carried:
-            self._queue, self._carried = self._carried, []
+        if self._rewrites:
+            self._queue, self._rewrites = self._rewrites, []
             self._begin()
             await self._idle()
         self._move(WriterState.CLOSED)

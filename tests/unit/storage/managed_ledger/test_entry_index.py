@@ -13,20 +13,20 @@ from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from storage.managed_ledger import entry_index
 from storage.managed_ledger.entry_index import (
     BrokenIndex,
-    Fact,
+    EntryFacts,
     LedgerIndex,
     RecentIndexes,
     Sums,
-    fact_of,
+    facts_of,
 )
 
 BLOCKS = 8
 FACTS = st.lists(
-    st.builds(Fact, st.integers(0, 5), st.integers(0, 30), st.integers(0, 9)), max_size=120
+    st.builds(EntryFacts, st.integers(0, 5), st.integers(0, 30), st.integers(0, 9)), max_size=120
 )
 
 
-def entry_of(fact: Fact) -> bytes:
+def entry_of(fact: EntryFacts) -> bytes:
     """An entry that counts so many messages and has so large a payload."""
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=fact.publish_time_ms)
     if fact.messages == 0:
@@ -43,10 +43,10 @@ def index_of(entries: Sequence[bytes]) -> LedgerIndex:
     return index
 
 
-def sums_of(facts: Sequence[Fact]) -> Sums:
+def sums_of(facts: Sequence[EntryFacts]) -> Sums:
     sums = Sums()
     for fact in facts:
-        sums.add_fact(fact)
+        sums.add_entry(fact)
     return sums
 
 
@@ -56,10 +56,10 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(FACTS)
-def test_facts_are_those_of_the_entries(facts: list[Fact]) -> None:
+def test_facts_are_those_of_the_entries(facts: list[EntryFacts]) -> None:
     for fact in facts:
         entry = entry_of(fact)
-        assert fact_of(entry) == Fact(fact.messages, len(entry), fact.publish_time_ms)
+        assert facts_of(entry) == EntryFacts(fact.messages, len(entry), fact.publish_time_ms)
 
 
 METADATA = st.builds(
@@ -94,27 +94,27 @@ def test_the_quick_way_counts_as_the_slow_one(
     for number, each in enumerate(garbage):
         entries.insert(number * 3, each)
     index = index_of(entries)
-    assert index.sums(0, index.block_count) == sums_of([fact_of(entry) for entry in entries])
+    assert index.sums(0, index.block_count) == sums_of([facts_of(entry) for entry in entries])
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\x0e\x01", b"\x0e\x01abcd\xff\xff\xff\xffgarbage"])
 def test_what_cannot_be_read_is_one_message_of_no_time(data: bytes) -> None:
-    assert fact_of(data) == Fact(1, len(data), 0)
+    assert facts_of(data) == EntryFacts(1, len(data), 0)
 
 
 @pytest.mark.parametrize("count", [-1, 0, MAX_BATCH_SIZE + 1])
 def test_a_nonsensical_number_of_messages_is_one(count: int) -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=5)
     metadata.num_messages_in_batch = count
-    assert fact_of(build_entry(metadata, b"")).messages == 1
+    assert facts_of(build_entry(metadata, b"")).messages == 1
 
 
 @given(FACTS, st.booleans(), st.data())
 def test_blocks_add_up_to_their_entries(
-    shapes: list[Fact], stored: bool, data: st.DataObject
+    shapes: list[EntryFacts], stored: bool, data: st.DataObject
 ) -> None:
     entries = [entry_of(shape) for shape in shapes]
-    facts = [fact_of(entry) for entry in entries]
+    facts = [facts_of(entry) for entry in entries]
     index = index_of(entries)
     if stored:
         index = LedgerIndex.decode(index.encode())
@@ -127,7 +127,9 @@ def test_blocks_add_up_to_their_entries(
 
 
 @given(FACTS, st.data())
-def test_blocks_at_an_entry_lie_within_the_range(shapes: list[Fact], data: st.DataObject) -> None:
+def test_blocks_at_an_entry_lie_within_the_range(
+    shapes: list[EntryFacts], data: st.DataObject
+) -> None:
     index = index_of([entry_of(shape) for shape in shapes])
     at = data.draw(st.integers(0, max(len(shapes) - 1, 0)))
     end = data.draw(st.integers(at, len(shapes)))
@@ -143,7 +145,7 @@ def test_blocks_at_an_entry_lie_within_the_range(shapes: list[Fact], data: st.Da
 
 @given(FACTS, st.integers(0, 80), st.integers(0, 3000), st.data())
 def test_what_fits_is_the_most_that_does(
-    shapes: list[Fact], messages: int, size_bytes: int, data: st.DataObject
+    shapes: list[EntryFacts], messages: int, size_bytes: int, data: st.DataObject
 ) -> None:
     index = index_of([entry_of(shape) for shape in shapes])
     low = data.draw(st.integers(0, index.block_count))
@@ -161,7 +163,7 @@ def test_what_fits_is_the_most_that_does(
 
 @given(FACTS, st.integers(1, 10), st.data())
 def test_no_block_with_a_late_entry_is_passed_over(
-    shapes: list[Fact], since_ms: int, data: st.DataObject
+    shapes: list[EntryFacts], since_ms: int, data: st.DataObject
 ) -> None:
     index = index_of([entry_of(shape) for shape in shapes])
     low = data.draw(st.integers(0, index.block_count))
@@ -173,7 +175,9 @@ def test_no_block_with_a_late_entry_is_passed_over(
 
 def test_a_long_ledger_has_a_small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", ENTRY_INDEX_BLOCKS)
-    entries = [entry_of(Fact(1, number % 100, 10**12 + number // 7)) for number in range(50_000)]
+    entries = [
+        entry_of(EntryFacts(1, number % 100, 10**12 + number // 7)) for number in range(50_000)
+    ]
     index = index_of(entries)
     assert index.block_count <= ENTRY_INDEX_BLOCKS
     assert len(index.encode()) < 8 * 1024
@@ -186,7 +190,7 @@ def test_other_bytes_are_no_index(damage: bytes) -> None:
 
 
 @given(FACTS.filter(bool), st.data())
-def test_a_cut_index_is_no_index(shapes: list[Fact], data: st.DataObject) -> None:
+def test_a_cut_index_is_no_index(shapes: list[EntryFacts], data: st.DataObject) -> None:
     whole = index_of([entry_of(shape) for shape in shapes]).encode()
     with pytest.raises(BrokenIndex):
         LedgerIndex.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])

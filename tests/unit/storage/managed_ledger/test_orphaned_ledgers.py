@@ -12,7 +12,7 @@ from storage.managed_ledger.core import Stores
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.records import cursor_key, decode_cursor, decode_stream, ledger_key
-from storage.managed_ledger.types import Limits, ManagedLedgerNotFound, OrphansAreSwept
+from storage.managed_ledger.types import Limits, ManagedLedgerNotFound, StoresNotShared
 from storage.metadata.instance import INSTANCE_KEY, instance_of
 from storage.metadata.keys import children_range
 from storage.metadata.memory import MemoryMetadataStore
@@ -242,9 +242,9 @@ async def test_a_subscription_does_not_name_a_ledger_that_took_an_hour_to_make(
 
 async def test_where_the_stores_are_not_shared_the_start_deletes_orphans() -> None:
     world = World()
-    with pytest.raises(OrphansAreSwept):
+    with pytest.raises(StoresNotShared):
         await world.factory.orphaned_ledgers()
-    with pytest.raises(OrphansAreSwept):
+    with pytest.raises(StoresNotShared):
         await world.factory.delete_orphaned_ledgers()
 
 

@@ -25,7 +25,7 @@ from storage.managed_ledger.records import (
     encode_position,
     encode_stream,
 )
-from storage.managed_ledger.trimming import Readers, TrimDecision, decide
+from storage.managed_ledger.trimming import ReaderPositions, TrimDecision, decide
 from storage.managed_ledger.types import MOVES, CorruptRecord, Entry, ManagedLedgerState, Retention
 
 # Position arithmetic against a plain list of the positions
@@ -125,15 +125,21 @@ LEDGERS = [
     LedgerInfo(3, 10, 100, 3000),
     LedgerInfo(4, 10, 100),
 ]
-AT_END = Readers(Position(4, 9), any_durable=True)
-NOBODY = Readers(None, any_durable=False)
+AT_END = ReaderPositions(Position(4, 9), any_durable=True)
+NOBODY = ReaderPositions(None, any_durable=False)
 TABLE = {
     "consumed, no retention": (AT_END, None, 5000, (1, 2, 3), None),
     "consumed, retention set to none": (AT_END, Retention(0, 0), 5000, (1, 2, 3), None),
-    "nothing consumed": (Readers(Position(1, -1), True), None, 5000, (), None),
-    "the first is consumed": (Readers(Position(1, 9), True), None, 5000, (1,), None),
-    "not quite": (Readers(Position(1, 8), True), None, 5000, (), None),
-    "consumed up to within the third": (Readers(Position(3, 0), True), None, 5000, (1, 2), None),
+    "nothing consumed": (ReaderPositions(Position(1, -1), True), None, 5000, (), None),
+    "the first is consumed": (ReaderPositions(Position(1, 9), True), None, 5000, (1,), None),
+    "not quite": (ReaderPositions(Position(1, 8), True), None, 5000, (), None),
+    "consumed up to within the third": (
+        ReaderPositions(Position(3, 0), True),
+        None,
+        5000,
+        (1, 2),
+        None,
+    ),
     "kept for ever": (AT_END, Retention(-1, -1), 10**9, (), None),
     "kept by time": (AT_END, Retention(2500, -1), 5000, (1, 2), 5500),
     "kept by time, all young": (AT_END, Retention(5000, -1), 5000, (), 6000),
@@ -141,19 +147,31 @@ TABLE = {
     "kept by size, one byte more": (AT_END, Retention(-1, 201), 5000, (1,), None),
     "time is up though size has room": (AT_END, Retention(1000, 10**6), 3500, (1, 2), 4000),
     "too much though time is not up": (AT_END, Retention(10**6, 300), 3500, (1,), 1002000),
-    "retention never drops unread": (Readers(EARLIEST, True), Retention(0, 0), 5000, (), None),
+    "retention never drops unread": (
+        ReaderPositions(EARLIEST, True),
+        Retention(0, 0),
+        5000,
+        (),
+        None,
+    ),
     "nobody reads, young": (NOBODY, None, 5000, (), 1000 + 10_000),
     "nobody reads, some old": (NOBODY, None, 12_500, (1, 2), 13_000),
     "nobody reads, retention decides": (NOBODY, Retention(0, 0), 5000, (1, 2, 3), None),
     "nobody reads, retention keeps": (NOBODY, Retention(-1, -1), 10**9, (), None),
-    "a reader alone holds": (Readers(Position(2, 3), False), None, 10**9, (1,), None),
-    "a reader alone does not hasten": (Readers(Position(4, 9), False), None, 5000, (), 11_000),
+    "a reader alone holds": (ReaderPositions(Position(2, 3), False), None, 10**9, (1,), None),
+    "a reader alone does not hasten": (
+        ReaderPositions(Position(4, 9), False),
+        None,
+        5000,
+        (),
+        11_000,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", TABLE, ids=str)
 def test_trimming_decisions(case: str) -> None:
-    readers, retention, now_ms, drop, next_look_ms = TABLE[case]
+    readers, retention, now_ms, drop, next_check_ms = TABLE[case]
     decision = decide(
         LEDGERS,
         readers,
@@ -161,7 +179,7 @@ def test_trimming_decisions(case: str) -> None:
         unsubscribed_retention_ms=10_000,
         now_ms=now_ms,
     )
-    assert decision == TrimDecision(drop, next_look_ms)
+    assert decision == TrimDecision(drop, next_check_ms)
 
 
 def test_of_an_ended_stream_everything_may_go() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from storage.ledger.store import LedgerError
 from storage.managed_ledger import entry_index
-from storage.managed_ledger.entry_index import Fact, Sums, fact_of, index_key
+from storage.managed_ledger.entry_index import EntryFacts, Sums, facts_of, index_key
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Limits, ManagedLedgerClosed, Retention
@@ -30,7 +30,7 @@ NO_CACHE = Limits(
     ledger_max_entries=30, ledger_min_age_ms=0, cursor_flush_ms=1, entry_cache_bytes=0
 )
 ALL = 10**9
-COUNTED = list[tuple[Position, Fact]]
+COUNTED = list[tuple[Position, EntryFacts]]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", 4)
 
 
-async def append(ledger: ManagedLedger, shapes: Sequence[Fact]) -> None:
+async def append(ledger: ManagedLedger, shapes: Sequence[EntryFacts]) -> None:
     outcomes = Outcomes()
     for shape in shapes:
         outcomes.append(ledger, entry_of(shape))
@@ -47,7 +47,7 @@ async def append(ledger: ManagedLedger, shapes: Sequence[Fact]) -> None:
 
 async def counted(ledger: ManagedLedger) -> COUNTED:
     entries = await ledger.read(EARLIEST, max_entries=ALL, max_bytes=ALL)
-    return [(entry.position, fact_of(entry.data)) for entry in entries]
+    return [(entry.position, facts_of(entry.data)) for entry in entries]
 
 
 def within(entries: COUNTED, first: Position, end: Position) -> COUNTED:
@@ -92,7 +92,7 @@ async def check(ledger: ManagedLedger, entries: COUNTED, data: st.DataObject) ->
 @settings(max_examples=25, deadline=None)
 @given(before=FACTS, behind=FACTS, data=st.data())
 def test_ranges_are_as_their_entries(
-    ends: str, before: list[Fact], behind: list[Fact], data: st.DataObject
+    ends: str, before: list[EntryFacts], behind: list[EntryFacts], data: st.DataObject
 ) -> None:
     """Over ledgers that are written, were closed, or were recovered and are read for it."""
 
@@ -114,7 +114,7 @@ def test_ranges_are_as_their_entries(
 async def test_indexes_that_were_stored_are_not_made_again() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(2, 10, 5)] * 65)
+    await append(ledger, [EntryFacts(2, 10, 5)] * 65)
     expected = await ledger.ranges.sums(EARLIEST, LATEST)
     assert (expected.entries, expected.messages) == (65, 130)
     ledger = await world.restart()
@@ -126,7 +126,7 @@ async def test_indexes_that_were_stored_are_not_made_again() -> None:
 async def test_an_index_is_made_once_for_all_who_ask_and_kept() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(2, 10, 5)] * 25)
+    await append(ledger, [EntryFacts(2, 10, 5)] * 25)
     ledger = await world.crash()
     world.ledgers.reads = 0
     both = await asyncio.gather(*(ledger.ranges.sums(EARLIEST, LATEST) for _ in range(5)))
@@ -138,10 +138,10 @@ async def test_an_index_is_made_once_for_all_who_ask_and_kept() -> None:
 
 
 async def test_indexes_are_read_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.managed_ledger.stream_index.ENTRY_INDEX_READ_ENTRIES", 4)
+    monkeypatch.setattr("storage.managed_ledger.ledger_indexes.ENTRY_INDEX_READ_ENTRIES", 4)
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)] * 25)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 25)
     ledger = await world.crash()
     world.ledgers.reads = 0
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 25
@@ -152,7 +152,7 @@ async def test_indexes_are_read_in_bounded_pieces(monkeypatch: pytest.MonkeyPatc
 async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)] * 20)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 20)
     await ledger.ranges.sums(EARLIEST, LATEST)
     ledger = await world.restart()
     key = index_key(ledger.ledgers[0].ledger_id)
@@ -162,7 +162,7 @@ async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
         await world.metadata.delete(key)
     else:
         short = entry_index.LedgerIndex()
-        short.add([entry_of(Fact(1, 10, 5))] * 19)
+        short.add([entry_of(EntryFacts(1, 10, 5))] * 19)
         await world.metadata.put(key, b"?" if damage == "garbage" else short.encode())
     ledger = await world.restart()
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 20
@@ -173,7 +173,7 @@ async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
 async def test_what_nobody_asks_about_is_not_counted() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)] * 25)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 25)
     ledger = await world.restart()
     key = index_key(ledger.ledgers[0].ledger_id)
     assert await world.metadata.get(key) is None
@@ -185,10 +185,10 @@ async def test_what_nobody_asks_about_is_not_counted() -> None:
 async def test_an_index_that_cannot_be_stored_fails_nothing() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)])
+    await append(ledger, [EntryFacts(1, 10, 5)])
     await ledger.ranges.sums(EARLIEST, LATEST)
     world.metadata.faults.extend([(entry_index.ROOT, False)] * 2)
-    await append(ledger, [Fact(1, 10, 5)] * 64)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 64)
     ledger = await world.restart()
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 65
 
@@ -196,7 +196,7 @@ async def test_an_index_that_cannot_be_stored_fails_nothing() -> None:
 async def test_who_waits_for_an_index_is_told_when_the_stream_closes() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)] * 25)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 25)
     ledger = await world.crash()
     world.ledgers.gates["open"] = asyncio.Event()
     asking = asyncio.create_task(ledger.ranges.sums(EARLIEST, LATEST))
@@ -210,7 +210,7 @@ async def test_who_waits_for_an_index_is_told_when_the_stream_closes() -> None:
 async def test_what_cannot_be_read_is_said_and_tried_again() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)] * 25)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 25)
     ledger = await world.crash()
     world.ledgers.fail("read", LedgerError("the test says no: try again."))
     with pytest.raises(LedgerError):
@@ -325,8 +325,8 @@ async def test_entries_that_recovery_found_are_counted() -> None:
     """Their callers were told that it is not known; nobody handed them to the index."""
     world = World(NO_CACHE)
     ledger = await world.open()
-    await append(ledger, [Fact(1, 10, 5)] * 5)
+    await append(ledger, [EntryFacts(1, 10, 5)] * 5)
     ledger = await world.crash()
-    await append(ledger, [Fact(1, 10, 6)] * 5)
+    await append(ledger, [EntryFacts(1, 10, 6)] * 5)
     sums = await ledger.ranges.sums(EARLIEST, LATEST)
     assert sums == Sums(10, 10, sums.size_bytes, 5, 6)

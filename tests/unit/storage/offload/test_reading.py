@@ -201,7 +201,7 @@ async def test_a_copy_that_reads_otherwise_does_not_count(
     location = parse_location(str(tmp_path))
     cold._objects[location] = Forgetful(location)
     cold._open_objects = lambda location, size_hint_bytes=0: Forgetful(location)  # type: ignore[method-assign]
-    with pytest.raises(OffloadFailed, match="not to be trusted"):
+    with pytest.raises(OffloadFailed, match="which changes data"):
         await cold.write(Given([b"a" * 100]), cold.new_context(location), NAME, 5)
     assert cold.counters.failures == 1
 

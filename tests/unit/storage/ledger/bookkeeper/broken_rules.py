@@ -18,7 +18,7 @@ from storage.ledger.bookkeeper.ensemble_change import WriteRecord
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata, LedgerState
 from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict, VersionedMetadata
 from storage.ledger.bookkeeper.reads import NEGATIVE, Coverage, LastConfirmedRead, ReadOne
-from storage.ledger.bookkeeper.recovery import AskBookie, Recovered, Recovery, RecoveryEffect
+from storage.ledger.bookkeeper.recovery import AskBookie, Recovery, RecoveryDone, RecoveryEffect
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 
 Patch = tuple[Any, str, Any]
@@ -261,7 +261,7 @@ def _own_end_after_a_conflict() -> Sequence[Patch]:
     def mine(self: Recovery) -> list[RecoveryEffect]:
         wanted = getattr(self, "_mine", None)
         if isinstance(wanted, WriteRecord):
-            return [Recovered(VersionedMetadata(wanted.metadata, wanted.expect))]
+            return [RecoveryDone(VersionedMetadata(wanted.metadata, wanted.expect))]
         return conflict(self)
 
     return [(Recovery, "_close", remember), (Recovery, "conflict", mine)]

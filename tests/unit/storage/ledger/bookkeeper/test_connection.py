@@ -480,7 +480,7 @@ async def test_authentication_does_not_go_on_for_ever() -> None:
 async def test_a_bookie_that_answers_something_else_is_refused() -> None:
     fake = FakeBookie()
     fake.answer = lambda _asked: add_reply(102, 0, 0)
-    with pytest.raises(BookieUnusable, match="something else"):
+    with pytest.raises(BookieUnusable, match="did not answer a message of authentication"):
         await authenticated(fake, Token(rounds=1))
 
 

@@ -8,10 +8,10 @@ import pytest
 from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ensemble_change import (
-    Changed,
+    ChangeFailed,
     ChangeState,
     EnsembleChange,
-    GaveUp,
+    EnsembleChanged,
     ReadRecord,
     WriteRecord,
     with_replacements,
@@ -83,7 +83,7 @@ def test_written() -> None:
     effect = one.start()
     assert isinstance(effect, WriteRecord)
     stored = held(effect.metadata, 8)
-    assert one.written(stored) == Changed(stored, {1: NEW})
+    assert one.written(stored) == EnsembleChanged(stored, {1: NEW})
     assert one.state is ChangeState.CHANGED
     with pytest.raises(LedgerAssertion):
         one.conflict()
@@ -107,7 +107,7 @@ def test_a_conflict_with_another_owner_is_the_end(state: LedgerState) -> None:
     one.start()
     one.conflict()
     effect = one.read(held(replace(OPEN, state=state), 8))
-    assert isinstance(effect, GaveUp)
+    assert isinstance(effect, ChangeFailed)
     assert isinstance(effect.error, LedgerFenced)
     assert one.state is ChangeState.GIVEN_UP
 
@@ -117,7 +117,7 @@ def test_another_last_ensemble_is_another_owner_too() -> None:
     one.start()
     one.conflict()
     effect = one.read(held(replace(OPEN, ensembles=(Ensemble(0, (B0, NEWER)),)), 8))
-    assert isinstance(effect, GaveUp)
+    assert isinstance(effect, ChangeFailed)
     assert isinstance(effect.error, LedgerFenced)
 
 
@@ -127,14 +127,14 @@ def test_an_own_write_whose_answer_was_lost_is_found() -> None:
     assert isinstance(effect, WriteRecord)
     one.conflict()
     stored = held(effect.metadata, 8)
-    assert one.read(stored) == Changed(stored, {1: NEW})
+    assert one.read(stored) == EnsembleChanged(stored, {1: NEW})
 
 
 def test_nobody_left_is_the_end_of_an_owner() -> None:
     made = change()
     assert isinstance(made.start(), ReadRecord)
     effect = made.read(held())
-    assert isinstance(effect, GaveUp)
+    assert isinstance(effect, ChangeFailed)
     assert isinstance(effect.error, NotEnoughBookies)
 
 
@@ -150,7 +150,7 @@ def test_nobody_left_for_who_is_no_owner_any_more(found: LedgerMetadata) -> None
     made = change()
     made.start()
     effect = made.read(held(found, version=8))
-    assert isinstance(effect, GaveUp)
+    assert isinstance(effect, ChangeFailed)
     assert isinstance(effect.error, LedgerFenced)
 
 
@@ -176,6 +176,6 @@ def test_conflicts_are_bounded() -> None:
         assert isinstance(effect, WriteRecord)
     one.conflict()
     effect = one.read(held(version=99))
-    assert isinstance(effect, GaveUp)
+    assert isinstance(effect, ChangeFailed)
     assert not isinstance(effect.error, LedgerFenced)
     assert isinstance(effect.error, LedgerError)

@@ -19,10 +19,10 @@ from storage.ledger.bookkeeper.ledger_metadata import (
 from storage.ledger.bookkeeper.metadata_store import VersionedMetadata
 from storage.ledger.bookkeeper.recovery import (
     AskBookie,
-    NotRecovered,
-    Recovered,
     Recovery,
+    RecoveryDone,
     RecoveryEffect,
+    RecoveryFailed,
     RecoveryState,
     WriteBack,
 )
@@ -145,14 +145,14 @@ class Case:
     def failure(self) -> str:
         assert self.machine.state is RecoveryState.FAILED
         effect = self.other[-1]
-        assert isinstance(effect, NotRecovered)
+        assert isinstance(effect, RecoveryFailed)
         return str(effect.error)
 
 
 def test_a_closed_ledger_is_done() -> None:
     case = Case(2, 2, 2, state=LedgerState.CLOSED)
     case.start()
-    assert case.other == [Recovered(VersionedMetadata(case.metadata, 3))]
+    assert case.other == [RecoveryDone(VersionedMetadata(case.metadata, 3))]
 
 
 def test_marked_before_anything_else() -> None:
@@ -264,7 +264,7 @@ def test_an_empty_ledger() -> None:
     closed = case.closing()
     assert (closed.last_entry_id, closed.length, closed.state) == (-1, 0, LedgerState.CLOSED)
     case.written()
-    assert isinstance(case.other[-1], Recovered)
+    assert isinstance(case.other[-1], RecoveryDone)
     assert case.machine.state is RecoveryState.DONE
 
 
@@ -433,7 +433,7 @@ def test_others_were_first() -> None:
     assert case.other.pop() == ReadRecord()
     case.metadata = replace(case.metadata, state=LedgerState.CLOSED, last_entry_id=17, length=170)
     case.start(version=30)
-    assert case.other[-1] == Recovered(VersionedMetadata(case.metadata, 30))
+    assert case.other[-1] == RecoveryDone(VersionedMetadata(case.metadata, 30))
 
 
 def test_another_record_begins_again_and_old_answers_do_not_count() -> None:

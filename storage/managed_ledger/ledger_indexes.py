@@ -1,17 +1,4 @@
-"""The entry indexes of one stream's ledgers: kept while they are written, stored when they end.
-
-Rules:
-
-- A stream is counted from when somebody first asks: what nobody plans to read costs its producers
-  nothing.  From then on the index of the ledger that is written grows with what becomes durable.
-  When the ledger ends it is put beside the ledger's record: one record of a metadata store, which
-  no tool of Apache Pulsar looks at, and which goes with the ledger (`Stores.delete_data_ledger`).
-- An index that is missing (nobody had asked, a crash, a ledger of Apache Pulsar) is made by reading
-  the ledger, in bounded pieces, once for all who ask, and is stored then.  A ledger that ended
-  never changes, so a stored index that covers all its entries is true, whoever wrote it; any other
-  is made anew.
-- It is knowledge that can be had again: a failure to store or delete it fails nothing else.
-"""
+"""The entry indexes of one stream's ledgers: maintained, built, stored and loaded."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -33,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReadEntries(Protocol):
-    """How entries are read: `StreamReader.read`."""
+    """The type of `StreamReader.read`."""
 
     async def __call__(
         self, start: Position, *, max_entries: int, max_bytes: int, up_to: Position
@@ -42,16 +29,22 @@ class ReadEntries(Protocol):
         ...
 
 
-class StreamIndex:
-    """Keeps the index of the ledger being written, and stores it when the ledger ends."""
+class LedgerIndexes:
+    """Gives the entry index of each ledger of one stream; `StreamRanges` adds them up.
+
+    From the first query on, the index of the ledger being written grows with its durable entries.
+    When the ledger ends, its index becomes a record of the metadata store, which is deleted with
+    the ledger (`Stores.delete_data_ledger`).  A missing index (no query before, a crash, a ledger
+    of Apache Pulsar) is built by reading the ledger, once for all callers, and is stored then.
+    """
 
     __slots__ = (
         "_ahead",
-        "_asked",
         "_building",
         "_core",
         "_live",
         "_live_id",
+        "_queried",
         "_read",
         "_saves",
         "_totals",
@@ -60,7 +53,7 @@ class StreamIndex:
     def __init__(self, core: StreamCore, read: ReadEntries) -> None:
         self._core = core
         self._read = read
-        self._asked = False
+        self._queried = False
         self._live: LedgerIndex | None = None
         self._live_id = -1
         self._totals: dict[int, Sums] = {}
@@ -71,8 +64,12 @@ class StreamIndex:
     # While it is written
 
     def appended(self, ledger_id: int, first: int, entries: Sequence[bytes]) -> None:
-        """Entries from `first` on became durable.  What is missing before them is read if asked."""
-        if not self._asked:
+        """Count entries from `first` on that became durable.
+
+        Entries before them that are not counted are read at the next query.
+        """
+        # A stream that is never queried costs its producers nothing.
+        if not self._queried:
             return
         live = self._live
         if live is None or self._live_id != ledger_id:
@@ -83,7 +80,7 @@ class StreamIndex:
             live.add(entries)
 
     def ledgers_changed(self) -> None:
-        """Ledgers ended, or went."""
+        """Store the index of a ledger that ended; forget the sums of ledgers that were dropped."""
         ledgers = self._core.ledgers
         for ledger_id in [each for each in self._totals if ledgers.get(each) is None]:
             del self._totals[ledger_id]
@@ -96,14 +93,14 @@ class StreamIndex:
             self._complete(info, live)
             self._save(ledger_id, live)
 
-    # Asking
+    # Queries
 
     async def of(self, ledger_id: int) -> LedgerIndex | None:
         """The index of a ledger, over all entries that are readable now; None if it is gone.
 
-        Raises what reading raises.
+        Raises as `StreamReader.read`.
         """
-        self._asked = True
+        self._queried = True
         info = self._core.ledgers.get(ledger_id)
         if info is None:
             return None
@@ -125,10 +122,10 @@ class StreamIndex:
     def _built(self, ledger_id: int, building: "asyncio.Task[LedgerIndex | None]") -> None:
         self._building.pop(ledger_id, None)
         if not building.cancelled():
-            building.exception()  # whoever asked may be gone
+            building.exception()  # callers may all be cancelled: then asyncio would complain
 
     async def totals(self, info: LedgerInfo) -> Sums:
-        """What all entries of a ledger add up to; nothing if it is gone."""
+        """Sums over all entries of a ledger; zero if it is gone."""
         known = self._totals.get(info.ledger_id)
         if known is not None:
             return known
@@ -136,11 +133,11 @@ class StreamIndex:
         return Sums() if index is None else index.sums(0, index.block_count)
 
     def known_totals(self, info: LedgerInfo) -> Sums | None:
-        """The same if nothing must be read for it."""
+        """Sums over all entries of a ledger if they are in memory, else None."""
         return self._totals.get(info.ledger_id)
 
     def look_ahead(self, first: int) -> asyncio.Task[None]:
-        """Have the totals of all ledgers from that one on; the task goes on if nobody waits."""
+        """Start to get the totals of all ledgers from that one on; the task runs to its end."""
         if self._ahead is None:
             self._ahead = self._start(self._go_ahead(first), "entry_indexes_not_made")
             self._ahead.add_done_callback(self._ahead_ended)
@@ -153,7 +150,7 @@ class StreamIndex:
         for info in [each for each in self._core.ledgers.infos if each.ledger_id >= first]:
             await self.totals(info)
 
-    # Making, storing, forgetting
+    # Building, storing, loading
 
     def _known(self, ledger_id: int) -> LedgerIndex | None:
         if ledger_id == self._live_id:
@@ -165,7 +162,7 @@ class StreamIndex:
         self._core.stores.indexes.keep(info.ledger_id, index)
 
     async def _build(self, ledger_id: int) -> LedgerIndex | None:
-        """Load it, or read what is missing of it."""
+        """Load the index, or read the entries that it lacks."""
         core = self._core
         index = self._known(ledger_id) or await self._load(ledger_id)
         stored = index is not None
@@ -195,7 +192,7 @@ class StreamIndex:
         return index
 
     async def _read_on(self, ledger_id: int, index: LedgerIndex, last: Position) -> bool:
-        """One piece; False if there is nothing to read any more, because the ledger was trimmed."""
+        """Read and count one piece; False if the ledger was trimmed meanwhile."""
         entries = await self._read(
             Position(ledger_id, index.entries),
             max_entries=ENTRY_INDEX_READ_ENTRIES,
@@ -208,7 +205,7 @@ class StreamIndex:
         return True
 
     async def _load(self, ledger_id: int) -> LedgerIndex | None:
-        """What is stored, if it covers the ledger."""
+        """The stored index, if it covers the ledger."""
         info = self._core.ledgers.get(ledger_id)
         if info is None or not info.closed_ms:
             return None
@@ -220,6 +217,7 @@ class StreamIndex:
         except BrokenIndex as error:
             log.warning("entry_index_unreadable", ledger=ledger_id, error=str(error))
             return None
+        # An ended ledger never changes: an index over all its entries is right, whoever wrote it.
         return index if index.entries == info.entries else None
 
     def _save(self, ledger_id: int, index: LedgerIndex) -> None:
@@ -233,6 +231,7 @@ class StreamIndex:
 
     def _start(self, work: Coroutine[object, object, None], failed: str) -> "asyncio.Task[None]":
         async def logged() -> None:
+            # An index can be built again, so a failure here fails nothing else.
             try:
                 await work
             except MagnetarError as error:
@@ -241,7 +240,7 @@ class StreamIndex:
         return self._saves.start(logged())
 
     async def close(self) -> None:
-        """Make nothing anew any more; what is being stored is waited for."""
+        """Stop building indexes, and wait for those that are being stored."""
         if self._ahead is not None:
             self._ahead.cancel()
         for building in self._building.values():

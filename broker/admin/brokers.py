@@ -11,7 +11,7 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.redirect import destination_of
 from broker.admin.rest import RestError, no_content, not_found, refused
-from broker.topics.elsewhere import TAKE, UNLOAD
+from broker.topics.cluster_topics import TAKE, UNLOAD
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 
 BASE = "/admin/v2/brokers"
@@ -113,7 +113,7 @@ async def unload(request: web.Request) -> web.Response:
     broker = request.app[BROKER]
     name, destination = _name(request), destination_of(request)
     if broker.placement.owns(name):
-        await broker.topics.elsewhere.unload(name, destination)
+        await broker.topics.cluster.unload(name, destination)
     return no_content()
 
 

@@ -21,7 +21,7 @@ from broker.admin.redirect import AUTHORITATIVE
 from broker.admin.rest import RestError, body_of, status_of
 from broker.app.service import Broker
 from broker.placement import OwnedElsewhere, PlacementNotReady
-from broker.topics.elsewhere import rest_path
+from broker.topics.cluster_topics import rest_path
 from broker.topics.topic import Topic, TopicUnavailable
 from config.bounds import SEGMENT_OWNER_RETRY_PAUSE_S, SEGMENT_OWNER_TRIES
 from magnetar.protocol.ids import EARLIEST

@@ -262,7 +262,7 @@ async def delete_namespace(broker: Broker, name: NamespaceName, *, force: bool) 
     await broker.namespaces.require(name)
     if force:
         await broker.namespaces.change(name, lambda record: record.update(deleted=True))
-        await broker.topics.elsewhere.delete_namespace(name)
+        await broker.topics.cluster.delete_namespace(name)
     if await broker.topics.list_names(name) or await broker.scalable.list(name, {}):
         raise conflict(f"The namespace {name} still has topics: delete them, or use force.")
     await broker.namespaces.delete(name)
@@ -284,7 +284,7 @@ async def unload(request: web.Request) -> web.Response:
     broker = request.app[BROKER]
     name = namespace_of(request)
     await broker.namespaces.require(name)
-    await broker.topics.elsewhere.unload_namespace(name)
+    await broker.topics.cluster.unload_namespace(name)
     return no_content()
 
 

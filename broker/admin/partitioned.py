@@ -181,4 +181,4 @@ async def stats_of(broker: Broker, name: TopicName) -> Mapping[str, object]:
     placed = broker.placement.place(name, authoritative=False)
     if placed.here:
         return topic_stats(await broker.topics.get(name, create=True), broker.broker_id)
-    return await broker.topics.elsewhere.stats(placed.address, name)
+    return await broker.topics.cluster.stats(placed.address, name)

@@ -136,8 +136,8 @@ async def unload(request: web.Request) -> web.Response:
     name = persistent_name(request)
     if name.partition_index is None and (count := await broker.topics.partitioned.count(name)):
         for index in range(count):
-            await broker.topics.elsewhere.unload(name.partition(index))
+            await broker.topics.cluster.unload(name.partition(index))
         return no_content()
     topic = await existing_topic(request)
-    await broker.topics.elsewhere.unload(topic.name, destination_of(request))
+    await broker.topics.cluster.unload(topic.name, destination_of(request))
     return no_content()

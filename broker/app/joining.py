@@ -47,7 +47,7 @@ async def join(broker: JoiningBroker) -> Joined:
     settings = broker.settings
 
     async def unload(name: TopicName, target: str) -> None:
-        await broker.topics.elsewhere.unload(name, target)
+        await broker.topics.cluster.unload(name, target)
 
     placement = SeveralBrokers(
         settings.advertised_host,

@@ -37,12 +37,12 @@ class ProducerState(enum.Enum):
 
     OPENING = "opening"
     WAITING = "waiting"
-    """It waits to be exclusive."""
+    """The producer waits to be exclusive."""
     OPEN = "open"
     CLOSING = "closing"
     """The client sent CLOSE_PRODUCER, and earlier SENDs have no receipt yet."""
     CLOSED = "closed"
-    """No receipt is sent any more.  It stays with its topic until nothing of it is in flight."""
+    """No receipt is sent any more.  The topic has it until nothing of it is in flight."""
 
 
 _S = ProducerState

@@ -343,8 +343,10 @@ class TopicRegistry:
         return True
 
     async def _open(self, name: TopicName) -> Topic:
-        """Open the ledger of a topic, and load its state."""
-        # W7, A3: epoch, ledger, claims, headers, aborted set, acknowledgements; in this order.
+        """Open the ledger of a topic, and load its state.
+
+        W7, A3: epoch, ledger, claims, headers, aborted set, acknowledgements; in this order.
+        """
         store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
         owner = await self._owner(name)
         async with AsyncExitStack() as on_failure:

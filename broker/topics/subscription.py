@@ -136,11 +136,10 @@ class Subscription:
     def at_end(self) -> bool:
         """Whether a sealed topic has nothing more for this subscription.
 
-        All messages are acknowledged, or read by a reader, and no open transaction holds an
-        acknowledgement.
+        Everything may be read (W14) and is acknowledged, or was read by a reader, and no open
+        transaction holds an acknowledgement.
         """
         topic, held = self.topic, self.messages_held
-        # W14: entries behind the max read position may still be delivered.
         if topic.max_read_position() != topic.ledger.last_confirmed or (held and held.any):
             return False
         if self.cursor.backlog == 0:
@@ -346,7 +345,8 @@ class Subscription:
 
         With `ack_set` only those messages of a batch of `batch_size` at `position` are delivered.
         Consumers are disconnected, so that they drop prefetched messages and their permits are
-        counted anew.  Acknowledgements of open transactions stay pending, as in Pulsar.
+        counted anew.  Acknowledgements of ended transactions are finished first (A7); those of open
+        ones stay pending, as in Pulsar.
         """
         try:
             async with self._change:
@@ -357,7 +357,7 @@ class Subscription:
                 self.disconnect_consumers()
                 self._drop_dispatcher()
                 if self.transactional is not None:
-                    # A7: a crash must not apply ended transactions over the new position.
+                    # A7: after a crash they must not be applied over the new position.
                     await self.transactional.pending.finish_ended()
                 try:
                     await self.cursor.reset(position)

@@ -37,12 +37,12 @@ class AdmittingTopic(PublishedTopic, Protocol):
 
     @property
     def context(self) -> TopicContext:
-        """What all topics are given."""
+        """Services that all topics use."""
         ...
 
     @property
     def ledger(self) -> ManagedLedger:
-        """Where the topic epoch is kept."""
+        """The topic's ledger, whose properties have the topic epoch."""
         ...
 
     @property

@@ -220,7 +220,7 @@ class _Builder:
 
     def _group(self) -> _Fragment:
         if self._take("?") and not self._take(":"):
-            raise self._wrong("has a group that looks around, names or sets something")
+            raise self._wrong("has a look-around, a named group or inline flags")
         fragment = self._alternatives()
         if not self._take(")"):
             raise self._wrong("has a group without end")

@@ -32,7 +32,7 @@ class Holds:
         self._rewinds += 1
 
     def may_pass(self, txns: Collection[TxnId], consumer: Consumer) -> bool:
-        """Whether messages that these transactions hold may be passed over now.
+        """Whether messages that these transactions hold may be passed over now (A8).
 
         If a header has to be read first, `wake` is called after the read.
         """

@@ -68,7 +68,7 @@ class PendingDispatcher(Dispatcher):
 
     @abstractmethod
     def _due_capacity(self) -> int:
-        """How many more due entries may wait to be sent."""
+        """Number of due entries that may still be added to the waiting ones."""
 
     @abstractmethod
     def _let_wait(self, position: Position, key_hash: int) -> None:

@@ -143,7 +143,7 @@ def _require_not_stopping(connection: Connection) -> None:
     # connection is lost between the two, it never asks for that coordinator again.
     if not connection.broker.serving:
         raise CoordinatorNotFound(
-            "This broker stops: ask for the coordinator again, its next leader is told soon."
+            "This broker stops: look the coordinator up again, it has a new leader soon."
         )
 
 

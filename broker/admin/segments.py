@@ -68,20 +68,20 @@ _STARTS = {"earliest": EARLIEST, "latest": LATEST}
 def routes() -> list[web.RouteDef]:
     """The resource's routes."""
     return [
-        web.get(SEGMENT, _serving(_view)),
+        web.get(SEGMENT, _handler_of(_view)),
         web.put(SEGMENT, create),
-        web.delete(SEGMENT, _serving(_delete)),
-        web.post(SEGMENT + "/terminate", _serving(_terminate)),
-        web.get(SEGMENT + "/stats", _serving(_stats)),
+        web.delete(SEGMENT, _handler_of(_delete)),
+        web.post(SEGMENT + "/terminate", _handler_of(_terminate)),
+        web.get(SEGMENT + "/stats", _handler_of(_stats)),
         web.get(SEGMENT + "/internalStats", stats_of_ledgers),
-        web.put(OFFLOAD, _serving(_offload)),
-        web.get(OFFLOAD + "/manifest", _serving(_offload_manifest)),
-        web.post(OFFLOAD + "/dropHot", _serving(_drop_hot)),
-        web.put(SUBSCRIPTION, _serving(_create_subscription)),
-        web.delete(SUBSCRIPTION, _serving(_delete_subscription)),
+        web.put(OFFLOAD, _handler_of(_offload)),
+        web.get(OFFLOAD + "/manifest", _handler_of(_offload_manifest)),
+        web.post(OFFLOAD + "/dropHot", _handler_of(_drop_hot)),
+        web.put(SUBSCRIPTION, _handler_of(_create_subscription)),
+        web.delete(SUBSCRIPTION, _handler_of(_delete_subscription)),
         web.get(SUBSCRIPTION + "/backlog", backlog),
-        web.post(SUBSCRIPTION + "/seek", _serving(_seek)),
-        web.post(SUBSCRIPTION + "/skip-all", _serving(_skip_all)),
+        web.post(SUBSCRIPTION + "/seek", _handler_of(_seek)),
+        web.post(SUBSCRIPTION + "/skip-all", _handler_of(_skip_all)),
         web.post(SEGMENT_REQUESTS_PATH + "/{kind}", requests_of_brokers),
         web.get(FEED_PATH, feed),
     ]
@@ -190,7 +190,7 @@ async def _skip_all(request: web.Request, segment: SegmentName) -> SegmentReques
     return SeekSubscription(segment, _subscription_of(request), LATEST)
 
 
-def _serving(make: RequestOf) -> Handler:
+def _handler_of(make: RequestOf) -> Handler:
     """Build a handler that runs the typed request that `make` reads, and answers its result."""
 
     @_at_owner

@@ -75,13 +75,13 @@ class TransactionInspection:
             topic = broker.topics.loaded().get(each)
             if topic is None:
                 # Not loaded for this: then it has no readers.
-                segments.append(await self._unloaded(each, limit))
+                segments.append(await self._unloaded_segment(each, limit))
             else:
-                segments.append(await self._loaded(topic))
+                segments.append(await self._loaded_segment(topic))
                 await asyncio.sleep(0)  # others go on between segments with many transactions
         return {"topic": str(name), "segments": segments}
 
-    async def _unloaded(self, name: str, limit: int) -> Json:
+    async def _unloaded_segment(self, name: str, limit: int) -> Json:
         """A segment that is not loaded, by at most `limit` of its claims, the lowest floor first.
 
         A transaction's first write is after its floor.
@@ -99,7 +99,7 @@ class TransactionInspection:
             "transactions": await self._pins(held, [{"floor": floors[t].text} for t in held]),
         }
 
-    async def _loaded(self, topic: Topic) -> Json:
+    async def _loaded_segment(self, topic: Topic) -> Json:
         pins = topic.buffer.open_transactions(TXN_PINS_SHOWN)
         details: list[Json] = [
             {

@@ -96,7 +96,7 @@ def delete(
 
 def register_keys(group: typer.Typer) -> None:
     """Add `keys` to the `txn` group."""
-    keys = typer.Typer(help="Transaction keys, by which producers fence.", no_args_is_help=True)
+    keys = typer.Typer(help="Transaction keys: list, show, delete.", no_args_is_help=True)
     keys.command("list")(list_keys)
     keys.command("get")(get)
     keys.command("delete")(delete)

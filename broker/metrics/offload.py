@@ -34,10 +34,10 @@ def offload_metrics(broker: Broker, topics: Sequence[Topic]) -> Iterator[Metric]
         gauge = GaugeMetricFamily(f"magnetar_offload_{name}", text, labels=("cluster",))
         gauge.add_metric((cluster,), value)
         yield gauge
-    yield _offloaded(topics, cluster)
+    yield _offloaded_size(topics, cluster)
 
 
-def _offloaded(topics: Sequence[Topic], cluster: str) -> Metric:
+def _offloaded_size(topics: Sequence[Topic], cluster: str) -> Metric:
     size = GaugeMetricFamily(
         "pulsar_storage_offloaded_size",
         "Bytes of ledgers that have a copy",

@@ -28,15 +28,15 @@ _SUBSCRIPTION = (*_TOPIC, "subscription", "status")
 def transaction_metrics(broker: Broker) -> Iterator[Metric]:
     """All families with their present samples."""
     cluster = broker.settings.cluster_name
-    yield from _of_store(broker, cluster)
+    yield from _store_metrics(broker, cluster)
     led = broker.transactions.coordinators.led()
-    yield from _of_coordinators(led, cluster)
-    yield from _latencies(led, cluster)
-    yield from _of_keys(led, cluster, broker.clock.now_ms())
-    yield from _of_groups(led, cluster)
+    yield from _coordinator_metrics(led, cluster)
+    yield from _latency_metrics(led, cluster)
+    yield from _key_metrics(led, cluster, broker.clock.now_ms())
+    yield from _group_metrics(led, cluster)
 
 
-def _of_store(broker: Broker, cluster: str) -> Iterator[Metric]:
+def _store_metrics(broker: Broker, cluster: str) -> Iterator[Metric]:
     counters = broker.transactions.counters
     writes = CounterMetricFamily(
         f"{_STORE}_op_writes", "Claims and acknowledgement records written", labels=("cluster",)
@@ -72,7 +72,7 @@ def _of_store(broker: Broker, cluster: str) -> Iterator[Metric]:
     )
 
 
-def _of_coordinators(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
+def _coordinator_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
     active = GaugeMetricFamily("pulsar_txn_active_count", "Open transactions", labels=_LABELS)
     created = CounterMetricFamily("pulsar_txn_created", "Transactions begun", labels=_LABELS)
     committed = CounterMetricFamily("pulsar_txn_committed", "... committed", labels=_LABELS)
@@ -98,7 +98,7 @@ def _of_coordinators(led: Sequence[Coordinator], cluster: str) -> Iterator[Metri
     yield from (active, created, committed, aborted, timed_out, written)
 
 
-def _latencies(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
+def _latency_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
     """One family for each bucket, as in Pulsar; a bucket does not include smaller ones."""
     for place, name in enumerate((*map(str, EXECUTION_BUCKETS_MS), "overflow")):
         family = GaugeMetricFamily(
@@ -112,7 +112,7 @@ def _latencies(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
         yield family
 
 
-def _of_keys(led: Sequence[Coordinator], cluster: str, now_ms: int) -> Iterator[Metric]:
+def _key_metrics(led: Sequence[Coordinator], cluster: str, now_ms: int) -> Iterator[Metric]:
     """Metrics of all keys of a coordinator."""
     # Not of each key: there may be 100,000, and users name them.
     count = GaugeMetricFamily(
@@ -135,7 +135,7 @@ def _of_keys(led: Sequence[Coordinator], cluster: str, now_ms: int) -> Iterator[
     yield from (count, epoch, age)
 
 
-def _of_groups(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
+def _group_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
     attempts = CounterMetricFamily(
         "magnetar_txn_attempts", "Attempts begun in groups", labels=_LABELS
     )

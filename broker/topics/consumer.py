@@ -138,7 +138,7 @@ class ConsumedSubscription(Protocol):
         ...
 
     def consumer_opened(self, consumer: "Consumer") -> None:
-        """SUBSCRIBE was answered."""
+        """Send a consumer what it could not take in before the answer to its SUBSCRIBE."""
         ...
 
     def remove_consumer(self, consumer: "Consumer", *, by_command: bool) -> None:

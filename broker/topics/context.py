@@ -14,7 +14,7 @@ from txn.parts import TransactionParts
 
 @dataclass(frozen=True, slots=True)
 class TopicContext:
-    """Shared by all topics of a process."""
+    """Services that all topics of a process share."""
 
     clock: Clock
     random: random.Random

@@ -121,9 +121,9 @@ class Producer:
         "connected_ms",
         "connection",
         "examined",
+        "gap",
         "guard",
         "held",
-        "hole",
         "messages_in",
         "name",
         "pending",
@@ -153,7 +153,7 @@ class Producer:
         self.sequence = ProducerSequence()
         self.guard: SequenceGuard | None = None
         self.resend: ResendGuard | None = None
-        self.hole: int | None = None
+        self.gap: int | None = None
         self.held: HeldSends | None = None
         """SENDs that wait because a transaction is being joined."""
         self.examined = False
@@ -163,7 +163,7 @@ class Producer:
         self.ready: asyncio.Future[None] | None = None
         self._left = False
         self._idle: asyncio.Future[None] | None = None
-        self._forget_close: Callable[[], None] = self.connection.on_close(self.disconnected)
+        self._forget_close: Callable[[], None] = self.connection.on_close(self.close_at_once)
 
     # Queries
 
@@ -228,22 +228,22 @@ class Producer:
         if self.guard is not None:
             self.guard.accept(sequence, chunk)
 
-    def leave_hole(self, sequence_id: int) -> None:
+    def await_resend(self, sequence_id: int) -> None:
         """Take no SEND after this damaged one until it is sent again."""
-        self.hole = sequence_id
+        self.gap = sequence_id
         self._set_examined()
 
     def stop_taking(self) -> None:
         """Drop every SEND from now on; earlier ones are answered."""
-        self.leave_hole(-1)
+        self.await_resend(-1)
 
-    def behind_hole(self, sequence_id: int) -> bool:
+    def is_behind_gap(self, sequence_id: int) -> bool:
         """Whether a SEND must be dropped because one before it is missing."""
-        if self.hole is None:
+        if self.gap is None:
             return False
-        if sequence_id > self.hole:
+        if sequence_id > self.gap:
             return True
-        self.hole = None
+        self.gap = None
         self._set_examined()
         return False
 
@@ -256,7 +256,7 @@ class Producer:
         self.examined = (
             self.guard is not None
             or self.resend is not None
-            or self.hole is not None
+            or self.gap is not None
             or self.held is not None
         )
 
@@ -273,7 +273,7 @@ class Producer:
         if self.state is ProducerState.OPEN:
             self.move(ProducerState.CLOSING)
             await self.idle()
-        self.disconnected()
+        self.close_at_once()
 
     def disconnect(self) -> None:
         """Close it with CLOSE_PRODUCER: the client reconnects by itself."""
@@ -286,9 +286,9 @@ class Producer:
                     ),
                 )
             )
-        self.disconnected()
+        self.close_at_once()
 
-    def disconnected(self) -> None:
+    def close_at_once(self) -> None:
         """Close it at once: no receipt is sent from now on."""
         if self.state is ProducerState.CLOSED:
             return

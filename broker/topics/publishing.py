@@ -129,7 +129,7 @@ class PublishPipeline:
             while taken < len(entries):
                 taken += self._append_all(entries[taken:] if taken else entries, done)
         except MagnetarError as error:
-            self._not_taken(len(entries) - taken, error)
+            self._answer_not_taken(len(entries) - taken, error)
         return taken
 
     def _append_one(
@@ -147,12 +147,12 @@ class PublishPipeline:
 
     def refuse(self, producer: Producer, send: Send, error: MagnetarError) -> None:
         """Answer a SEND with SEND_ERROR, in its turn."""
-        if not producer.behind_hole(send.sequence_id):
+        if not producer.is_behind_gap(send.sequence_id):
             self._take(producer, HeldSend(send, 0, error))
 
     def damaged(self, producer: Producer, send: Send) -> None:
         """Answer a SEND whose checksum is wrong; the client sends it and what followed it again."""
-        if producer.behind_hole(send.sequence_id):
+        if producer.is_behind_gap(send.sequence_id):
             return
         error: MagnetarError = DamagedMessage(
             f"The message with sequence id {send.sequence_id} was damaged: send it again."
@@ -162,13 +162,13 @@ class PublishPipeline:
             producer.stop_taking()
             error = InternalError("A chunk was damaged on its way: open the producer again.")
         else:
-            producer.leave_hole(send.sequence_id)
+            producer.await_resend(send.sequence_id)
         self._take(producer, HeldSend(send, 0, error))
 
     def _examine(self, producer: Producer, send: Send) -> None:
         """Publish one SEND that cannot be appended unseen."""
         entry = send.entry
-        if entry is not None and not producer.behind_hole(send.sequence_id):
+        if entry is not None and not producer.is_behind_gap(send.sequence_id):
             self._take(producer, HeldSend(send, len(entry), None))
 
     def _take(self, producer: Producer, taken: HeldSend) -> None:
@@ -370,9 +370,9 @@ class PublishPipeline:
             )
         )
         if refusal is not None and len(self._in_flight) == 1:
-            self._settle()
+            self._answer_refusals()
 
-    def _not_taken(self, count: int, error: MagnetarError) -> None:
+    def _answer_not_taken(self, count: int, error: MagnetarError) -> None:
         """Answer the first of the newest `count`, which the ledger did not take; drop the rest."""
         in_flight = self._in_flight
         producer = in_flight[-1][0]
@@ -383,24 +383,24 @@ class PublishPipeline:
         in_flight.append((*sent[:6], error))
         producer.stop_taking()
         if len(in_flight) == 1:
-            self._settle()
+            self._answer_refusals()
 
     def _appended(self, positions: Sequence[Position], error: MagnetarError | None) -> None:
         """Answer the oldest appends in flight: stored at `positions` in a ledger, or one failed."""
         if error is not None:
-            self._lost(error)
+            self._answer_lost(error)
             return
         rest = deque(positions)
         while rest:
             try:
-                self._stored(rest)
-                self._settle()
+                self._answer_stored(rest)
+                self._answer_refusals()
             except Exception as failure:  # noqa: BLE001 - reported to the loop; the others go on
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a receipt failed", "exception": failure}
                 )
 
-    def _stored(self, rest: deque[Position]) -> None:
+    def _answer_stored(self, rest: deque[Position]) -> None:
         """Count and answer durable appends: as many as one producer has in a row."""
         in_flight = self._in_flight
         position = rest.popleft()
@@ -434,19 +434,19 @@ class PublishPipeline:
         if not producer.pending:
             producer.now_idle()
 
-    def _lost(self, error: MagnetarError) -> None:
+    def _answer_lost(self, error: MagnetarError) -> None:
         """Answer the oldest append in flight, which failed, and close its producer."""
         producer, sequence_id, _, size, _, _, _ = self._in_flight.popleft()
         self._limits.finished(producer.connection, size)
         producer.pending -= 1
-        self._refused(producer, sequence_id, error)
+        self._answer_refused(producer, sequence_id, error)
         # Whatever its code: what comes behind is lost too, or would be stored behind the gap.
         producer.disconnect()
         if not producer.pending:
             producer.now_idle()
-        self._settle()
+        self._answer_refusals()
 
-    def _settle(self) -> None:
+    def _answer_refusals(self) -> None:
         """Answer refused SENDs, as far as nothing older is in flight."""
         in_flight = self._in_flight
         while in_flight and in_flight[0][6] is not None:
@@ -457,15 +457,15 @@ class PublishPipeline:
                 if producer.attached:
                     producer.receipt(sequence_id, highest, _NO_ID, _NO_ID)
             elif refusal is not None:
-                self._refused(producer, sequence_id, refusal)
+                self._answer_refused(producer, sequence_id, refusal)
             if not producer.pending:
                 producer.now_idle()
 
-    def _refused(self, producer: Producer, sequence_id: int, error: MagnetarError) -> None:
+    def _answer_refused(self, producer: Producer, sequence_id: int, error: MagnetarError) -> None:
         if producer.attached:
             producer.send_error(sequence_id, error.code, str(error))
             if error.code not in KEEPS_PRODUCER:
-                producer.disconnected()
+                producer.close_at_once()
         if isinstance(error, LEDGER_LOST):
             self._failed(error)
 

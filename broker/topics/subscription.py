@@ -263,7 +263,7 @@ class Subscription:
             if ack_set:
                 size = _trusted_size(batch_size, ack_set)
                 if not cursor.acknowledge_batch(position, ack_set, size):
-                    left = self._left(position)
+                    left = self._unacknowledged_in(position)
             else:
                 cursor.acknowledge(position)
             consumer.acknowledged_total += 1
@@ -271,7 +271,7 @@ class Subscription:
         if self.topic.sealed:
             self.report_end_if_reached()
 
-    def _left(self, position: Position) -> int:
+    def _unacknowledged_in(self, position: Position) -> int:
         """The messages of an entry that are not acknowledged."""
         if words := self.cursor.ack_set(position):
             return from_words(words, len(words) * 64)
@@ -363,11 +363,11 @@ class Subscription:
                     await self.cursor.reset(position)
                 finally:
                     # The cursor has moved, even if that is not durable yet or the caller is gone.
-                    self._moved(position, ack_set, batch_size)
+                    self._after_move(position, ack_set, batch_size)
         finally:
-            self._changed()
+            self._notify_waiting()
 
-    def _moved(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
+    def _after_move(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
         if ack_set and batch_size:
             self.cursor.acknowledge_batch(position, ack_set, batch_size)
         self._counts.forget_all()
@@ -402,7 +402,7 @@ class Subscription:
             self._reattach = None
         self.disconnect_consumers()
         self._drop_dispatcher()
-        self._changed()
+        self._notify_waiting()
         async with self._change:
             if self.transactional is not None:
                 await self.transactional.pending.close()
@@ -507,7 +507,7 @@ class Subscription:
 
     def _on_no_consumers(self) -> None:
         self._drop_dispatcher()
-        self._changed()
+        self._notify_waiting()
         if not self.durable and self._reattach is None:
             self._retire()
 
@@ -516,7 +516,7 @@ class Subscription:
             self.dispatcher.close()
             self.dispatcher = None
 
-    def _changed(self) -> None:
+    def _notify_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():

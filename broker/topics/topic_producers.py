@@ -110,7 +110,7 @@ class TopicProducers:
             await self._take_name(producer)
             await self._admit(producer)
         except BaseException:
-            producer.disconnected()
+            producer.close_at_once()
             raise
         return producer
 
@@ -153,7 +153,7 @@ class TopicProducers:
     async def _take_name(self, producer: Producer) -> None:
         while (holder := self._producers.get(producer.name)) is not None:
             await self._displace(holder, producer)
-            self._require_wanted(producer)
+            self._require_still_open(producer)
         self._producers[producer.name] = producer
 
     async def _displace(self, holder: Producer, producer: Producer) -> None:
@@ -162,7 +162,7 @@ class TopicProducers:
             # Messages must be stored in the order in which both producers sent them.
             await holder.idle()
         elif producer.replaces(holder):
-            holder.disconnected()
+            holder.close_at_once()
         elif holder.connection is producer.connection or await holder.connection.is_alive():
             raise ProducerBusy(
                 f"A producer named {producer.name!r} is connected to {self._topic.name}: close "
@@ -170,9 +170,9 @@ class TopicProducers:
             )
         else:
             holder.connection.abort("another producer took over and this peer is silent")
-            holder.disconnected()
+            holder.close_at_once()
 
-    def _require_wanted(self, producer: Producer) -> None:
+    def _require_still_open(self, producer: Producer) -> None:
         """Raise unless the topic takes the producer, and it was not closed while it waited."""
         self._topic.require_open(producer.request)
         if producer.state is ProducerState.CLOSED:
@@ -185,8 +185,8 @@ class TopicProducers:
     async def _admit(self, producer: Producer) -> None:
         mode = producer.request.access_mode
         if mode is not AccessMode.SHARED:
-            await self._drained()
-            self._require_wanted(producer)
+            await self._wait_until_drained()
+            self._require_still_open(producer)
         if mode is AccessMode.WAIT_FOR_EXCLUSIVE and len(self._access.waiting) >= WAITING_PRODUCERS:
             raise ProducerBusy(
                 f"{WAITING_PRODUCERS} producers wait for {self._topic.name}: try again later."
@@ -200,7 +200,7 @@ class TopicProducers:
             await self._fence_others(producer)
         await self._open(producer)
 
-    async def _drained(self) -> None:
+    async def _wait_until_drained(self) -> None:
         """Wait until closed producers have nothing in flight."""
         for other in list(self._producers.values()):
             if other.state is ProducerState.CLOSED:
@@ -233,7 +233,7 @@ class TopicProducers:
             await self._topic.ledger.set_properties(
                 {TOPIC_EPOCH_PROPERTY: str(producer.topic_epoch)}
             )
-        self._require_wanted(producer)
+        self._require_still_open(producer)
         producer.move(ProducerState.OPEN)
 
     def _promote_next(self) -> None:
@@ -262,7 +262,7 @@ class TopicProducers:
         if producer.ready is not None and not producer.ready.done():
             producer.ready.set_exception(error)
             producer.ready.exception()
-        producer.disconnected()
+        producer.close_at_once()
 
 
 async def _dismiss(producers: Sequence[Producer]) -> None:

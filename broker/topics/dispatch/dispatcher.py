@@ -129,7 +129,7 @@ class Dispatcher(ABC):
 
     # Shared code
 
-    def _held(self) -> HeldMessages | None:
+    def _held_messages(self) -> HeldMessages | None:
         """The messages that open transactions hold, if they hold any now."""
         held = self.subscription.messages_held
         return held if held is not None and held.any else None
@@ -137,7 +137,7 @@ class Dispatcher(ABC):
     def _unacknowledged_start(self) -> Position:
         return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))
 
-    def _withheld(self, entry: Entry) -> bool:
+    def _skip_hidden(self, entry: Entry) -> bool:
         """Whether no consumer may see a special entry; then it is acknowledged here."""
         if is_marker(entry.data) or self.topic.is_aborted(entry):
             self.subscription.skip(entry.position)

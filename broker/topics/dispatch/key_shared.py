@@ -105,7 +105,7 @@ class KeySharedDispatcher(PendingDispatcher):
 
     def _send_waiting(self, consumer: Consumer, budget: int) -> int:
         """Send `consumer` its waiting entries; returns how many were processed."""
-        order, held, used = self._order, self._held(), 0
+        order, held, used = self._order, self._held_messages(), 0
         is_dense = partial(order.is_dense, consumer)
         while used < budget and order.has_waiting(consumer):
             if self._full() or not self._can_receive(consumer):
@@ -124,7 +124,7 @@ class KeySharedDispatcher(PendingDispatcher):
                 self._aside[position] = key_hash
                 continue
             count, special = facts_of(entry.data)
-            if special and self._keeps_back(entry, key_hash):
+            if special and self._skip_or_delay(entry, key_hash):
                 continue
             had = position in consumer.pending
             if not self._deliver(consumer, entry, count, key_hash):
@@ -136,7 +136,7 @@ class KeySharedDispatcher(PendingDispatcher):
     def _send_new(self, budget: int) -> int:
         """Read on and send, or park entries that cannot be sent; returns how many were read."""
         limit = self.topic.max_read_position()
-        order, reader, held, used = self._order, self.reader, self._held(), 0
+        order, reader, held, used = self._order, self.reader, self._held_messages(), 0
         # Entries of a consumer that cannot receive are parked, so that it does not stop the keys of
         # others.
         while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
@@ -152,7 +152,7 @@ class KeySharedDispatcher(PendingDispatcher):
             if held is not None and held.is_pending(entry.position):
                 self._aside[entry.position] = key_hash
                 continue
-            if special and self._keeps_back(entry, key_hash):
+            if special and self._skip_or_delay(entry, key_hash):
                 continue
             consumer = order.receiver(key_hash)
             if consumer is None or not self._can_receive(consumer):

@@ -100,7 +100,7 @@ class PendingDispatcher(Dispatcher):
     def _dispatch(self) -> bool:
         # A cumulative acknowledgement is of an earlier consumer, of another type.  It may hold any
         # number of entries, so nothing is sent until its transaction has ended.
-        held = self._held()
+        held = self._held_messages()
         if held is not None and held.cumulative_transactions:
             return False
         more_due = bool(self._delayed) and self._release_due()
@@ -184,7 +184,7 @@ class PendingDispatcher(Dispatcher):
 
     def _all_held(self, position: Position) -> bool:
         """Whether transactions hold all unacknowledged messages of an entry."""
-        held = self._held()
+        held = self._held_messages()
         return held is not None and held.is_pending(position)
 
     def released(self, positions: Sequence[Position], *, again: bool) -> None:
@@ -208,9 +208,9 @@ class PendingDispatcher(Dispatcher):
 
     # Delayed entries
 
-    def _keeps_back(self, entry: Entry, key_hash: int) -> bool:
+    def _skip_or_delay(self, entry: Entry, key_hash: int) -> bool:
         """Whether a special entry is not sent: never, or not before its time."""
-        if self._withheld(entry):
+        if self._skip_hidden(entry):
             return True
         if not self._delays:
             return False
@@ -278,7 +278,7 @@ class PendingDispatcher(Dispatcher):
         messages = every = (1 << count) - 1
         if count > 1:
             ack_set = self.cursor.ack_set(position)
-            if (held := self._held()) is not None:
+            if (held := self._held_messages()) is not None:
                 ack_set = held.remaining(position, ack_set, count)
             if ack_set is not None:
                 messages = from_words(ack_set, count)

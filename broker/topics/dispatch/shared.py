@@ -60,7 +60,7 @@ class SharedDispatcher(PendingDispatcher):
         """Keys do not matter here."""
 
     def _send(self) -> bool:
-        limit, held = self.topic.max_read_position(), self._held()
+        limit, held = self.topic.max_read_position(), self._held_messages()
         budget = READ_BATCH_ENTRIES
         served: dict[Consumer, None] = {}
         more = True
@@ -83,7 +83,7 @@ class SharedDispatcher(PendingDispatcher):
                 if held is not None and held.is_pending(entry.position):
                     continue
                 count, special = facts_of(entry.data)
-                if not (special and self._keeps_back(entry, _NO_HASH)):
+                if not (special and self._skip_or_delay(entry, _NO_HASH)):
                     self._deliver(consumer, entry, count, _NO_HASH)
             budget -= used
         for consumer in served:

@@ -117,7 +117,7 @@ class SingleActiveDispatcher(Dispatcher):
         if not consumer.connection.writable:
             consumer.when_writable(self.wake)
             return False
-        held, ranges = self._held(), consumer.key_shared.ranges
+        held, ranges = self._held_messages(), consumer.key_shared.ranges
         if held is not None and self._must_wait_for(consumer, held.cumulative_transactions):
             return False
         limit = self.topic.max_read_position()
@@ -139,7 +139,7 @@ class SingleActiveDispatcher(Dispatcher):
                 self._skipped_held = True
                 continue
             count, special = facts_of(data)
-            if special and self._withheld(entry):
+            if special and self._skip_hidden(entry):
                 continue
             if ranges and not _is_within(data, ranges):
                 self.subscription.skip(position)

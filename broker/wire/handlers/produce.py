@@ -82,7 +82,7 @@ async def _open(connection: Connection, request: CommandProducer, opening: Openi
         _answer_open(connection, request, attached)
         return
     _succeed(connection, request.request_id, attached, ready=False)
-    opening.add_done_callback(lambda _: attached.disconnected())
+    opening.add_done_callback(lambda _: attached.close_at_once())
     attached.ready.add_done_callback(
         lambda ready: _end_waiting(connection, request, opening, attached, ready.exception())
     )

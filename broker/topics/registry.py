@@ -330,10 +330,9 @@ class TopicRegistry:
             self.give_up(topic)
 
     async def purge_leftovers_if_new(self, name: TopicName) -> bool:
-        """Whether a topic is new, without a ledger.
+        """Delete records of transactions that an earlier topic left, if the topic has no ledger.
 
-        Then records of transactions that an earlier topic of that name left are deleted first.
-        Raises `MetadataError`, `CorruptTransactionRecord`.
+        Returns whether it has none.  Raises `MetadataError`, `CorruptTransactionRecord`.
         """
         if await self._is_stored(name):
             return False

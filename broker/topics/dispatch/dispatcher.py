@@ -138,7 +138,7 @@ class Dispatcher(ABC):
         return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))
 
     def _skip_hidden(self, entry: Entry) -> bool:
-        """Whether no consumer may see a special entry; then it is acknowledged here."""
+        """Acknowledge a special entry that no consumer may see; False for any other entry."""
         if is_marker(entry.data) or self.topic.is_aborted(entry):
             self.subscription.skip(entry.position)
             return True

@@ -209,7 +209,7 @@ class PendingDispatcher(Dispatcher):
     # Delayed entries
 
     def _skip_or_delay(self, entry: Entry, key_hash: int) -> bool:
-        """Whether a special entry is not sent: never, or not before its time."""
+        """Skip a special entry that no consumer may see, or delay it; False if it is sent now."""
         if self._skip_hidden(entry):
             return True
         if not self._delays:

@@ -54,10 +54,10 @@ class SharedDispatcher(PendingDispatcher):
         self._replay.add(position)
 
     def _keep_hash(self, position: Position, key_hash: int) -> None:
-        """Keys do not matter here."""
+        """Do nothing: keys do not matter here."""
 
     def _relieved(self, consumer: Consumer, key_hash: int) -> None:
-        """Keys do not matter here."""
+        """Do nothing: keys do not matter here."""
 
     def _send(self) -> bool:
         limit, held = self.topic.max_read_position(), self._held_messages()

@@ -1,4 +1,4 @@
-"""The REST server: resources put together, started and stopped."""
+"""The REST server: its resources, its start and its stop."""
 
 from aiohttp import web
 
@@ -33,7 +33,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(broker: Broker) -> web.Application:
-    """The application with every resource."""
+    """Build the application with every resource."""
     app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
     app[BROKER] = broker
     app[REGISTRY] = make_registry(broker)
@@ -66,7 +66,7 @@ def build_app(broker: Broker) -> web.Application:
 
 
 async def index(request: web.Request) -> web.Response:
-    """GET: every path there is, with its methods."""
+    """GET: all paths with their methods."""
     methods: dict[str, list[str]] = {}
     for route in request.app.router.routes():
         if route.resource is not None and route.method != "HEAD":
@@ -75,7 +75,7 @@ async def index(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Prometheus text."""
+    """GET: Prometheus text."""
     text = metrics_text(request.app[REGISTRY])
     return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
@@ -89,7 +89,7 @@ class AdminServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen.  `port` is the one really used.  Raises OSError when it is taken."""
+        """Listen, and set `port` to the port in use.  Raises OSError if it is taken."""
         settings, taken = self._broker.settings, self._broker.take_http_socket()
         runner = web.AppRunner(
             build_app(self._broker), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
@@ -106,7 +106,7 @@ class AdminServer:
         self._broker.placement.listening(http_port=self.port)
 
     async def stop(self) -> None:
-        """Stop listening and end what is in progress."""
+        """Stop listening, and end requests in progress."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -1,7 +1,6 @@
-"""`/admin/v2/brokers`: which brokers there are, what they own, and whether this one is well.
+"""`/admin/v2/brokers`: the live brokers, their topics, and the health of this one.
 
-`/admin/v2/brokers/topics/...` is what brokers ask of each other: to let go of a topic or segment,
-and to take one.
+By `/admin/v2/brokers/topics/...` a broker has another one unload or load a topic or segment.
 """
 
 from http import HTTPStatus
@@ -11,7 +10,7 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.redirect import destination_of
 from broker.admin.rest import RestError, no_content, not_found, refused
-from broker.topics.elsewhere import TAKE, UNLOAD
+from broker.topics.cluster_topics import TAKE, UNLOAD
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 
 BASE = "/admin/v2/brokers"
@@ -64,19 +63,19 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def leader(request: web.Request) -> web.Response:
-    """GET: the one that looks after balance; 404 while there is none."""
+    """GET: the broker that balances load; 404 while there is none."""
     found = request.app[BROKER].placement.leader
     if found is None:
-        raise not_found("There is no leader just now: ask again in a moment.")
+        raise not_found("There is no leader just now: try again in a moment.")
     return web.json_response({"serviceUrl": found.web_url, "brokerId": found.broker_id})
 
 
 async def owned_namespaces(request: web.Request) -> web.Response:
-    """GET: of each namespace of which a broker owns something, how much of it is active."""
+    """GET: the namespaces of a broker's topics, each with the number of these."""
     placement = request.app[BROKER].placement
     asked = request.match_info["broker"]
     if asked not in placement.brokers:
-        raise not_found(f"There is no broker {asked!r}: see {BASE} for those that live.")
+        raise not_found(f"There is no broker {asked!r}: see {BASE} for the live ones.")
     counts: dict[str, int] = {}
     for name, owner in placement.owners().items():
         if owner == asked:
@@ -96,7 +95,7 @@ async def owned_namespaces(request: web.Request) -> web.Response:
 
 
 async def load_report(request: web.Request) -> web.Response:
-    """GET: this broker's record, with its load as it was last told to the others."""
+    """GET: this broker's record, with its load as it was last reported to the others."""
     return web.json_response(request.app[BROKER].placement.load_report())
 
 
@@ -109,22 +108,22 @@ def _name(request: web.Request) -> TopicName:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """PUT `?topic=&destinationBroker=`: close it here, if it is here."""
+    """PUT `?topic=&destinationBroker=`: close a topic, if this broker owns it."""
     broker = request.app[BROKER]
     name, destination = _name(request), destination_of(request)
     if broker.placement.owns(name):
-        await broker.topics.elsewhere.unload(name, destination)
+        await broker.topics.cluster.unload(name, destination)
     return no_content()
 
 
 async def take(request: web.Request) -> web.Response:
-    """PUT `?topic=`: load it here, unless it is another broker's already."""
+    """PUT `?topic=`: load a topic here, unless another broker owns it already."""
     await request.app[BROKER].topics.get(_name(request), create=False)
     return no_content()
 
 
 async def internal_configuration(request: web.Request) -> web.Response:
-    """GET: InternalConfigurationData: where the stores are; empty for a data directory."""
+    """GET: InternalConfigurationData: addresses of the stores; empty for a data directory."""
     settings = request.app[BROKER].settings
     return web.json_response(
         {

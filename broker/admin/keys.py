@@ -1,4 +1,4 @@
-"""Where REST handlers find the broker, and its metrics, in their application."""
+"""Keys of the REST application under which handlers find the broker and its metrics."""
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry

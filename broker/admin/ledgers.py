@@ -1,4 +1,4 @@
-"""`/admin/v2/ledgers/orphans`: ledgers on bookies that crashes left and no record names."""
+"""`/admin/v2/ledgers/orphans`: ledgers on bookies that no record names, left by crashes."""
 
 from collections.abc import Iterable
 
@@ -16,12 +16,12 @@ def routes() -> list[web.RouteDef]:
 
 
 async def orphans(request: web.Request) -> web.Response:
-    """GET: every such ledger, and what it was made for."""
+    """GET: all orphaned ledgers, each with the stream or cursor that it was created for."""
     return _answer(await request.app[BROKER].managed_ledgers.orphaned_ledgers())
 
 
 async def delete_orphans(request: web.Request) -> web.Response:
-    """DELETE: remove them; which they were."""
+    """DELETE: delete all orphaned ledgers, and answer with them."""
     return _answer(await request.app[BROKER].managed_ledgers.delete_orphaned_ledgers())
 
 

@@ -1,9 +1,9 @@
-"""`/lookup/v2/topic/{domain}/...`: which broker serves a topic."""
+"""`/lookup/v2/topic/{domain}/...`: the broker that serves a topic."""
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.redirect import AUTHORITATIVE, go_to
+from broker.admin.redirect import AUTHORITATIVE, redirect_to
 from broker.admin.rest import flag, topic_of
 from broker.wire.handlers.lookup import placed_for_client, require_listener
 
@@ -17,7 +17,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def lookup(request: web.Request) -> web.Response:
-    """GET `?listenerName=`: LookupData; 307 to the broker that is chosen for what nobody owns."""
+    """GET `?listenerName=`: LookupData; 307 to the broker that is chosen for an unowned topic."""
     broker = request.app[BROKER]
     placement = broker.placement
     name = topic_of(request, request.match_info["domain"])
@@ -26,7 +26,7 @@ async def lookup(request: web.Request) -> web.Response:
     broker.topics.require_served(name)
     placed = placed_for_client(placement, name, authoritative=flag(request, AUTHORITATIVE))
     if not placed.connect:
-        raise go_to(request, placed.address)
+        raise redirect_to(request, placed.address)
     owner = placed.address
     return web.json_response(
         {

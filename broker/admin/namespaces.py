@@ -1,11 +1,7 @@
-"""`/admin/v2/namespaces`: namespaces and the policies that this broker keeps.
+"""`/admin/v2/namespaces`: namespaces and their policies.
 
-Each policy is one member of the namespace's record under Pulsar's own name; GET of one that is not
-set answers 204, DELETE takes it back to the broker's setting.
-
-Tools that make a namespace send every policy that they know, most of them with a value that asks
-for nothing.  Those are left out of the record.  Any other value of a policy that is not served is
-refused.
+Each policy is one member of the namespace's record, under Pulsar's own name.  GET of one that is
+not set answers 204; DELETE restores the broker's setting.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +33,7 @@ TOPIC_MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
 RETENTION_MEMBERS = frozenset({"retentionTimeInMinutes", "retentionSizeInMB"})
 AUTO_CREATION_MEMBERS = frozenset({"allowAutoTopicCreation", "topicType", "defaultNumPartitions"})
 UNDEFINED = "UNDEFINED"
-"""Pulsar's word for no strategy of the namespace's own."""
+"""Pulsar's name for a namespace without a strategy of its own."""
 CLUSTERS = ("replication_clusters", "allowed_clusters")
 OF_THE_BROKER = frozenset({"bundles", *CLUSTERS})
 """Members of a namespace's record that are no policies."""
@@ -52,7 +48,7 @@ DEFAULTS: Mapping[str, Sequence[object]] = {
     "schema_validation_enforced": (False,),
     "subscription_auth_mode": ("None",),
 }
-"""What stock tools send for policies that are not served, when they ask for nothing."""
+"""Values that Pulsar's tools send by default for policies that are not served."""
 
 
 def _is_flag(value: object) -> bool:
@@ -84,7 +80,7 @@ def _is_strategy(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """One policy: its path, its member in the record, what it may be."""
+    """One policy: its path, its member in the record, its valid values."""
 
     path: str
     member: str
@@ -158,14 +154,18 @@ def _invalid(name: str, value: object, wanted: str) -> RestError:
 
 
 def _asks_for_nothing(value: object) -> bool:
-    """None, "", 0, and containers of nothing; false is a wish for some policies."""
+    """Whether a value is None, "", 0 or empty; false is none of these: it sets some policies."""
     if isinstance(value, dict):
         return all(each in (None, {}, []) for each in value.values())
     return value is None or value in ("", []) or (is_number(value) and value == 0)
 
 
 def _policies_of_new(body: Mapping[str, object], cluster: str) -> dict[str, object]:
-    """What a new namespace's record is to have of the policies that a tool sends."""
+    """The policies of a request that a new namespace's record gets.
+
+    Raises `RestError` for values that are not served.
+    """
+    # Tools send every policy that they know, most of them with a value that asks for nothing.
     kept: dict[str, object] = {}
     for member in CLUSTERS:
         _require_own_cluster(member, body.get(member), cluster)
@@ -202,13 +202,13 @@ class _PolicyHandlers:
         self._policy = policy
 
     async def get(self, request: web.Request) -> web.Response:
-        """GET: the value, 204 when not set."""
+        """GET: the value; 204 when it is not set."""
         policies = await request.app[BROKER].namespaces.require(namespace_of(request))
         value = policies.raw.get(self._policy.member)
         return no_content() if value is None else web.json_response(value)
 
     async def set(self, request: web.Request) -> web.Response:
-        """POST or PUT: the value as body."""
+        """POST or PUT, the value as body: set the policy."""
         value = await body_of(request)
         if value == UNDEFINED and UNDEFINED in self._policy.unset:
             return await self.remove(request)
@@ -220,7 +220,7 @@ class _PolicyHandlers:
         return no_content()
 
     async def remove(self, request: web.Request) -> web.Response:
-        """DELETE: back to the broker's setting."""
+        """DELETE: remove the policy; the broker's setting holds again."""
         await request.app[BROKER].namespaces.change(
             namespace_of(request), lambda record: record.pop(self._policy.member, None)
         )
@@ -228,20 +228,23 @@ class _PolicyHandlers:
 
 
 async def list_namespaces(request: web.Request) -> web.Response:
-    """GET `/{tenant}`: `tenant/namespace` of each."""
+    """GET `/{tenant}`: the namespaces of a tenant, as `tenant/namespace`."""
     return web.json_response(
         await request.app[BROKER].namespaces.list(request.match_info["tenant"])
     )
 
 
 async def get(request: web.Request) -> web.Response:
-    """GET: the policies that are set."""
+    """GET: the policies of a namespace that are set."""
     policies = await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response(dict(policies.raw))
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT: policies as body, if any; 409 if it exists, 404 without its tenant."""
+    """PUT, policies or nothing as body: create a namespace.
+
+    409 if it exists, 404 if its tenant does not.
+    """
     broker = request.app[BROKER]
     policies = _policies_of_new(await mapping_of(request), broker.settings.cluster_name)
     await broker.namespaces.create(namespace_of(request), policies)
@@ -249,20 +252,21 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: 409 while it has topics, unless they are to go with it."""
+    """DELETE `?force=true`: delete a namespace; 409 while it has topics, unless forced."""
     await delete_namespace(request.app[BROKER], namespace_of(request), force=flag(request, "force"))
     return no_content()
 
 
 async def delete_namespace(broker: Broker, name: NamespaceName, *, force: bool) -> None:
-    """Remove it; with `force` its topics first, used or not.
+    """Delete a namespace; with `force` its topics first, used or not.
 
-    It makes no topics by itself from then on, also if this fails half way: do it again then.
+    From then on no topics are created in it automatically, even if this fails half way: a repeated
+    call finishes it.
     """
     await broker.namespaces.require(name)
     if force:
         await broker.namespaces.change(name, lambda record: record.update(deleted=True))
-        await broker.topics.elsewhere.delete_namespace(name)
+        await broker.topics.cluster.delete_namespace(name)
     if await broker.topics.list_names(name) or await broker.scalable.list(name, {}):
         raise conflict(f"The namespace {name} still has topics: delete them, or use force.")
     await broker.namespaces.delete(name)
@@ -280,28 +284,28 @@ async def topics(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """PUT: close every topic and segment, on whichever broker; clients come back by themselves."""
+    """PUT: close every topic and segment, at any broker; clients reconnect by themselves."""
     broker = request.app[BROKER]
     name = namespace_of(request)
     await broker.namespaces.require(name)
-    await broker.topics.elsewhere.unload_namespace(name)
+    await broker.topics.cluster.unload_namespace(name)
     return no_content()
 
 
 async def bundles(request: web.Request) -> web.Response:
-    """GET: one bundle; topics are owned one by one, and not by bundles."""
+    """GET: one bundle, because topics are owned one by one."""
     policies = await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response(policies.raw.get("bundles"))
 
 
 async def auto_scale_policy(request: web.Request) -> web.Response:
-    """GET: splitting and merging are by hand."""
+    """GET: the policy is off, because segments split and merge by hand only."""
     await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response({"enabled": False})
 
 
 async def refuse_auto_scale(request: web.Request) -> web.Response:
-    """POST: there is no automatic split or merge."""
+    """POST: refuse any policy but the disabled one: there is no automatic split or merge."""
     policy = await mapping_of(request)
     await request.app[BROKER].namespaces.require(namespace_of(request))
     if policy == {"enabled": False}:
@@ -310,6 +314,6 @@ async def refuse_auto_scale(request: web.Request) -> web.Response:
 
 
 async def delete_auto_scale_policy(request: web.Request) -> web.Response:
-    """DELETE: there is never an override to remove."""
+    """DELETE: do nothing, because a namespace never has this policy."""
     await request.app[BROKER].namespaces.require(namespace_of(request))
     return no_content()

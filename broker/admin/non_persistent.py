@@ -1,6 +1,6 @@
-"""`/admin/v2/non-persistent/{tenant}/{namespace}`: there are no such topics, so lists are empty.
+"""`/admin/v2/non-persistent/{tenant}/{namespace}`: empty lists, because there are no such topics.
 
-Tools that list the topics of a namespace ask for those of both domains.
+Tools that list the topics of a namespace send requests for both domains.
 """
 
 from aiohttp import web
@@ -17,6 +17,6 @@ def routes() -> list[web.RouteDef]:
 
 
 async def list_none(request: web.Request) -> web.Response:
-    """GET: no names; 404 for a namespace that is not there."""
+    """GET: no names; 404 for a namespace that does not exist."""
     await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response([])

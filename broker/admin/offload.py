@@ -1,7 +1,7 @@
 """`.../offload` of regular topics, and `/admin/v2/offload/orphans`.
 
 PUT and GET of `/admin/v2/persistent/{tenant}/{namespace}/{topic}/offload` are Pulsar's; the rest is
-ours.  Segments and scalable topics have the same below their own paths.
+Magnetar's own.  Segments and scalable topics have the same below their own paths.
 """
 
 from aiohttp import web
@@ -30,7 +30,10 @@ def routes() -> list[web.RouteDef]:
 
 
 async def offload(request: web.Request) -> web.Response:
-    """PUT `?url=`, message id as body or none: copy what ended before it; 409 while one runs."""
+    """PUT `?url=`, message id or nothing as body: copy ledgers that end before it.
+
+    409 during a run.
+    """
     up_to = _position(await body_of(request))
     topic = await existing_topic(request)
     url = request.query.get("url")
@@ -49,27 +52,30 @@ def _position(body: object) -> Position:
 
 
 async def status(request: web.Request) -> web.Response:
-    """GET: how the last one went."""
+    """GET: the result of the last run."""
     topic = await existing_topic(request)
     return web.json_response(offload_status(topic, request.app[BROKER].offloads.outcome(topic)))
 
 
 async def manifest(request: web.Request) -> web.Response:
-    """GET: the same, and every ledger with what is known of its copy."""
+    """GET: the result of the last run, and every ledger with its copy."""
     topic = await existing_topic(request)
     outcome = request.app[BROKER].offloads.outcome(topic)
     return web.json_response(await offload_manifest(topic, outcome))
 
 
 async def drop_hot(request: web.Request) -> web.Response:
-    """POST `[ledger id, ...]` or nothing: delete ledgers whose copy is whole; which they were."""
+    """POST, `[ledger id, ...]` or nothing as body: delete ledgers with a complete copy.
+
+    The answer has their ids.
+    """
     ledger_ids = await ledger_ids_of(request)
     topic = await existing_topic(request)
     return web.json_response(await request.app[BROKER].offloads.drop_hot(topic, ledger_ids))
 
 
 async def ledger_ids_of(request: web.Request) -> list[int] | None:
-    """The ledgers in the body; None, which is all, if it is empty."""
+    """The ledger ids in the body; None, for all ledgers, if it is empty."""
     body = await body_of(request)
     if body is None:
         return None
@@ -79,7 +85,7 @@ async def ledger_ids_of(request: web.Request) -> list[int] | None:
 
 
 async def orphans(request: web.Request) -> web.Response:
-    """GET `?url=`: objects of copies that no topic's record names, left by crashes."""
+    """GET `?url=`: objects that no topic's record names, left by crashes."""
     broker = request.app[BROKER]
     location = location_of(broker.settings, request.query.get("url"))
     found = await broker.managed_ledgers.orphaned_copies(location)
@@ -92,7 +98,10 @@ async def orphans(request: web.Request) -> web.Response:
 
 
 async def delete_orphans(request: web.Request) -> web.Response:
-    """DELETE `?url=`: remove them; which they were.  The place must be this cluster's alone."""
+    """DELETE `?url=`: delete such objects, and answer with them.
+
+    Nothing but this cluster may use the location.
+    """
     broker = request.app[BROKER]
     location = location_of(broker.settings, request.query.get("url"))
     found = await broker.managed_ledgers.orphaned_copies(location)

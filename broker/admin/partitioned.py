@@ -1,7 +1,7 @@
 """`/admin/v2/persistent/{tenant}/{namespace}/{topic}/partitions`: partitioned topics.
 
-A number of partitions comes as a number, as its text, or (when the topic is made) as Pulsar's
-PartitionedTopicMetadata, which may name properties.  Any broker answers.
+A body has the number of partitions as a number, as text, or (when the topic is created) as Pulsar's
+PartitionedTopicMetadata, which may have properties.  Any broker serves these requests.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from broker.admin.each_partition import carry_subscriptions
 from broker.admin.keys import BROKER
-from broker.admin.persistent import BASE, TOPIC, as_asked, persistent_name
+from broker.admin.partition_requests import copy_subscriptions
+from broker.admin.persistent import BASE, TOPIC, persistent_name, without_excluded
 from broker.admin.rest import (
     RestError,
     body_of,
@@ -46,7 +46,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def _count_in(value: object) -> int:
-    """A number, or its text."""
+    """A number of partitions, given as a number or as text."""
     if is_number(value):
         return value
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < COUNT_CHARACTERS:
@@ -54,20 +54,21 @@ def _count_in(value: object) -> int:
     raise RestError(
         HTTPStatus.NOT_ACCEPTABLE,
         f"{value!r} is no number of partitions: send a number as the body, or, only when the topic "
-        'is made, {"partitions": number, "properties": {...}}.',
+        'is created, {"partitions": number, "properties": {...}}.',
     )
 
 
 def _metadata_in(body: object) -> tuple[int, Mapping[str, str]]:
-    """How many partitions a topic shall have, and its properties."""
+    """The number of partitions and the properties in a body."""
     if not isinstance(body, dict):
         return _count_in(body), {}
     unknown = sorted(body.keys() - METADATA_MEMBERS)
     if unknown or body.get("deleted"):
-        what = ", ".join(unknown) or "deleted = true"
+        unsupported = ", ".join(unknown) or "deleted = true"
         raise RestError(
             HTTPStatus.BAD_REQUEST,
-            f"A partitioned topic cannot be made with {what}: send partitions and properties.",
+            f"A partitioned topic cannot be created with {unsupported}: send partitions and "
+            "properties.",
         )
     return _count_in(body.get("partitions")), properties_in(body.get("properties"))
 
@@ -83,9 +84,9 @@ async def list_partitioned(request: web.Request) -> web.Response:
 async def get_partitions(request: web.Request) -> web.Response:
     """GET: `{"partitions": N}`, 0 for an unpartitioned topic; with its properties if it has any.
 
-    Clients that are about to open it add `?checkAllowAutoCreation=true`.  Then a missing topic that
-    may be made answers 0 partitions instead of 404; if its namespace says so, it is made
-    partitioned now.
+    Clients that are about to open the topic add `?checkAllowAutoCreation=true`.  A missing topic
+    that may be created automatically then answers 0 partitions instead of 404, or is created with
+    partitions now, if its namespace's policy has it so.
     """
     topics = request.app[BROKER].topics
     name = persistent_name(request)
@@ -108,7 +109,7 @@ def _metadata_json(found: PartitionedTopic | None) -> dict[str, object]:
 
 
 async def create_partitioned(request: web.Request) -> web.Response:
-    """PUT: the number of partitions as body, or PartitionedTopicMetadata."""
+    """PUT, the number of partitions or PartitionedTopicMetadata as body: create the topic."""
     broker = request.app[BROKER]
     name = persistent_name(request)
     require_creatable(name)
@@ -117,15 +118,14 @@ async def create_partitioned(request: web.Request) -> web.Response:
     if await broker.topics.exists(name):
         raise conflict(f"The topic {name} exists already.")
     await broker.topics.partitioned.create(name, count, properties)
-    await _make_partitions(broker, name, count)
+    await _create_partitions(broker, name, count)
     return no_content()
 
 
-async def _make_partitions(broker: Broker, name: TopicName, count: int) -> None:
-    """A single broker makes them now; where there are others, each is made by who first serves it.
-
-    Otherwise all of them would begin at the one broker that was asked.
-    """
+async def _create_partitions(broker: Broker, name: TopicName, count: int) -> None:
+    """Create the first `count` partitions, if this is the only broker."""
+    # In a cluster the broker that first serves a partition creates it; otherwise this one would
+    # own all of them.
     if broker.placement.shared:
         return
     for index in range(count):
@@ -133,21 +133,21 @@ async def _make_partitions(broker: Broker, name: TopicName, count: int) -> None:
 
 
 async def grow_partitions(request: web.Request) -> web.Response:
-    """POST, the new number as body; it may only grow.  Subscriptions of the first come along."""
+    """POST, the new number as body: add partitions, with the subscriptions of the first one."""
     broker = request.app[BROKER]
     name = persistent_name(request)
     count = _count_in(await body_of(request))
     before = await broker.topics.partitioned.count(name)
     first = await stats_of(broker, name.partition(0)) if before else {}
     await broker.topics.partitioned.grow(name, count)
-    await _make_partitions(broker, name, count)
+    await _create_partitions(broker, name, count)
     added = [name.partition(index) for index in range(before, count)]
-    await carry_subscriptions(broker, first, added)
+    await copy_subscriptions(broker, first, added)
     return no_content()
 
 
 async def delete_partitioned(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: the topic with its partitions."""
+    """DELETE `?force=true`: delete the topic with its partitions."""
     await request.app[BROKER].topics.delete_partitioned(
         persistent_name(request), force=flag(request, "force")
     )
@@ -155,9 +155,9 @@ async def delete_partitioned(request: web.Request) -> web.Response:
 
 
 async def partitioned_stats(request: web.Request) -> web.Response:
-    """GET `?perPartition=`: TopicStats of all partitions together, and of every one.
+    """GET `?perPartition=`: TopicStats of all partitions together, and of each one.
 
-    `?excludePublishers=&excludeConsumers=` as of one topic.
+    `?excludePublishers=&excludeConsumers=` as for one topic.
     """
     broker = request.app[BROKER]
     name = persistent_name(request)
@@ -166,7 +166,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
         raise not_found(f"{name} is not partitioned: ask for /stats.")
     partitions = [name.partition(index) for index in range(found.partitions)]
     each = {
-        str(partition): as_asked(request, await stats_of(broker, partition))
+        str(partition): without_excluded(request, await stats_of(broker, partition))
         for partition in partitions
     }
     shown = each if request.query.get("perPartition", "true").lower() == "true" else {}
@@ -177,8 +177,8 @@ async def partitioned_stats(request: web.Request) -> web.Response:
 
 
 async def stats_of(broker: Broker, name: TopicName) -> Mapping[str, object]:
-    """TopicStats of a partition, from whoever has it; {} if that broker has none of the name."""
+    """TopicStats of a partition, from its owner; {} if that has no such topic."""
     placed = broker.placement.place(name, authoritative=False)
     if placed.here:
         return topic_stats(await broker.topics.get(name, create=True), broker.broker_id)
-    return await broker.topics.elsewhere.stats(placed.address, name)
+    return await broker.topics.cluster.stats(placed.address, name)

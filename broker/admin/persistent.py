@@ -1,7 +1,7 @@
 """`/admin/v2/persistent/{tenant}/{namespace}[/{topic}]`: regular topics.
 
-Scalable topics and their segments are not here: see /admin/v2/scalable.  What concerns one topic is
-answered by its owner; what concerns a namespace, by any broker.
+For scalable topics and their segments see /admin/v2/scalable.  The owner of a topic serves requests
+about it; any broker serves those about a namespace.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def persistent_name(request: web.Request) -> TopicName:
 
 
 async def existing_topic(request: web.Request) -> Topic:
-    """The topic in the path, loaded.  404 when there is none, 307 when it is another broker's."""
+    """The topic in the path, loaded.  404 if it does not exist, 307 if another broker owns it."""
     broker = request.app[BROKER]
     name = persistent_name(request)
     if name.partition_index is None and await broker.topics.partitioned.count(name):
@@ -69,7 +69,7 @@ def message_id_json(position: Position) -> dict[str, int]:
 
 
 async def list_topics(request: web.Request) -> web.Response:
-    """GET: names of persistent topics, partitions included."""
+    """GET: the names of persistent topics, partitions included."""
     broker = request.app[BROKER]
     namespace = namespace_of(request)
     await broker.namespaces.require(namespace)
@@ -77,7 +77,7 @@ async def list_topics(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT, properties as body: an unpartitioned topic; 409 if it exists."""
+    """PUT, properties as body: create an unpartitioned topic; 409 if it exists."""
     name = persistent_name(request)
     await require_here(request, name)
     properties = properties_in(await body_of(request))
@@ -86,7 +86,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`."""
+    """DELETE `?force=true`: delete the topic; 412 while it is used, unless forced."""
     topic = await existing_topic(request)
     await request.app[BROKER].topics.delete(topic.name, force=flag(request, "force"))
     return no_content()
@@ -96,11 +96,11 @@ async def stats(request: web.Request) -> web.Response:
     """GET `?excludePublishers=&excludeConsumers=`: TopicStats."""
     topic = await existing_topic(request)
     owner = request.app[BROKER].broker_id
-    return web.json_response(as_asked(request, topic_stats(topic, owner)))
+    return web.json_response(without_excluded(request, topic_stats(topic, owner)))
 
 
-def as_asked(request: web.Request, stats: Mapping[str, object]) -> dict[str, object]:
-    """TopicStats without those that the request does not want to see."""
+def without_excluded(request: web.Request, stats: Mapping[str, object]) -> dict[str, object]:
+    """TopicStats without the publishers or consumers that the request excludes."""
     return without(
         stats,
         publishers=flag(request, "excludePublishers"),
@@ -109,7 +109,7 @@ def as_asked(request: web.Request, stats: Mapping[str, object]) -> dict[str, obj
 
 
 async def stats_of_ledgers(request: web.Request) -> web.Response:
-    """GET: ledgers and cursors."""
+    """GET: PersistentTopicInternalStats: ledgers and cursors."""
     return web.json_response(internal_stats(await existing_topic(request)))
 
 
@@ -122,22 +122,22 @@ async def last_message_id(request: web.Request) -> web.Response:
 
 
 async def terminate(request: web.Request) -> web.Response:
-    """POST: seal it for ever; the last message id."""
+    """POST: seal the topic for ever, and answer with the last message id."""
     topic = await existing_topic(request)
     return web.json_response(message_id_json(await topic.seal()))
 
 
 async def unload(request: web.Request) -> web.Response:
-    """PUT `?destinationBroker=`: close it; clients reconnect and it is loaded anew, there if given.
+    """PUT `?destinationBroker=`: close the topic; clients reconnect, and it is loaded anew.
 
-    412 for a destination that takes no topics.
+    With a destination, that broker loads it; 412 if it takes no topics.
     """
     broker = request.app[BROKER]
     name = persistent_name(request)
     if name.partition_index is None and (count := await broker.topics.partitioned.count(name)):
         for index in range(count):
-            await broker.topics.elsewhere.unload(name.partition(index))
+            await broker.topics.cluster.unload(name.partition(index))
         return no_content()
     topic = await existing_topic(request)
-    await broker.topics.elsewhere.unload(topic.name, destination_of(request))
+    await broker.topics.cluster.unload(topic.name, destination_of(request))
     return no_content()

@@ -1,7 +1,7 @@
-"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/properties`: what its users note of a topic.
+"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/properties`: properties that users set.
 
-Those of a partitioned topic are in its record, those of any other topic in that of its ledger, both
-as in Pulsar.
+The properties of a partitioned topic are in its record, those of any other topic in its ledger's
+record, both as in Pulsar.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def get(request: web.Request) -> web.Response:
-    """GET: all of them."""
+    """GET: all properties that users set."""
     partitioned = await request.app[BROKER].topics.partitioned.find(persistent_name(request))
     if partitioned is not None:
         return web.json_response(dict(partitioned.properties))
@@ -33,13 +33,13 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def update(request: web.Request) -> web.Response:
-    """PUT: those of the body are set, others stay."""
+    """PUT, properties as body: set these; others stay."""
     await _change(request, properties_in(await body_of(request)))
     return no_content()
 
 
 async def remove(request: web.Request) -> web.Response:
-    """DELETE `?key=`: takes one away."""
+    """DELETE `?key=`: remove one property."""
     key = request.query.get("key")
     if not key or key.startswith(OWN_PROPERTIES):
         raise refused("The request names no property of a user: give its name as ?key=.")

@@ -1,7 +1,7 @@
-"""What every REST resource shares: names from paths, bodies, answers, and errors as JSON.
+"""Helpers of all REST resources: names from paths, bodies, answers, and errors as JSON.
 
-An error is `{"reason": sentence}` with the status Pulsar's own tools expect.  Errors of the broker
-map to a status by their class, or else by their `ServerError`.
+An error is `{"reason": sentence}` with the status that Pulsar's own tools expect.  Errors of the
+broker map to a status by their class, or else by their `ServerError`.
 """
 
 import json
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
 OWN_PROPERTIES = "magnetar."
-"""Properties of a topic that begin so are the broker's."""
+"""Prefix of a topic's properties that are the broker's."""
 
 STATUS_OF_CODE: Mapping[ServerError, HTTPStatus] = {
     ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
@@ -50,17 +50,17 @@ class RestError(Exception):
 
 
 def not_found(reason: str) -> RestError:
-    """404."""
+    """An error with status 404."""
     return RestError(HTTPStatus.NOT_FOUND, reason)
 
 
 def conflict(reason: str) -> RestError:
-    """409: it exists already, or somebody else changed it."""
+    """An error with status 409: the resource exists already, or was changed meanwhile."""
     return RestError(HTTPStatus.CONFLICT, reason)
 
 
 def refused(reason: str) -> RestError:
-    """412: the request is understood and cannot be met as it stands."""
+    """An error with status 412: the request cannot be met as it stands."""
     return RestError(HTTPStatus.PRECONDITION_FAILED, reason)
 
 
@@ -84,7 +84,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every failure into a JSON reason; our own faults are logged, not shown."""
+    """Turn every failure into a JSON reason; faults of the broker are logged, not shown."""
     try:
         return await handler(request)
     except RestError as error:
@@ -98,7 +98,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return error_answer(HTTPStatus(error.status), reason)
     except ConnectionResetError:
         log.debug("rest_client_gone", method=request.method, path=request.path)
-        return error_answer(HTTPStatus.SERVICE_UNAVAILABLE, "Nobody is there to read this.")
+        return error_answer(HTTPStatus.SERVICE_UNAVAILABLE, "The client closed the connection.")
     except Exception:
         log.exception("rest_request_failed", method=request.method, path=request.path)
         return error_answer(
@@ -108,17 +108,17 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def no_content() -> web.Response:
-    """204."""
+    """An empty answer with status 204."""
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 def namespace_of(request: web.Request) -> NamespaceName:
-    """The namespace named by `{tenant}/{namespace}` in the path."""
+    """The namespace in the path: `{tenant}/{namespace}`."""
     return NamespaceName(request.match_info["tenant"], request.match_info["namespace"])
 
 
 def topic_of(request: web.Request, domain: str) -> TopicName:
-    """The topic named by the path, in the given domain."""
+    """The topic in the path, in the given domain."""
     info = request.match_info
     return parse_topic_name(f"{domain}://{info['tenant']}/{info['namespace']}/{info['topic']}")
 
@@ -170,7 +170,7 @@ async def mapping_of(request: web.Request) -> dict[str, object]:
 
 
 def properties_in(value: object) -> Mapping[str, str]:
-    """The properties of a topic, {} for none.  They share a record with what the topic needs."""
+    """The properties of a topic from a body, {} for none."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
@@ -182,6 +182,7 @@ def properties_in(value: object) -> Mapping[str, str]:
             HTTPStatus.BAD_REQUEST,
             f"Properties that begin with {OWN_PROPERTIES!r} are the broker's: use other names.",
         )
+    # They share a record with the broker's own data of the topic.
     if len(json.dumps(value)) > MAX_TOPIC_PROPERTIES_BYTES:
         raise RestError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

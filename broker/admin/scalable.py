@@ -1,8 +1,8 @@
 """`/admin/v2/scalable/{tenant}/{namespace}[/{topic}]`: scalable topics.
 
-Status codes are the documented ones (404 for what is not there, 409 for what is, 412 for what
-cannot be done as things stand), also where Apache Pulsar 5.0.0-M1 answers 500.  What changes a
-topic, and its statistics, are sent on (307) to the broker that leads it; the rest any answers.
+Status codes are the documented ones (404 for what does not exist, 409 for what exists already, 412
+for what cannot be done now), also where Apache Pulsar 5.0.0-M1 answers 500.  Changes of a topic,
+and its statistics, are redirected (307) to the broker that leads it; any broker serves the rest.
 """
 
 from http import HTTPStatus
@@ -58,8 +58,8 @@ def _name(request: web.Request) -> TopicName:
     return topic_of(request, "topic")
 
 
-async def _known_at_leader(request: web.Request) -> TopicName:
-    """The topic, which is there, if this broker leads it or may; else the request is sent on."""
+async def _topic_at_leader(request: web.Request) -> TopicName:
+    """The existing topic in the path; the request is redirected unless this broker may lead it."""
     name = _name(request)
     await request.app[BROKER].scalable.get(name)
     await require_here(request, name)
@@ -67,7 +67,7 @@ async def _known_at_leader(request: web.Request) -> TopicName:
 
 
 async def list_topics(request: web.Request) -> web.Response:
-    """GET `?property=k=v` (all must match)."""
+    """GET `?property=k=v`: names of topics with all these properties."""
     filters: dict[str, str] = {}
     for text in request.query.getall("property", []):
         key, sign, value = text.partition("=")
@@ -80,7 +80,7 @@ async def list_topics(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT `?numInitialSegments=N`, properties as body."""
+    """PUT `?numInitialSegments=N`, properties as body: create a topic."""
     segments = number(request, "numInitialSegments", 1)
     if segments < 1:
         raise refused(f"numInitialSegments = {segments} is too small: give 1 or more.")
@@ -104,8 +104,8 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`."""
-    name = await _known_at_leader(request)
+    """DELETE `?force=true`: delete the topic."""
+    name = await _topic_at_leader(request)
     await request.app[BROKER].scalable.delete(name, force=flag(request, "force"))
     return no_content()
 
@@ -113,12 +113,12 @@ async def delete(request: web.Request) -> web.Response:
 async def stats(request: web.Request) -> web.Response:
     """GET: layout, rates, subscriptions."""
     return web.json_response(
-        await request.app[BROKER].scalable.stats(await _known_at_leader(request))
+        await request.app[BROKER].scalable.stats(await _topic_at_leader(request))
     )
 
 
 async def history(request: web.Request) -> web.Response:
-    """GET: every split, merge, prune and move, oldest first."""
+    """GET: all splits, merges, prunings and moves, oldest first."""
     entries = await request.app[BROKER].scalable.history(_name(request))
     return web.json_response([entry.to_json() for entry in entries])
 
@@ -126,7 +126,7 @@ async def history(request: web.Request) -> web.Response:
 async def split(request: web.Request) -> web.Response:
     """POST: split one ACTIVE segment."""
     await request.app[BROKER].scalable.split(
-        await _known_at_leader(request), SegmentId(number(request, "segment"))
+        await _topic_at_leader(request), SegmentId(number(request, "segment"))
     )
     return no_content()
 
@@ -134,7 +134,7 @@ async def split(request: web.Request) -> web.Response:
 async def merge(request: web.Request) -> web.Response:
     """POST: merge two adjacent ACTIVE segments."""
     await request.app[BROKER].scalable.merge(
-        await _known_at_leader(request),
+        await _topic_at_leader(request),
         SegmentId(number(request, "first")),
         SegmentId(number(request, "second")),
     )
@@ -142,38 +142,38 @@ async def merge(request: web.Request) -> web.Response:
 
 
 async def offload(request: web.Request) -> web.Response:
-    """PUT `?url=`: copy what has ended of every segment; which segments."""
+    """PUT `?url=`: copy the closed ledgers of every segment; answer with the segments."""
     scalable = request.app[BROKER].scalable
     asked = await scalable.offload(_name(request), request.query.get("url"))
     return web.json_response(list(asked))
 
 
 async def offload_manifests(request: web.Request) -> web.Response:
-    """GET: for each segment how that stands, and what is known of the copies."""
+    """GET: for each segment the state of its offload, and its copies."""
     found = await request.app[BROKER].scalable.offload_manifests(_name(request))
     return web.json_response({"segments": {str(each): found[each] for each in sorted(found)}})
 
 
 async def drop_hot(request: web.Request) -> web.Response:
-    """POST: delete all ledgers whose copy is whole; which, for each segment."""
+    """POST: delete all ledgers with a complete copy; answer with them, for each segment."""
     found = await request.app[BROKER].scalable.drop_hot(_name(request))
     return web.json_response({str(each): list(found[each]) for each in sorted(found)})
 
 
 async def list_subscriptions(request: web.Request) -> web.Response:
-    """GET: names of all durable subscriptions."""
-    answer = await request.app[BROKER].scalable.stats(await _known_at_leader(request))
+    """GET: the names of all durable subscriptions."""
+    answer = await request.app[BROKER].scalable.stats(await _topic_at_leader(request))
     subscriptions = answer.get("subscriptions")
     return web.json_response(sorted(subscriptions) if isinstance(subscriptions, dict) else [])
 
 
 async def create_subscription(request: web.Request) -> web.Response:
-    """PUT `?type=STREAM|QUEUE`: cursors at Earliest on every ACTIVE segment."""
+    """PUT `?type=STREAM|QUEUE`: create a subscription, at Earliest on every ACTIVE segment."""
     kind = request.query.get("type", "STREAM").upper()
     if kind not in {"STREAM", "QUEUE"}:
         raise refused(f"type = {kind!r} is unknown: give STREAM or QUEUE.")
     await request.app[BROKER].scalable.create_subscription(
-        await _known_at_leader(request),
+        await _topic_at_leader(request),
         request.match_info["subscription"],
         kind=kind,
         start=EARLIEST,
@@ -182,9 +182,9 @@ async def create_subscription(request: web.Request) -> web.Response:
 
 
 async def delete_subscription(request: web.Request) -> web.Response:
-    """DELETE: on every segment."""
+    """DELETE `?force=true`: delete the subscription on every segment."""
     await request.app[BROKER].scalable.delete_subscription(
-        await _known_at_leader(request),
+        await _topic_at_leader(request),
         request.match_info["subscription"],
         force=flag(request, "force"),
     )
@@ -192,9 +192,9 @@ async def delete_subscription(request: web.Request) -> web.Response:
 
 
 async def seek(request: web.Request) -> web.Response:
-    """POST `?timestamp=ms`: every segment to that time."""
+    """POST `?timestamp=ms`: move the subscription to that time on every segment."""
     await request.app[BROKER].scalable.seek_subscription(
-        await _known_at_leader(request),
+        await _topic_at_leader(request),
         request.match_info["subscription"],
         number(request, "timestamp"),
     )
@@ -202,21 +202,21 @@ async def seek(request: web.Request) -> web.Response:
 
 
 async def skip_all(request: web.Request) -> web.Response:
-    """POST: nothing published so far is delivered any more."""
+    """POST: skip all messages that were published so far."""
     await request.app[BROKER].scalable.skip_all(
-        await _known_at_leader(request), request.match_info["subscription"]
+        await _topic_at_leader(request), request.match_info["subscription"]
     )
     return no_content()
 
 
 async def auto_scale_policy(request: web.Request) -> web.Response:
-    """GET: splitting and merging are by hand."""
+    """GET: the policy is off, because segments split and merge by hand only."""
     await request.app[BROKER].scalable.get(_name(request))
     return web.json_response({"enabled": False})
 
 
 async def refuse_auto_scale(request: web.Request) -> web.Response:
-    """POST: there is no automatic split or merge."""
+    """POST: refuse any policy but the disabled one: there is no automatic split or merge."""
     policy = await mapping_of(request)
     await request.app[BROKER].scalable.get(_name(request))
     if policy.get("enabled") is False:
@@ -225,6 +225,6 @@ async def refuse_auto_scale(request: web.Request) -> web.Response:
 
 
 async def delete_auto_scale_policy(request: web.Request) -> web.Response:
-    """DELETE: there is never an override to remove."""
+    """DELETE: do nothing, because a topic never has this policy."""
     await request.app[BROKER].scalable.get(_name(request))
     return no_content()

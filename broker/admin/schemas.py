@@ -70,7 +70,7 @@ async def _definition(request: web.Request) -> SchemaDefinition:
 
 
 async def get(request: web.Request) -> web.Response:
-    """GET: the newest, or the version asked for."""
+    """GET: the newest version, or the one in the path."""
     version = request.match_info.get("version")
     entry = await request.app[BROKER].schemas.get(
         _topic(request).schema_id, None if version is None else int(version)
@@ -79,13 +79,13 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def get_all(request: web.Request) -> web.Response:
-    """GET: every version."""
+    """GET: all versions."""
     history = await request.app[BROKER].schemas.history(_topic(request).schema_id)
     return web.json_response({"getSchemaResponses": [_to_json(entry) for entry in history]})
 
 
 async def add(request: web.Request) -> web.Response:
-    """POST: add a version; 409 when it may not follow what is there."""
+    """POST: add a version; 409 if it is not compatible with the history."""
     broker = request.app[BROKER]
     topic = _topic(request)
     policies = await broker.namespaces.require(topic.namespace_name)
@@ -96,7 +96,7 @@ async def add(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: end the history; with force there has never been one (version -1)."""
+    """DELETE `?force=true`: end the history; with force delete all records of it (version -1)."""
     schemas, schema_id = request.app[BROKER].schemas, _topic(request).schema_id
     if flag(request, "force"):
         await schemas.forget(schema_id)
@@ -105,7 +105,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def compatibility(request: web.Request) -> web.Response:
-    """POST: would it be accepted?"""
+    """POST: whether a schema is compatible with the history."""
     broker = request.app[BROKER]
     topic = _topic(request)
     strategy = (await broker.namespaces.require(topic.namespace_name)).schema_compatibility
@@ -123,7 +123,7 @@ async def compatibility(request: web.Request) -> web.Response:
 
 
 async def version_of(request: web.Request) -> web.Response:
-    """POST: the version that a schema has; 404 if none."""
+    """POST: the version of a schema; 404 if it has none."""
     wanted = await _definition(request)
     history = await request.app[BROKER].schemas.history(_topic(request).schema_id)
     for entry in history:

@@ -2,13 +2,9 @@
 
 `/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}` and `/admin/v2/segment-requests`.
 
-Rules:
-
-- The segment's owner answers; anybody else sends on to it (307).  A segment that nobody owns is
-  taken by who is asked with `authoritative=true`, as brokers do that have chosen him.
-- Paths, methods and status codes are Pulsar's internal resource; GET of a segment, its `/stats` and
-  `/internalStats`, and the feed are ours.  An error's body has its code beside the sentence, so
-  that the broker that asked raises the same error.
+Paths, methods and status codes are those of Pulsar's internal resource; GET of a segment, its
+`/stats` and `/internalStats`, and the feed are Magnetar's own.  The owner of a segment serves its
+requests; other brokers redirect (307) to it.
 """
 
 import asyncio
@@ -72,27 +68,27 @@ _STARTS = {"earliest": EARLIEST, "latest": LATEST}
 def routes() -> list[web.RouteDef]:
     """The resource's routes."""
     return [
-        web.get(SEGMENT, _asking(_view)),
+        web.get(SEGMENT, _handler_of(_view)),
         web.put(SEGMENT, create),
-        web.delete(SEGMENT, _asking(_delete)),
-        web.post(SEGMENT + "/terminate", _asking(_terminate)),
-        web.get(SEGMENT + "/stats", _asking(_stats)),
+        web.delete(SEGMENT, _handler_of(_delete)),
+        web.post(SEGMENT + "/terminate", _handler_of(_terminate)),
+        web.get(SEGMENT + "/stats", _handler_of(_stats)),
         web.get(SEGMENT + "/internalStats", stats_of_ledgers),
-        web.put(OFFLOAD, _asking(_offload)),
-        web.get(OFFLOAD + "/manifest", _asking(_offload_manifest)),
-        web.post(OFFLOAD + "/dropHot", _asking(_drop_hot)),
-        web.put(SUBSCRIPTION, _asking(_create_subscription)),
-        web.delete(SUBSCRIPTION, _asking(_delete_subscription)),
+        web.put(OFFLOAD, _handler_of(_offload)),
+        web.get(OFFLOAD + "/manifest", _handler_of(_offload_manifest)),
+        web.post(OFFLOAD + "/dropHot", _handler_of(_drop_hot)),
+        web.put(SUBSCRIPTION, _handler_of(_create_subscription)),
+        web.delete(SUBSCRIPTION, _handler_of(_delete_subscription)),
         web.get(SUBSCRIPTION + "/backlog", backlog),
-        web.post(SUBSCRIPTION + "/seek", _asking(_seek)),
-        web.post(SUBSCRIPTION + "/skip-all", _asking(_skip_all)),
+        web.post(SUBSCRIPTION + "/seek", _handler_of(_seek)),
+        web.post(SUBSCRIPTION + "/skip-all", _handler_of(_skip_all)),
         web.post(SEGMENT_REQUESTS_PATH + "/{kind}", requests_of_brokers),
         web.get(FEED_PATH, feed),
     ]
 
 
 def errors_with_code(handler: Handler) -> Handler:
-    """Answer errors with their code beside the sentence, so that a broker raises the same."""
+    """Answer errors with code and sentence, so that a requesting broker raises the same error."""
 
     @wraps(handler)
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -128,45 +124,45 @@ def _subscription_of(request: web.Request) -> str:
 
 
 async def _view(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """GET `?load=false`: what is told of it; {} if it is not loaded and is not to be."""
+    """GET `?load=false`: the state of a segment; {} if it is neither loaded nor to be loaded."""
     running = request.query.get("load") == "false"
     return ViewRunningSegment(segment) if running else ViewSegment(segment)
 
 
 async def _delete(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """DELETE: everything of a segment that no layout names."""
+    """DELETE: delete a segment that no layout names, with all its data."""
     return DeleteSegment(segment)
 
 
 async def _terminate(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """POST: seal it, once its producers have finished; answered when that is done."""
+    """POST: seal a segment once its producers have finished, and answer then."""
     return SealSegment(segment)
 
 
 async def _stats(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """GET: what is counted there."""
+    """GET: the counters of a segment."""
     return SegmentStats(segment)
 
 
 async def _offload(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """PUT `?url=`: copy what has ended; all of it, once the segment is sealed."""
+    """PUT `?url=`: copy closed ledgers; those of a sealed segment are all closed."""
     return OffloadSegment(segment, request.query.get("url"))
 
 
 async def _offload_manifest(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """GET: how that stands, and every ledger with what is known of its copy."""
+    """GET: the state of the offload, and every ledger with its copy."""
     return OffloadManifest(segment)
 
 
 async def _drop_hot(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """POST `[ledger id, ...]` or nothing: delete the ledgers whose copy is whole."""
+    """POST, `[ledger id, ...]` or nothing as body: delete ledgers with a complete copy."""
     return DropHotLedgers(segment, await ledger_ids_of(request))
 
 
 async def _create_subscription(
     request: web.Request, segment: SegmentName
 ) -> SegmentRequest[object]:
-    """PUT `?start=earliest|latest`, properties as body: unless it exists."""
+    """PUT `?start=earliest|latest`, properties as body: create a subscription if it is missing."""
     start = _STARTS.get(request.query.get("start", "earliest"))
     if start is None:
         raise refused("start is unknown: give earliest or latest.")
@@ -177,12 +173,12 @@ async def _create_subscription(
 async def _delete_subscription(
     request: web.Request, segment: SegmentName
 ) -> SegmentRequest[object]:
-    """DELETE `?force=true`."""
+    """DELETE `?force=true`: delete a subscription."""
     return DeleteSubscription(segment, _subscription_of(request), flag(request, "force"))
 
 
 async def _seek(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """POST `?timestamp=ms`: the first message published then or later; 0 is Earliest."""
+    """POST `?timestamp=ms`: seek to the first message published then or later; 0 is Earliest."""
     timestamp_ms, name = number(request, "timestamp"), _subscription_of(request)
     if timestamp_ms <= 0:
         return SeekSubscription(segment, name, EARLIEST)
@@ -190,12 +186,12 @@ async def _seek(request: web.Request, segment: SegmentName) -> SegmentRequest[ob
 
 
 async def _skip_all(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
-    """POST: nothing published so far is delivered any more."""
+    """POST: skip all messages that were published so far."""
     return SeekSubscription(segment, _subscription_of(request), LATEST)
 
 
-def _asking(make: RequestOf) -> Handler:
-    """Answer with what comes of the request that `make` reads from the path and the query."""
+def _handler_of(make: RequestOf) -> Handler:
+    """Build a handler that runs the typed request that `make` reads, and answers its result."""
 
     @_at_owner
     async def handle(
@@ -212,7 +208,10 @@ def _asking(make: RequestOf) -> Handler:
 
 @errors_with_code
 async def requests_of_brokers(request: web.Request) -> web.StreamResponse:
-    """POST the fields of a typed request; its answer.  See `broker.scalable.segment_requests`."""
+    """POST, the fields of a typed request as body: run it.
+
+    See `broker.scalable.segment_requests`.
+    """
     kind = request.match_info["kind"]
     known = SEGMENT_REQUESTS.get(kind)
     if known is None:
@@ -226,14 +225,14 @@ async def requests_of_brokers(request: web.Request) -> web.StreamResponse:
     return web.json_response(encode(await asked.run(segments)))
 
 
-# What no other broker asks
+# Requests of operators alone
 
 
 @_at_owner
 async def create(
     request: web.Request, segments: LocalSegments, segment: SegmentName
 ) -> web.Response:
-    """PUT `["subscription", ...]`: have it, with these subscriptions at Earliest."""
+    """PUT, `["subscription", ...]` as body: load a segment, and create these at Earliest."""
     names = await body_of(request)
     if names is not None and not isinstance(names, list):
         raise refused("The body must be a list of subscriptions.")
@@ -247,7 +246,7 @@ async def create(
 async def stats_of_ledgers(
     request: web.Request, segments: LocalSegments, segment: SegmentName
 ) -> web.Response:
-    """GET: its ledgers and cursors, as `internalStats` of a topic has them."""
+    """GET: ledgers and cursors, as in `internalStats` of a topic."""
     return web.json_response(internal_stats(await segments.open(segment)))
 
 
@@ -255,7 +254,7 @@ async def stats_of_ledgers(
 async def backlog(
     request: web.Request, segments: LocalSegments, segment: SegmentName
 ) -> web.Response:
-    """GET: a number."""
+    """GET: the number of entries in the backlog of a subscription."""
     name = _subscription_of(request)
     found = (await segments.view(segment)).subscriptions.get(name)
     if found is None:
@@ -267,12 +266,12 @@ async def backlog(
 
 
 async def feed(request: web.Request) -> web.StreamResponse:
-    """A WebSocket by which another broker follows topics; see `broker.scalable.feed`."""
+    """GET: a WebSocket by which another broker follows topics; see `broker.scalable.feed`."""
     feeds = request.app[BROKER].scalable.feeds
     socket = web.WebSocketResponse(heartbeat=FEED_HEARTBEAT_S)
     await socket.prepare(request)
     follower = feeds.connect()
-    telling = asyncio.create_task(_tell(follower, socket))
+    sending = asyncio.create_task(_send_batches(follower, socket))
     try:
         async for message in socket:
             if message.type is not WSMsgType.TEXT:
@@ -282,23 +281,23 @@ async def feed(request: web.Request) -> web.StreamResponse:
         log.debug("segment_feed_cut", remote=request.remote)
     finally:
         feeds.disconnect(follower)
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
     return socket
 
 
 async def end_feeds(app: web.Application) -> None:
-    """The server stops: who follows is to look elsewhere, and nobody is waited for."""
+    """End all feeds when the server stops, without waiting for followers."""
     app[BROKER].scalable.feeds.stop()
 
 
-async def _tell(follower: Follower, socket: web.WebSocketResponse) -> None:
+async def _send_batches(follower: Follower, socket: web.WebSocketResponse) -> None:
     try:
         while (batch := await follower.next_batch()) is not None:
             await socket.send_str(batch)
     except ConnectionError:
         return
     except Exception:
-        # Closed, as it would hear nothing more and not know it.
+        # Closed below, because the follower would get nothing more without noticing it.
         log.exception("segment_feed_broken")
     await socket.close()

@@ -1,6 +1,6 @@
-"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription[s]`: subscriptions by hand.
+"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription[s]`: subscriptions of a topic.
 
-Those of a partitioned topic are those of its partitions: see `each_partition`.
+A request on a partitioned topic is carried out on each partition: see `partition_requests`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from broker.admin.each_partition import on_each, partitions_in
 from broker.admin.keys import BROKER
+from broker.admin.partition_requests import on_each_partition, partitions_in
 from broker.admin.partitioned import stats_of
 from broker.admin.persistent import TOPIC
 from broker.admin.rest import (
@@ -49,7 +49,7 @@ def routes() -> list[web.RouteDef]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SeekTarget:
     """The first message to be delivered, or (`excluded`) the one before it."""
 
     position: Position
@@ -58,11 +58,11 @@ class _Place:
 
     @property
     def at_edge(self) -> bool:
-        """Before or after everything that is there."""
+        """Whether the target is before or after all messages."""
         return self.position in (EARLIEST, LATEST)
 
     async def seek(self, subscription: Subscription) -> None:
-        """Have the subscription go on there."""
+        """Move the subscription to the target."""
         if self.at_edge:
             await subscription.seek(self.position)
             return
@@ -80,8 +80,8 @@ class _Place:
             await subscription.seek(self.position, to_words(left), size)
 
 
-def _place(body: object) -> _Place:
-    """A message id from a body, or the word for the first or newest.  None, {}: the newest."""
+def _target(body: object) -> _SeekTarget:
+    """The target in a body: a message id, "earliest" or "latest".  None and {}: the newest."""
     position = _position(body)
     members = body if isinstance(body, dict) else {}
     batch_index, excluded = members.get("batchIndex", -1), members.get("excluded", False)
@@ -90,7 +90,7 @@ def _place(body: object) -> _Place:
             HTTPStatus.BAD_REQUEST,
             "In a message id batchIndex is a number, and excluded true or false.",
         )
-    return _Place(position, batch_index, excluded)
+    return _SeekTarget(position, batch_index, excluded)
 
 
 def _position(body: object) -> Position:
@@ -112,115 +112,121 @@ def _position(body: object) -> Position:
     return EARLIEST if position.ledger_id < 0 else position
 
 
-def _has_no(topic: Topic, name: str) -> RestError:
+def _not_found_on(topic: Topic, name: str) -> RestError:
     return not_found(f"{topic.name} has no subscription {name!r}: create it with PUT.")
 
 
-async def _require_whole(request: web.Request, what: str) -> None:
-    """405 on a partitioned topic, for what a message id is needed."""
+async def _require_unpartitioned(request: web.Request, consequence: str) -> None:
+    """Raise 405 on a partitioned topic, for requests with a message id."""
     if await partitions_in(request):
         raise RestError(
             HTTPStatus.METHOD_NOT_ALLOWED,
-            f"A message id is of one partition, so {what}: use a time, or name the partition.",
+            f"A message id is of one partition, so {consequence}: use a time, or name the "
+            "partition.",
         )
 
 
-async def _seek(request: web.Request, to: Callable[[Topic], Awaitable[_Place]]) -> web.Response:
-    """204; 404 when nothing has the subscription."""
+async def _seek(
+    request: web.Request, to: Callable[[Topic], Awaitable[_SeekTarget]]
+) -> web.Response:
+    """Move the subscription in the path; 404 if neither the topic nor any partition has it."""
     name = request.match_info["subscription"]
 
     async def seek(topic: Topic) -> None:
         found = topic.subscriptions.get(name)
         if found is None:
-            raise _has_no(topic, name)
+            raise _not_found_on(topic, name)
         await (await to(topic)).seek(found)
 
-    await on_each(request, seek, tolerated=HTTPStatus.NOT_FOUND)
+    await on_each_partition(request, seek, tolerated=HTTPStatus.NOT_FOUND)
     return no_content()
 
 
 async def list_subscriptions(request: web.Request) -> web.Response:
-    """GET: names; of a partitioned topic those that any partition has."""
+    """GET: names of subscriptions; of a partitioned topic those of any partition."""
 
     async def names(topic: Topic) -> list[str]:
         return list(topic.subscriptions)
 
-    found = await on_each(request, names, tolerated=HTTPStatus.NOT_FOUND)
+    found = await on_each_partition(request, names, tolerated=HTTPStatus.NOT_FOUND)
     each = [str(name) for answer in found if isinstance(answer, list) for name in answer]
     return web.json_response(sorted(set(each)))
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT, message id as body (the newest by default), with properties; 409 if it exists."""
+    """PUT, message id and properties as body: create a subscription; 409 if it exists.
+
+    It begins at the message id, by default behind the newest message.
+    """
     name = request.match_info["subscription"]
     if flag(request, "replicated"):
         raise refused("There is one cluster, so nothing is replicated: leave replicated out.")
     body = await body_of(request)
-    place = _place(body)
+    target = _target(body)
     properties = properties_in(body.get("properties") if isinstance(body, dict) else None)
-    start = place.position
-    if not place.at_edge:
-        await _require_whole(request, "a subscription cannot begin there on every partition")
+    start = target.position
+    if not target.at_edge:
+        await _require_unpartitioned(
+            request, "a subscription cannot begin there on every partition"
+        )
         # A subscription begins after a position; the id names the first message to be delivered.
         start = Position(start.ledger_id, start.entry_id - 1)
 
-    async def make(topic: Topic) -> None:
+    async def create_on(topic: Topic) -> None:
         if name in topic.subscriptions:
             raise conflict(f"{topic.name} has a subscription {name!r} already.")
         await topic.create_subscription(name, start, properties=properties)
-        if place.batch_index > 0 or place.excluded:
-            await place.seek(topic.subscriptions[name])
+        if target.batch_index > 0 or target.excluded:
+            await target.seek(topic.subscriptions[name])
 
-    await on_each(request, make, tolerated=HTTPStatus.CONFLICT)
+    await on_each_partition(request, create_on, tolerated=HTTPStatus.CONFLICT)
     return no_content()
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: 412 while it has consumers."""
+    """DELETE `?force=true`: delete a subscription; 412 while it has consumers, unless forced."""
     name, force = request.match_info["subscription"], flag(request, "force")
     if not force:
+        # All partitions are checked before the first is changed, so that a refusal changes none.
         for partition in await partitions_in(request):
             await _require_unused(request, partition, name)
 
     async def unsubscribe(topic: Topic) -> None:
         await topic.unsubscribe(name, force=force)
 
-    await on_each(request, unsubscribe, tolerated=HTTPStatus.NOT_FOUND)
+    await on_each_partition(request, unsubscribe, tolerated=HTTPStatus.NOT_FOUND)
     return no_content()
 
 
 async def _require_unused(request: web.Request, partition: TopicName, name: str) -> None:
-    """Raise if the subscription has consumers on this partition.
-
-    All are asked before the first is changed, so a refusal leaves nothing half deleted.
-    """
-    held = (await stats_of(request.app[BROKER], partition)).get("subscriptions")
-    one = held.get(name) if isinstance(held, dict) else None
-    if one and one.get("consumers"):
+    """Raise 412 if the subscription has consumers on this partition."""
+    found = (await stats_of(request.app[BROKER], partition)).get("subscriptions")
+    stats = found.get(name) if isinstance(found, dict) else None
+    if stats and stats.get("consumers"):
         raise refused(
             f"Subscription {name!r} on {partition} has consumers: close them, or use force."
         )
 
 
 async def skip_all(request: web.Request) -> web.Response:
-    """POST: nothing published so far is delivered any more."""
+    """POST: skip all messages that were published so far."""
 
-    async def newest(_topic: Topic) -> _Place:
-        return _Place(LATEST)
+    async def newest(_topic: Topic) -> _SeekTarget:
+        return _SeekTarget(LATEST)
 
     return await _seek(request, newest)
 
 
 async def reset_to_id(request: web.Request) -> web.Response:
-    """POST, message id as body: the first message to be delivered; not of a partitioned topic.
+    """POST, message id as body: continue at that message, or with `excluded` behind it.
 
-    With `excluded` the one after it.
+    405 on a partitioned topic.
     """
-    await _require_whole(request, "the cursors of all cannot be set to it")
-    place = _place(await body_of(request))
+    await _require_unpartitioned(request, "the cursors of all cannot be set to it")
+    target = _target(await body_of(request))
 
-    async def given(_topic: Topic) -> _Place:
-        return place
+    async def given(_topic: Topic) -> _SeekTarget:
+        return target
 
     return await _seek(request, given)
 
@@ -229,14 +235,15 @@ async def reset_to_time(request: web.Request) -> web.Response:
     """POST: continue at the first message published at or after the time, in ms."""
     since_ms = number(request, "timestamp")
 
-    async def published(topic: Topic) -> _Place:
-        return _Place(await first_published_since(topic.ledger, since_ms))
+    async def published(topic: Topic) -> _SeekTarget:
+        return _SeekTarget(await first_published_since(topic.ledger, since_ms))
 
     return await _seek(request, published)
 
 
 async def refuse_to_peek(request: web.Request) -> web.Response:
-    """GET: 405, as the Java admin takes 404 for the end of the backlog and shows nothing."""
+    """GET: refuse with 405: messages are not shown over REST."""
+    # Pulsar's Java admin client takes 404 for the end of the backlog, and shows nothing.
     raise RestError(
         HTTPStatus.METHOD_NOT_ALLOWED,
         "Messages are not shown over REST yet: use `magnetar peek TOPIC`, or a reader.",

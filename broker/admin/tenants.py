@@ -1,7 +1,7 @@
-"""`/admin/v2/tenants`.
+"""`/admin/v2/tenants`: tenants.
 
-`adminRoles` are kept and shown.  They give no rights, as there is no authorization, nor do they on
-an Apache Pulsar that has it switched off.
+`adminRoles` are stored and shown.  They grant no rights, because there is no authorization; this is
+as on an Apache Pulsar that has it switched off.
 """
 
 from http import HTTPStatus
@@ -30,33 +30,33 @@ def routes() -> list[web.RouteDef]:
 
 
 async def list_tenants(request: web.Request) -> web.Response:
-    """GET: names."""
+    """GET: the names of all tenants."""
     return web.json_response(await request.app[BROKER].namespaces.tenants())
 
 
 async def get(request: web.Request) -> web.Response:
-    """GET: TenantInfo."""
+    """GET: TenantInfo of a tenant."""
     return web.json_response(
         await request.app[BROKER].namespaces.tenant(request.match_info["tenant"])
     )
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT: 409 if it exists."""
+    """PUT, TenantInfo as body: create a tenant; 409 if it exists."""
     info = await _info(request)
     await request.app[BROKER].namespaces.create_tenant(request.match_info["tenant"], info)
     return no_content()
 
 
 async def update(request: web.Request) -> web.Response:
-    """POST: replace TenantInfo."""
+    """POST, TenantInfo as body: replace that of a tenant."""
     info = await _info(request)
     await request.app[BROKER].namespaces.update_tenant(request.match_info["tenant"], info)
     return no_content()
 
 
 async def _info(request: web.Request) -> dict[str, object]:
-    """TenantInfo from the body; without clusters it is allowed in this one."""
+    """TenantInfo from the body; without clusters the tenant is allowed in this one."""
     body = await mapping_of(request)
     unknown = sorted(body.keys() - MEMBERS)
     if unknown:
@@ -81,7 +81,7 @@ def _names_in(body: dict[str, object], member: str) -> list[str]:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: 409 while it has namespaces, unless they are to go with it."""
+    """DELETE `?force=true`: delete a tenant; 409 while it has namespaces, unless forced."""
     broker, tenant = request.app[BROKER], request.match_info["tenant"]
     if flag(request, "force"):
         for name in await broker.namespaces.list(tenant):

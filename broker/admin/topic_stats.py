@@ -21,8 +21,7 @@ SUBSCRIPTION_COUNTS = (
 
 
 def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
-    """TopicStats; `owner` is the id of the broker that has the topic."""
-    held = topic.subscriptions
+    """TopicStats of a loaded topic; `owner` is the id of this broker."""
     return {
         "msgInCounter": topic.messages_in_total,
         "bytesInCounter": topic.bytes_in_total,
@@ -30,19 +29,21 @@ def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
         "bytesOutCounter": topic.bytes_out_total,
         "storageSize": topic.ledger.total_size_bytes,
         "publishers": [_publisher(producer) for producer in topic.producers.values()],
-        "subscriptions": {name: _subscription(one) for name, one in held.items()},
+        "subscriptions": {
+            name: _subscription(subscription) for name, subscription in topic.subscriptions.items()
+        },
         "ownerBroker": owner,
     }
 
 
 def without(stats: Mapping[str, object], *, publishers: bool, consumers: bool) -> dict[str, object]:
-    """TopicStats with nobody in `publishers`, or in the `consumers` of each subscription."""
+    """TopicStats without `publishers`, or without the `consumers` of each subscription."""
     shown = dict(stats)
     if publishers and "publishers" in stats:
         shown["publishers"] = []
-    held = stats.get("subscriptions")
-    if consumers and isinstance(held, dict):
-        shown["subscriptions"] = {name: {**one, "consumers": []} for name, one in held.items()}
+    found = stats.get("subscriptions")
+    if consumers and isinstance(found, dict):
+        shown["subscriptions"] = {name: {**one, "consumers": []} for name, one in found.items()}
     return shown
 
 
@@ -105,8 +106,8 @@ def stats_of_all(partitions: Iterable[Mapping[str, object]]) -> dict[str, object
         found = stats.get("publishers")
         for publisher in found if isinstance(found, list) else []:
             publishers.setdefault(str(publisher.get("producerName")), []).append(publisher)
-        held = stats.get("subscriptions")
-        for name, one in held.items() if isinstance(held, dict) else ():
+        by_name = stats.get("subscriptions")
+        for name, one in by_name.items() if isinstance(by_name, dict) else ():
             subscriptions.setdefault(name, []).append(one)
     return {
         **_added(each, TOPIC_COUNTS),
@@ -139,7 +140,7 @@ def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
 
 
 def internal_stats(topic: Topic) -> dict[str, object]:
-    """PersistentTopicInternalStats, as far as it is known."""
+    """PersistentTopicInternalStats, with the members that are known here."""
     ledger = topic.ledger
     return {
         "numberOfEntries": ledger.entry_count,

@@ -1,15 +1,4 @@
-"""What operators ask about transactions: which are open, what one touches, what pins a topic.
-
-Rules:
-
-- Answers are JSON of numbers and names; times are milliseconds, positions `ledger:entry`.
-- A list names at most TXN_LISTED transactions and tells how many there are; what pins a segment,
-  TXN_PINS_SHOWN.  Only what is shown is sorted and put together.
-- No answer costs more than a bounded scan for each segment asked about: what is open is in memory
-  with the coordinator that began it, and what pins a loaded segment with its buffer.
-- A segment that is not loaded is not loaded for this, nobody reads it: of its claims at most
-  TXN_CLAIMS_READ are read, less where there are many such segments, and `more` tells of others.
-"""
+"""Inspection of transactions by operators: open ones, one of them, and those that pin a topic."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +18,11 @@ Json = dict[str, object]
 
 
 class TransactionInspection:
-    """Answers operators' questions: which transactions are open, what one touches, what pins."""
+    """Lists open transactions, shows one, and finds those that keep readers from a topic's end.
+
+    Answers are JSON; times are milliseconds, positions `ledger:entry`.  A list has at most
+    TXN_LISTED transactions and their total number; of a segment at most TXN_PINS_SHOWN are shown.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -38,7 +31,7 @@ class TransactionInspection:
     def open_transactions(
         self, coordinator: CoordinatorId | None, older_than_ms: int, limit: int
     ) -> Json:
-        """What is open for longer than that, the oldest first."""
+        """Transactions that are open for longer than `older_than_ms`, the oldest first."""
         before_ms = self._broker.clock.now_ms() - older_than_ms
         count, shown = self._transactions.coordinators.oldest_open(
             coordinator, before_ms, min(limit, TXN_LISTED)
@@ -49,7 +42,7 @@ class TransactionInspection:
         }
 
     async def show(self, txn: TxnId) -> Json:
-        """One transaction and everything that it touches.  Raises `TransactionNotFound`."""
+        """One transaction with its writes and acknowledgements.  Raises `TransactionNotFound`."""
         store = self._transactions.store
         stored, found = await asyncio.gather(store.read_header(txn), store.operations_of(txn))
         if stored is None:
@@ -61,7 +54,7 @@ class TransactionInspection:
         }
 
     async def why(self, name: TopicName) -> Json:
-        """What keeps readers of a topic from its end: each segment with what pins it.
+        """Each segment of a topic, with the open transactions that keep readers from its end.
 
         Raises `TopicNotFound`, `ScalableTopicNotFound`.
         """
@@ -81,14 +74,18 @@ class TransactionInspection:
         for each in names:
             topic = broker.topics.loaded().get(each)
             if topic is None:
-                segments.append(await self._unloaded(each, limit))
+                # Not loaded for this: then it has no readers.
+                segments.append(await self._unloaded_segment(each, limit))
             else:
-                segments.append(await self._loaded(topic))
+                segments.append(await self._loaded_segment(topic))
                 await asyncio.sleep(0)  # others go on between segments with many transactions
         return {"topic": str(name), "segments": segments}
 
-    async def _unloaded(self, name: str, limit: int) -> Json:
-        """By its claims, the lowest floor first: after that entry its transaction began."""
+    async def _unloaded_segment(self, name: str, limit: int) -> Json:
+        """A segment that is not loaded, by at most `limit` of its claims, the lowest floor first.
+
+        A transaction's first write is after its floor.
+        """
         claims = await self._transactions.store.some_claims_on(name, limit)
         floors: dict[TxnId, Position] = {}
         for claim in claims:
@@ -102,7 +99,7 @@ class TransactionInspection:
             "transactions": await self._pins(held, [{"floor": floors[t].text} for t in held]),
         }
 
-    async def _loaded(self, topic: Topic) -> Json:
+    async def _loaded_segment(self, topic: Topic) -> Json:
         pins = topic.buffer.open_transactions(TXN_PINS_SHOWN)
         details: list[Json] = [
             {
@@ -154,7 +151,7 @@ class TransactionInspection:
 
 
 def _group(txn: TxnId, header: Header) -> Json:
-    """Of a group: what was given out and committed in it; of an attempt: which group it is of."""
+    """Members of a group, with its reservation and commit, or of an attempt, with its group."""
     group = header.group
     if group is None:
         return {}
@@ -174,7 +171,7 @@ def _group(txn: TxnId, header: Header) -> Json:
 
 
 def _messages(commit: GroupCommit) -> dict[str, int]:
-    """By segment, as its winners counted them."""
+    """Messages of a commit by segment, as its winners counted them."""
     totals = with_totals(commit).totals or {}
     return {segment: count.messages for segment, count in totals.items()}
 

@@ -1,11 +1,4 @@
-"""What operators ask about transaction keys: which there are, one of them, and to delete it.
-
-Rules:
-
-- Keys are read from the store, so every broker lists those of all coordinators; at most
-  TXN_KEYS_LISTED at once, by coordinator and name, and `next` tells where to go on.
-- How many connections hold a key is known where its coordinator is led, and null elsewhere.
-"""
+"""Inspection of transaction keys by operators."""
 
 import asyncio
 import re
@@ -23,24 +16,31 @@ from txn.transaction_key import KeyRecord
 Json = dict[str, object]
 _NAME_LENGTH = 2 * 3 * TXN_KEY_BYTES + 1
 _PLACE = re.compile(rf"([0-9]{{1,6}}):([0-9A-Za-z_.*+%&-]{{0,{_NAME_LENGTH}}})")
-"""A coordinator, and an encoded name or nothing."""
+"""A position in the list: a coordinator, and an encoded name or nothing."""
 
 
 class TransactionKeyInspection:
-    """Lists, shows and deletes transaction keys for operators."""
+    """Lists and shows transaction keys for operators.
+
+    Keys are read from the store, so any broker lists those of all coordinators.  The number of
+    connections that use a key is known only to the leader of its coordinator, and null elsewhere.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._transactions = broker.transactions
 
     async def keys(self, after: str, limit: int) -> Json:
-        """Keys behind that place.  Raises `InvalidTransactionKey` if it is none."""
+        """A page of keys behind `after`, by coordinator and name; `next` is for the next page.
+
+        It has at most TXN_KEYS_LISTED.  Raises `InvalidTransactionKey` if `after` is no `next`.
+        """
         first, name = 0, ""
         if after:
             found = _PLACE.fullmatch(after)
             if found is None:
                 raise InvalidTransactionKey(
-                    f"after = {after!r} is no place in the list: give what `next` said."
+                    f"after = {after!r} is no place in the list: give the value of `next`."
                 )
             first, name = int(found.group(1)), found.group(2)
         rows: list[tuple[CoordinatorId, StoredKey]] = []
@@ -48,8 +48,7 @@ class TransactionKeyInspection:
         for number in range(first, self._transactions.coordinators.parallelism):
             coordinator = CoordinatorId(number)
             store = TransactionKeyStore(self._transactions.store.metadata, coordinator)
-            room = min(limit, TXN_KEYS_LISTED) - len(rows)
-            page, name = await store.page(name, room)
+            page, name = await store.page(name, min(limit, TXN_KEYS_LISTED) - len(rows))
             rows += [(coordinator, each) for each in page]
             if name:
                 next_place = f"{number}:{name}"
@@ -60,7 +59,7 @@ class TransactionKeyInspection:
     async def row(
         self, coordinator: CoordinatorId, stored: StoredKey, *, whole: bool = False
     ) -> Json:
-        """One key; positions, which may be long, only of one that is asked for as a `whole`."""
+        """One key; only with `whole` its positions, which may be long."""
         record, now_ms = stored.record, self._broker.clock.now_ms()
         state, record = await self._now(record)
         return {
@@ -81,7 +80,7 @@ class TransactionKeyInspection:
         }
 
     async def _now(self, record: KeyRecord) -> tuple[TxnState | None, KeyRecord]:
-        """The state of its last transaction, and the record with what that committed (G5)."""
+        """The state of a key's last transaction, and the record with what that committed (G5)."""
         last = record.last
         if last is None or last.ended is not None:
             return None if last is None else last.ended, record

@@ -1,8 +1,8 @@
-"""`/admin/v2/transactions/transaction-keys`: which there are, one of them, and to delete it.
+"""`/admin/v2/transactions/transaction-keys`: list, show and delete transaction keys.
 
-A request about one key is sent on to the broker that leads its coordinator (307).  `owner` is the
-role that the key belongs to, empty for an anonymous one.  The key may be given as `?key=` too: in a
-path clients make something else of `.` and `..`.  While transactions are off, all is 503.
+A request about one key is redirected (307) to the broker that leads its coordinator.  `owner` is
+the role that the key belongs to, empty for an anonymous one.  The key may be given as `?key=` too,
+because clients normalise `.` and `..` in paths.  While transactions are off, all requests get 503.
 """
 
 from aiohttp import web
@@ -10,7 +10,7 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.rest import no_content, number, refused
 from broker.admin.transaction_key_inspection import TransactionKeyInspection
-from broker.admin.transactions import DEFAULT_LIMIT, enabled, require_led
+from broker.admin.transactions import DEFAULT_LIMIT, require_enabled, require_led
 from config.bounds import TXN_KEYS_LISTED
 from magnetar.protocol.txn_id import CoordinatorId
 from txn.transaction_key import KeyName
@@ -29,9 +29,9 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _named(request: web.Request) -> tuple[TransactionKeys, KeyName, CoordinatorId]:
-    """The key asked about, whose coordinator must be led here."""
-    coordinators = enabled(request).coordinators
+def _requested_key(request: web.Request) -> tuple[TransactionKeys, KeyName, CoordinatorId]:
+    """The key of a request; it is redirected unless this broker leads the coordinator."""
+    coordinators = require_enabled(request).coordinators
     key = request.match_info.get("key", request.query.get("key", ""))
     owner = request.query.get("owner", "")
     coordinator = coordinators.coordinator_of(key)
@@ -50,21 +50,24 @@ async def list_keys(request: web.Request) -> web.Response:
     limit = number(request, "limit", DEFAULT_LIMIT)
     if not 0 < limit <= TXN_KEYS_LISTED:
         raise refused(f"limit = {limit} is out of bounds: give 1 to {TXN_KEYS_LISTED}.")
-    enabled(request)
+    require_enabled(request)
     inspection = TransactionKeyInspection(request.app[BROKER])
     return web.json_response(await inspection.keys(request.query.get("after", ""), limit))
 
 
 async def show(request: web.Request) -> web.Response:
     """GET `?owner=`: one key."""
-    keys, name, coordinator = _named(request)
+    keys, name, coordinator = _requested_key(request)
     stored = await keys.get(name)
     inspection = TransactionKeyInspection(request.app[BROKER])
     return web.json_response(await inspection.row(coordinator, stored, whole=True))
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?owner=`: abort what it has open, close who holds it, and forget it."""
-    keys, name, _ = _named(request)
+    """DELETE `?owner=`: delete a key, after its open transaction is aborted.
+
+    Connections that use it are closed.
+    """
+    keys, name, _ = _requested_key(request)
     await keys.delete(name)
     return no_content()

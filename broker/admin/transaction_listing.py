@@ -1,11 +1,4 @@
-"""All that is stored of transactions, told one by one: for audits and for who wants to look.
-
-Rules:
-
-- What is told is what is stored, not what this process remembers; any broker can tell all of it.
-- It is read in pages, so telling costs no memory; what changes meanwhile may or may not be told.
-- Nothing is loaded for it.
-"""
+"""Listing of all stored records of transactions, for audits."""
 
 from collections.abc import AsyncIterator, Mapping
 
@@ -22,7 +15,11 @@ _FOR_EVER_MS = 10**15
 
 
 class TransactionRecords:
-    """Streams every stored record of transactions, for audits."""
+    """Streams every stored record of transactions, for audits.
+
+    Records come from the store, not from memory, so any broker can stream all of them; no topic is
+    loaded.  They are read in pages; changes meanwhile may or may not be seen.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -30,7 +27,7 @@ class TransactionRecords:
         self._retention_ms = int(broker.settings.transaction_gc_retention_s * 1000)
 
     async def headers(self, state: TxnState) -> AsyncIterator[Json]:
-        """Every header in that state: open ones by their deadline, others by their end."""
+        """All headers in a state: open ones by their deadline, others by their end."""
         if state is TxnState.OPEN:
             pages = self._store.open_headers()
         else:
@@ -40,7 +37,7 @@ class TransactionRecords:
                 yield header_json(stored, self._retention_ms)
 
     async def segments(self, name: TopicName) -> AsyncIterator[Json]:
-        """Of each segment of a topic: its claims, the aborted set and its owner's epoch.
+        """Each segment of a topic, with its claims, its aborted set and its owner's epoch.
 
         Raises `TopicNotFound`, `ScalableTopicNotFound`.
         """
@@ -72,10 +69,10 @@ class TransactionRecords:
 
 
 def header_json(stored: StoredHeader, retention_ms: int) -> Json:
-    """One header, with what its group committed, and until when it is surely kept."""
+    """One header, with the commit of its group and the end of its retention."""
     header = stored.header
     ended_ms = header.finalized_ms
-    told: Json = {
+    shown: Json = {
         "txnId": str(stored.txn),
         "status": header.state.value,
         "owner": header.owner,
@@ -83,39 +80,39 @@ def header_json(stored: StoredHeader, retention_ms: int) -> Json:
         "deadlineMs": header.deadline_ms,
         "finalizedMs": ended_ms,
         "keptUntilMs": None if ended_ms is None else ended_ms + retention_ms,
-        **_tie(header),
+        **_key(header),
     }
     if header.group is not None:
-        told["group"] = group_json(header.group)
-    return told
+        shown["group"] = group_json(header.group)
+    return shown
 
 
-def _tie(header: Header) -> Json:
+def _key(header: Header) -> Json:
     if header.key_epoch is None:
         return {}
     return {"transactionKey": header.key_epoch.key, "transactionKeyEpoch": header.key_epoch.epoch}
 
 
 def group_json(group: Group) -> Json:
-    """How many attempts were reserved, and what was committed."""
-    told: Json = {"nonce": group.nonce, "reserved": group.reserved}
+    """The number of reserved attempts of a group, and its commit."""
+    shown: Json = {"nonce": group.nonce, "reserved": group.reserved}
     if group.commit is not None:
-        told["commit"] = _commit(group.commit)
-    return told
+        shown["commit"] = _commit(group.commit)
+    return shown
 
 
 def _commit(commit: GroupCommit) -> Json:
-    told: Json = {
+    shown: Json = {
         "query": commit.batch.query,
         "batch": commit.batch.number,
         "positions": commit.positions,
         "winners": {str(i): _counts(counts) for i, counts in sorted(commit.winners.items())},
     }
     if commit.totals is not None:
-        told["totals"] = _counts(commit.totals)
-    return told
+        shown["totals"] = _counts(commit.totals)
+    return shown
 
 
 def _counts(counts: Counts) -> Mapping[str, object]:
-    """Hash sums are text: not every reader of JSON has whole numbers of 64 bits."""
+    # Hash sums are text, because not every reader of JSON has integers of 64 bits.
     return {name: [each.messages, str(each.hash_sum)] for name, each in sorted(counts.items())}

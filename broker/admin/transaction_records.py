@@ -1,7 +1,7 @@
-"""`/admin/v3/transactions/headers|records`: all that is stored, a line of JSON for each.
+"""`/admin/v3/transactions/headers|records`: all stored records, a line of JSON for each.
 
 The answer is sent as it is read (`application/x-ndjson`); one that breaks off lacks its last line,
-`{"end": true}`.  While transactions are off, all is 503.
+`{"end": true}`.  While transactions are off, all requests get 503.
 """
 
 import json
@@ -12,7 +12,7 @@ from aiohttp import web
 from broker.admin.keys import BROKER
 from broker.admin.rest import refused
 from broker.admin.transaction_listing import Json, TransactionRecords
-from broker.admin.transactions import BASE, enabled
+from broker.admin.transactions import BASE, require_enabled
 from magnetar.protocol.names import parse_topic_name
 from txn.records import TxnState
 
@@ -29,32 +29,33 @@ def routes() -> list[web.RouteDef]:
 
 
 async def headers(request: web.Request) -> web.StreamResponse:
-    """GET: every header in the state OPEN, COMMITTED or ABORTED."""
+    """GET: all headers in the state OPEN, COMMITTED or ABORTED."""
     state = _STATES.get(request.match_info["state"].upper())
     if state is None:
         raise refused(f"The state must be one of {', '.join(_STATES)}.")
-    enabled(request)
+    require_enabled(request)
     return await _lines(request, TransactionRecords(request.app[BROKER]).headers(state))
 
 
 async def records(request: web.Request) -> web.StreamResponse:
-    """GET: of each segment of a topic its claims, aborted set and owner's epoch."""
+    """GET: each segment of a topic, with its claims, its aborted set and its owner's epoch."""
     info = request.match_info
     name = parse_topic_name(
         f"{info['domain']}://{info['tenant']}/{info['namespace']}/{info['topic']}"
     )
-    enabled(request)
+    require_enabled(request)
     return await _lines(request, TransactionRecords(request.app[BROKER]).segments(name))
 
 
-async def _lines(request: web.Request, told: AsyncIterator[Json]) -> web.StreamResponse:
-    """What fails before the first line has a status of its own."""
-    first = await anext(told, None)
+async def _lines(request: web.Request, records: AsyncIterator[Json]) -> web.StreamResponse:
+    """Stream records, a line for each."""
+    # Read before the answer begins, so that a failure still gets a status of its own.
+    first = await anext(records, None)
     response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
     await response.prepare(request)
     if first is not None:
         await response.write(_line(first))
-        async for each in told:
+        async for each in records:
             await response.write(_line(each))
     await response.write(_line({"end": True}))
     await response.write_eof()

@@ -1,8 +1,9 @@
-"""`/admin/v3/transactions`: open transactions, one of them, what pins a topic, and ending by hand.
+"""`/admin/v3/transactions`: list, show and end transactions, and find those that pin a topic.
 
 Pulsar's own paths answer in Pulsar's form (`coordinators`, `coordinatorStats`, `slowTransactions`,
-`transactionMetadata`, `abortTransaction`); the others are ours.  A request for a coordinator that
-another broker leads is sent on to that one (307).  While transactions are off, all is 503.
+`transactionMetadata`, `abortTransaction`); the others are Magnetar's own.  A request for a
+coordinator that another broker leads is redirected (307) to it.  While transactions are off, all
+requests get 503.
 """
 
 import re
@@ -45,8 +46,8 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def enabled(request: web.Request) -> Transactions:
-    """The broker's transactions, if clients may use them."""
+def require_enabled(request: web.Request) -> Transactions:
+    """Return the broker's transactions; 503 if they are switched off."""
     transactions = request.app[BROKER].transactions
     if not transactions.enabled:
         raise RestError(
@@ -57,7 +58,7 @@ def enabled(request: web.Request) -> Transactions:
 
 
 def _inspection(request: web.Request) -> TransactionInspection:
-    enabled(request)
+    require_enabled(request)
     return TransactionInspection(request.app[BROKER])
 
 
@@ -69,7 +70,7 @@ def _txn(request: web.Request) -> TxnId:
 
 
 def _coordinator(request: web.Request) -> CoordinatorId | None:
-    """The one asked about, which must be led here; None for all."""
+    """The coordinator of a request, which this broker must lead; None for all."""
     if "coordinatorId" not in request.query:
         return None
     asked = CoordinatorId(number(request, "coordinatorId"))
@@ -78,8 +79,11 @@ def _coordinator(request: web.Request) -> CoordinatorId | None:
 
 
 def require_led(request: web.Request, coordinator: CoordinatorId) -> None:
-    """Send the request on unless that coordinator is led here.  Raises `CoordinatorNotFound`."""
-    served = enabled(request).coordinators
+    """Redirect the request unless this broker leads the coordinator.
+
+    Raises `HTTPTemporaryRedirect`, or `CoordinatorNotFound` without a leader.
+    """
+    served = require_enabled(request).coordinators
     try:
         served.require_served(coordinator)
     except CoordinatorNotFound:
@@ -95,14 +99,14 @@ def _here(request: web.Request) -> str:
 
 async def coordinators(request: web.Request) -> web.Response:
     """GET: each coordinator with the broker that leads it."""
-    found = sorted(enabled(request).coordinators.assignments().items())
+    found = sorted(require_enabled(request).coordinators.assignments().items())
     return web.json_response(
         [{"id": number, "brokerServiceUrl": leader.broker_url} for number, leader in found]
     )
 
 
 async def coordinator_stats(request: web.Request) -> web.Response:
-    """GET `?coordinatorId=`: how many transactions each has open."""
+    """GET `?coordinatorId=`: the number of open transactions of each coordinator led here."""
     asked = _coordinator(request)
     found = {
         str(one.coordinator_id): {
@@ -111,16 +115,16 @@ async def coordinator_stats(request: web.Request) -> web.Response:
             "lowWaterMark": -1,
             "ongoingTxnSize": one.open_count,
         }
-        for one in enabled(request).coordinators.led()
+        for one in require_enabled(request).coordinators.led()
         if asked is None or one.coordinator_id == asked
     }
     return web.json_response(found if asked is None else found[str(asked)])
 
 
 async def slow(request: web.Request) -> web.Response:
-    """GET `?coordinatorId=`: what is open for longer than `{timeout}` ms, in Pulsar's form.
+    """GET `?coordinatorId=`: transactions open for longer than `{timeout}` ms, in Pulsar's form.
 
-    The oldest TXN_LISTED; the header `X-Total-Count` tells how many there are.
+    The oldest TXN_LISTED are listed; the header `X-Total-Count` has the number of all.
     """
     inspection = _inspection(request)
     found = inspection.open_transactions(
@@ -141,7 +145,7 @@ async def metadata(request: web.Request) -> web.Response:
 
 
 async def abort(request: web.Request) -> web.Response:
-    """POST: abort one."""
+    """POST: abort a transaction."""
     await _end(request, TxnState.ABORTED)
     return no_content()
 
@@ -157,12 +161,12 @@ async def open_ones(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """GET: one transaction with everything that it touches."""
+    """GET: one transaction with its writes and acknowledgements."""
     return web.json_response(await _inspection(request).show(_txn(request)))
 
 
 async def end(request: web.Request) -> web.Response:
-    """POST `?action=commit|abort`: end one by hand."""
+    """POST `?action=commit|abort`: end a transaction."""
     asked = request.query.get("action", "")
     action = _ACTIONS.get(asked)
     if action is None:
@@ -172,7 +176,7 @@ async def end(request: web.Request) -> web.Response:
 
 
 async def why(request: web.Request) -> web.Response:
-    """GET: what keeps readers of a topic from its end."""
+    """GET: the open transactions that keep readers from the end of a topic."""
     info = request.match_info
     if not _DOMAIN.fullmatch(info["domain"]):
         raise refused(f"{info['domain']!r} is no domain: give topic, persistent or segment.")
@@ -187,7 +191,7 @@ async def why(request: web.Request) -> web.Response:
 async def _end(request: web.Request, action: TxnState) -> None:
     txn = _txn(request)
     require_led(request, txn.coordinator)
-    await enabled(request).coordinators.end_transaction(txn, action, OPERATOR)
+    await require_enabled(request).coordinators.end_transaction(txn, action, OPERATOR)
 
 
 def _pulsar_id(row: Mapping[str, object]) -> str:
@@ -196,7 +200,7 @@ def _pulsar_id(row: Mapping[str, object]) -> str:
 
 
 def _pulsar_form(row: Mapping[str, object]) -> dict[str, object]:
-    """Pulsar's TransactionMetadata.  `timeoutAt` is the timeout there, whatever its name says."""
+    """Pulsar's TransactionMetadata, whose `timeoutAt` is the timeout, despite its name."""
     produced: dict[str, object] = {}
     acknowledged: dict[str, dict[str, object]] = {}
     writes, acks = row.get("writes"), row.get("acknowledgements")

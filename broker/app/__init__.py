@@ -1,1 +1,1 @@
-"""The process: a broker's parts made, handed to each other, started and stopped."""
+"""The process: makes a broker's parts, connects them, starts and stops them."""

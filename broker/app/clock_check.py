@@ -1,17 +1,4 @@
-"""This machine's clock beside that of the metadata store, which all brokers share.
-
-Rules:
-
-- Deadlines of transactions are wall-clock times, and whoever leads a coordinator judges those that
-  another broker set.  So no broker starts whose clock differs from the store's by more than
-  CLOCK_SKEW_MAX_MS, and a deadline that another one set waits for twice that: no transaction ends
-  before its time.
-- The skew is the least by which the clocks must differ.  The store's answer may be of any moment
-  between question and answer, so a difference that this explains counts as none.
-- Later the clocks are compared every CLOCK_CHECK_S.  A difference is logged, and the metric has it:
-  who serves already does not stop for it, since the others cannot tell whose clock is wrong.
-- A store inside this process has no other clock.
-"""
+"""Comparison of this machine's clock with that of the metadata store, which all brokers share."""
 
 import asyncio
 from typing import ClassVar
@@ -28,23 +15,29 @@ log = structlog.get_logger(__name__)
 
 
 class ClockSkew(OperatorError):
-    """The machine's clock is not the metadata store's."""
+    """The machine's clock differs too much from the metadata store's."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
 class ClockCheck:
-    """Compares this machine's clock with the metadata store's, at the start and later."""
+    """Compares this machine's clock with the metadata store's, at the start and later.
+
+    Deadlines of transactions are wall-clock times, and the leader of a coordinator enforces those
+    that an earlier leader set.  So a broker whose clock differs by more than CLOCK_SKEW_MAX_MS does
+    not start, and deadlines of other brokers are enforced later by twice that: no transaction ends
+    before its time.
+    """
 
     def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
         self.skew_ms = 0
-        """By how much this clock is ahead at least; negative: behind."""
+        """The least time by which this clock is ahead; negative: behind."""
         self._metadata = metadata
         self._clock = clock
         self._tasks = BackgroundTasks(log)
 
     async def start(self) -> None:
-        """Compare, now and from time to time.  Raises `ClockSkew`, `MetadataError`."""
+        """Compare now, and every CLOCK_CHECK_S.  Raises `ClockSkew`, `MetadataError`."""
         if not await self._compare():
             return
         if abs(self.skew_ms) > CLOCK_SKEW_MAX_MS:
@@ -63,16 +56,18 @@ class ClockCheck:
             except MetadataError as error:
                 log.warning("clock_not_compared", error=str(error))
                 continue
+            # A broker that serves already goes on: it may be the store's clock that is wrong.
             if abs(self.skew_ms) > CLOCK_SKEW_MAX_MS:
                 log.error("clock_skew", skew_ms=self.skew_ms, error=self._text())
 
     async def _compare(self) -> bool:
-        """Whether the store has a clock of its own."""
+        """Update the skew; False for a store inside this process, which has no other clock."""
         before_ms = self._clock.now_ms()
         server_ms = await self._metadata.server_time_ms()
         after_ms = self._clock.now_ms()
         if server_ms is None:
             return False
+        # The store's time may be of any moment between request and answer.
         self.skew_ms = max(before_ms - server_ms, 0) or min(after_ms - server_ms, 0)
         return True
 

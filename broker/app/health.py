@@ -1,14 +1,4 @@
-"""Whether both stores take writes: what the health check of REST asks.
-
-Rules:
-
-- A check writes a record and an entry, and waits until both are durable.  Checks that come while
-  one runs share its outcome, so a flood of them costs no more than one after the other.
-- The entries are in a ledger of its own that no record names.  It is replaced when it is full, has
-  failed, or is so old that it could be taken for an orphan, and deleted with the end of the
-  process; one that a crash left is an orphan, which the next start sweeps if the stores are its
-  own, and an operator if they are shared.  On bookies its component tells what it is.
-"""
+"""The health check: whether both stores take writes."""
 
 import asyncio
 
@@ -30,7 +20,12 @@ HEALTH_LEDGER = {"application": b"magnetar", COMPONENT: HEALTH}
 
 
 class HealthCheck:
-    """Checks that both stores take writes, by writing to them."""
+    """Checks that both stores take writes, by writing to them.
+
+    The entries are in a ledger that no record names.  It is deleted at the end of the process.  One
+    that a crash left is an orphan: the next start deletes it if the stores are the broker's own, an
+    operator if they are shared.  On bookies its component is `HEALTH`.
+    """
 
     def __init__(self, metadata: MetadataStore, ledgers: LedgerStore, clock: Clock) -> None:
         self._metadata = metadata
@@ -38,11 +33,15 @@ class HealthCheck:
         self._clock = clock
         self._ledger: WritableLedger | None = None
         self._entries = 0
-        self._made_ms = 0
+        self._created_ms = 0
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Return when both stores have stored something.  Raises `MetadataError`, `LedgerError`."""
+        """Write a record and an entry, and return when both are durable.
+
+        Raises `MetadataError`, `LedgerError`.
+        """
+        # Checks that come during another one share its outcome, so many of them cost little.
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
             self._running.add_done_callback(self._ended)
@@ -52,28 +51,29 @@ class HealthCheck:
         """Delete the ledger.  Raises `MetadataError`, `LedgerError`."""
         if self._running is not None:
             await asyncio.wait({self._running})
-        await self._let_go()
+        await self._delete_ledger()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running = None
         if not task.cancelled():
-            task.exception()  # whoever asked may be gone
+            task.exception()  # no caller may be left that retrieves it
 
     async def _run(self) -> None:
         await self._metadata.put(HEALTH_KEY, str(self._clock.now_ms()).encode())
         now_ms = self._clock.now_ms()
-        if self._entries >= HEALTH_LEDGER_ENTRIES or now_ms - self._made_ms >= LEDGER_NAMING_MS:
-            await self._let_go()
+        # An older ledger without a record could be taken for an orphan.
+        if self._entries >= HEALTH_LEDGER_ENTRIES or now_ms - self._created_ms >= LEDGER_NAMING_MS:
+            await self._delete_ledger()
         if self._ledger is None:
             custom = {**HEALTH_LEDGER, INSTANCE: await instance_of(self._metadata)}
             self._ledger, self._entries = await self._ledgers.create(custom=custom), 0
-            self._made_ms = now_ms
+            self._created_ms = now_ms
         try:
             await self._write(self._ledger)
-        except AppendRefused:  # of a store that is busy: the ledger is as good as before
+        except AppendRefused:  # The store is busy; the ledger is as good as before.
             raise
         except LedgerError:
-            await self._forget_failed()
+            await self._delete_failed_ledger()
             raise
         self._entries += 1
 
@@ -89,13 +89,13 @@ class HealthCheck:
         ledger.append(b"health", done)
         await written
 
-    async def _let_go(self) -> None:
+    async def _delete_ledger(self) -> None:
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             await self._ledgers.delete(ledger.ledger_id)
 
-    async def _forget_failed(self) -> None:
+    async def _delete_failed_ledger(self) -> None:
         try:
-            await self._let_go()
+            await self._delete_ledger()
         except MagnetarError as error:
             log.warning("health_ledger_not_deleted", error=str(error))

@@ -1,11 +1,4 @@
-"""Everything that one process serves, put together, started and stopped.
-
-Rules:
-
-- `start` opens the stores, finishes what a crash left half done, and only then lets clients in.
-- `drain` takes nothing more, makes everything acknowledged durable and lets clients go; `stop`
-  releases what is held, whether or not there was time to drain.
-"""
+"""The broker: makes its parts, connects them, starts and stops them."""
 
 import asyncio
 import importlib
@@ -52,7 +45,7 @@ from storage.metadata.store import Session
 from storage.offload.cold_ledgers import ColdLedgers
 
 if TYPE_CHECKING:
-    from broker.app.joining import Joined
+    from broker.app.cluster_membership import ClusterMembership
     from broker.placement.several import SeveralBrokers
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
@@ -62,13 +55,10 @@ DRAINING = "draining"
 
 
 class Broker:
-    """One broker process: makes every part, hands them to each other, starts and stops them.
-
-    The parts are there from `start` on.
-    """
+    """One broker process.  Its parts exist from `start` on."""
 
     joins_others: ClassVar[bool] = True
-    """Whether brokers on the same shared stores know of each other."""
+    """Whether brokers on the same shared stores form a cluster."""
 
     metadata: CountedMetadata
     clock_check: ClockCheck
@@ -88,7 +78,7 @@ class Broker:
     def __init__(
         self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores | None = None
     ) -> None:
-        """With `stores` those are used; else the settings' data directory is opened."""
+        """Use `stores` if given, else those that the settings name."""
         self.settings = settings
         self.clock = clock
         self.random = rng
@@ -123,7 +113,10 @@ class Broker:
         return largest_message(self.managed_ledgers.max_entry_bytes)
 
     async def start(self) -> None:
-        """Open, recover, listen.  After a failure `stop` releases what was opened."""
+        """Open the stores, recover from a crash, then accept clients.
+
+        After a failure `stop` releases what was opened.
+        """
         settings, at_stop = self.settings, self._release_at_stop
         stores = self._stores or await open_stores(settings, self.clock, self.random)
         self._stores = stores
@@ -178,7 +171,7 @@ class Broker:
             await self._several.announce()
 
     async def _join_others(self, stores: Stores) -> None:
-        """The session of this process, and those it shares its stores with."""
+        """Open the session of this process, and join the brokers that share its stores."""
         timeout_ms = self.settings.metadata_store_session_timeout_ms
         if not stores.shared or not self.joins_others:
             self.session = await self.metadata.open_session(
@@ -186,9 +179,9 @@ class Broker:
             )
             self._release_at_stop("session", self.session.close)
             return
-        # Not at the top: a single broker needs none of it, and starts the sooner.
-        module = await asyncio.to_thread(importlib.import_module, "broker.app.joining")
-        joined: Joined = await module.join(self)
+        # Not imported at the top: a single broker does without, and starts sooner.
+        module = await asyncio.to_thread(importlib.import_module, "broker.app.cluster_membership")
+        joined: ClusterMembership = await module.join(self)
         several = self.placement = self._several = joined.placement
         self._http_socket = joined.http_socket
         self._exit.callback(self._close_http_socket)
@@ -196,7 +189,7 @@ class Broker:
         self.session = several.session
 
     def take_http_socket(self) -> socket.socket | None:
-        """The REST port, if it was taken early because others are told of it; the caller's now."""
+        """Pass the bound socket of the REST port to the caller; None if it was not bound early."""
         taken, self._http_socket = self._http_socket, None
         return taken
 
@@ -206,10 +199,9 @@ class Broker:
             taken.close()
 
     async def drain(self) -> None:
-        """No new work; everything acknowledged durable; clients sent away.
+        """Accept no new work, make everything acknowledged durable, and disconnect clients.
 
-        Where there are other brokers, topics go to them one after another while clients can still
-        ask here who has them.
+        In a cluster topics move to other brokers first, while clients can still look them up here.
         """
         self.serving = False
         if self._several is not None:
@@ -237,7 +229,7 @@ class Broker:
             await connection.closed()
 
     async def stop(self) -> None:
-        """Release everything.  Failures are logged: there is nobody left to tell."""
+        """Release everything, drained or not.  Failures are logged."""
         self.serving = False
         for connection in list(self.connections):
             connection.abort("the broker stops")

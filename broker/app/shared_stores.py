@@ -1,4 +1,4 @@
-"""The stores of a cluster as the settings name them: Oxia or ZooKeeper, and BookKeeper."""
+"""The stores of a cluster that the settings name: Oxia or ZooKeeper, and BookKeeper."""
 
 import random
 import ssl
@@ -19,7 +19,7 @@ from storage.metadata.store import MetadataStore
 async def open_shared_stores(
     settings: Settings, clock: Clock, rng: random.Random
 ) -> tuple[MetadataStore, BookKeeperLedgerStore]:
-    """Both stores, ready.  Raises `MetadataError`, `LedgerError`, `UnusableAccessFile`."""
+    """Open both stores.  Raises `MetadataError`, `LedgerError`, `UnusableAccessFile`."""
     access = StoreAccess(
         token_file=settings.metadata_store_token_file,
         trust_certs_file=settings.metadata_store_tls_trust_certs_file,
@@ -44,7 +44,7 @@ async def open_shared_stores(
 
 
 def ledger_options(settings: Settings) -> BookKeeperOptions:
-    """How ledgers are made."""
+    """Options of new ledgers, from the settings."""
     return BookKeeperOptions(
         ensemble_size=settings.ledger_ensemble_size,
         write_quorum=settings.ledger_write_quorum,
@@ -56,7 +56,7 @@ def ledger_options(settings: Settings) -> BookKeeperOptions:
 
 
 def bookie_options(settings: Settings) -> BookieOptions:
-    """How bookies are talked to.  Raises `UnusableAccessFile`, `UnusableAuthPlugin`."""
+    """Options of connections to bookies.  Raises `UnusableAccessFile`, `UnusableAuthPlugin`."""
     return BookieOptions(
         max_frame_bytes=settings.bookkeeper_max_frame_bytes,
         tls=_tls(
@@ -72,11 +72,12 @@ def bookie_options(settings: Settings) -> BookieOptions:
 
 
 def _tls(trusted: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """None if no file is named.  The authority that signed proves bookies, not their names."""
+    """The TLS context for bookies; None if no file is named."""
     if trusted is None and certificate is None:
         return None
     try:
         context = ssl.create_default_context(cafile=trusted)
+        # A bookie is trusted by the authority that signed its certificate, not by its name.
         context.check_hostname = False
         if certificate is not None:
             context.load_cert_chain(certificate, key)

@@ -1,7 +1,4 @@
-"""The two stores behind a broker, opened together: those of its data directory, or shared ones.
-
-Rules: what is only for shared stores is imported when settings name some.
-"""
+"""The two stores of a broker: those of its data directory, or shared ones."""
 
 import random
 from collections.abc import Callable
@@ -25,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Metadata and ledgers; `release` gives back what they stand on, after both are closed.
+    """The metadata store and the ledger store; call `release` after both are closed.
 
-    `shared`: other processes may use both, and own what this one owns before it or after it.
+    `shared` stores are used by other processes too, which may own a topic before or after this one.
     """
 
     metadata: MetadataStore
@@ -35,7 +32,7 @@ class Stores:
     release: Callable[[], None] = lambda: None
     shared: bool = False
     bookkeeper: "BookKeeperLedgerStore | None" = None
-    """The ledgers again, if bookies have them."""
+    """The ledger store again, if it is on bookies."""
 
 
 async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
@@ -70,6 +67,7 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
 
 
 async def _open_shared(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
+    # Not imported at the top: a single broker does without the clients of shared stores.
     from broker.app.shared_stores import open_shared_stores  # noqa: PLC0415
 
     metadata, ledgers = await open_shared_stores(settings, clock, rng)
@@ -77,7 +75,7 @@ async def _open_shared(settings: Settings, clock: Clock, rng: random.Random) -> 
 
 
 def limits_of(settings: Settings, *, shared: bool = False) -> Limits:
-    """What operators set about managed ledgers; `shared` as in `Stores`."""
+    """Limits of managed ledgers, from the settings; `shared` as in `Stores`."""
     return Limits(
         ledger_max_entries=settings.ledger_max_entries,
         ledger_max_size_bytes=settings.ledger_max_size_bytes,

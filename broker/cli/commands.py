@@ -1,7 +1,6 @@
 """The broker's sub-commands of `magnetar`.
 
-Rules: nothing heavy is imported until its command runs; a failure is one sentence on standard
-error and a status other than 0.
+A failure is one sentence on standard error and a status other than 0.
 """
 
 import http.client
@@ -13,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
 from config.settings import Settings
@@ -26,12 +25,13 @@ HEALTH_TIMEOUT_S = 3
 
 
 def fail(message: object) -> typer.Exit:
-    """Say it and end with status 1."""
+    """Print the message to standard error; raise the result to end with status 1."""
     typer.echo(f"magnetar: {message}", err=True)
     return typer.Exit(1)
 
 
 def _settings(config: Path | None, **overrides: object) -> Settings:
+    # Heavy modules are imported only when their command runs.
     from config.settings import ConfigurationError, load_settings
 
     try:
@@ -41,12 +41,12 @@ def _settings(config: Path | None, **overrides: object) -> Settings:
 
 
 def standalone(
-    data_dir: Annotated[Path | None, typer.Option(help="Where everything that lasts lives")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of all durable data")] = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
     bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
     advertised_host: Annotated[
-        str | None, typer.Option(help="Host that clients are told [127.0.0.1]")
+        str | None, typer.Option(help="Host name for clients [127.0.0.1]")
     ] = None,
     config: ConfigFile = None,
 ) -> None:
@@ -70,7 +70,7 @@ def broker(
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
     bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
     advertised_host: Annotated[
-        str | None, typer.Option(help="Host that clients and brokers are told [127.0.0.1]")
+        str | None, typer.Option(help="Host name for clients and other brokers [127.0.0.1]")
     ] = None,
 ) -> None:
     """Run one broker of a cluster: metadata in Oxia or ZooKeeper, ledgers on BookKeeper."""
@@ -113,7 +113,7 @@ def show_config(config: ConfigFile = None) -> None:
 
 
 def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Ask a broker whether it is well: status 0 if so."""
+    """Check the health of a broker: status 0 if it is well."""
     url = f"{admin_url.rstrip('/')}/admin/v2/brokers/health"
     try:
         with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT_S) as answer:
@@ -121,7 +121,7 @@ def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:
-        raise fail(f"{url} does not answer well ({error}).") from error
+        raise fail(f"{url} does not answer, or reports a failure ({error}).") from error
 
 
 def backup(
@@ -139,7 +139,7 @@ def backup(
 
 
 def register(app: typer.Typer) -> None:
-    """Entry point of the group `magnetar.commands`."""
+    """Add the sub-commands: the entry point of the group `magnetar.commands`."""
     app.command("standalone")(standalone)
     app.command("broker")(broker)
     app.command("config")(show_config)

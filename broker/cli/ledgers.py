@@ -5,32 +5,32 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping
 
 
 def orphans(
     delete: Annotated[bool, typer.Option("--delete", help="Remove them from the bookies")] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Show ledgers on the bookies that brokers left when they died and no record names."""
+    """Show ledgers on bookies that crashed brokers left and no record names."""
     found = ask(admin_url, "DELETE" if delete else "GET", "/admin/v2/ledgers/orphans")
     ledgers = [mapping(each) for each in found] if isinstance(found, list) else []
     for each in ledgers:
-        made_s = int(str(each["createdTimestamp"])) // 1000
+        created_s = int(str(each["createdTimestamp"])) // 1000
         owner = each["managedLedger"] or "health check"
         cursor = f"  subscription {each['cursor']}" if each["cursor"] else ""
-        made = datetime.fromtimestamp(made_s, UTC).isoformat()
-        typer.echo(f"{each['ledgerId']:>12}  {made}  {owner}{cursor}")
+        created = datetime.fromtimestamp(created_s, UTC).isoformat()
+        typer.echo(f"{each['ledgerId']:>12}  {created}  {owner}{cursor}")
     typer.echo(f"{len(ledgers)} ledger(s){' deleted' if delete else ''}.")
 
 
 def register_ledgers(app: typer.Typer) -> None:
     """Add the `ledgers` group."""
     group = typer.Typer(help="Ledgers on bookies: what crashes left.", no_args_is_help=True)
-    group.callback()(_of_all_commands)
+    group.callback()(_keep_group)
     group.command("orphans")(orphans)
     app.add_typer(group, name="ledgers")
 
 
-def _of_all_commands() -> None:
-    """Keep `orphans` a command of its own: of a single one Typer makes the group."""
+def _keep_group() -> None:
+    """Keep `orphans` a sub-command: without a callback Typer merges a single one into its group."""

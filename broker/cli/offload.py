@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
 
 TopicOrSegment = Annotated[
     str,
@@ -16,19 +16,19 @@ TopicOrSegment = Annotated[
     ),
 ]
 UrlOption = Annotated[
-    str, typer.Option(help="A place below offload_url; the broker's own if not given")
+    str, typer.Option(help="URL below offload_url; the broker's offload_url if not given")
 ]
 _POLL_S = 0.5
-_PLACES = {"persistent": ("/admin/v2/persistent/", 3), "segment": ("/admin/v2/segments/", 4)}
-"""Where such names are in REST, and of how many parts they are."""
+_RESOURCES = {"persistent": ("/admin/v2/persistent/", 3), "segment": ("/admin/v2/segments/", 4)}
+"""REST resource of each domain, and the number of parts of its names."""
 
 
 def _path(topic: str) -> str:
-    """Where offloading of a topic is in REST."""
+    """REST path of the offload of a topic or segment."""
     domain, _, local = topic.rpartition("://")
-    if domain not in _PLACES:
+    if domain not in _RESOURCES:
         return topic_path(topic) + "/offload"
-    base, count = _PLACES[domain]
+    base, count = _RESOURCES[domain]
     parts = local.split("/", count - 1)
     if len(parts) != count or not all(parts):
         raise typer.BadParameter(f"{topic!r} has too few parts: write it whole, as {domain}://...")
@@ -45,7 +45,7 @@ def offload(
     wait: Annotated[bool, typer.Option(help="Return when it is done")] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Copy the ended ledgers of a topic to where the broker keeps copies."""
+    """Copy the closed ledgers of a topic to the broker's storage of copies."""
     path = _path(topic)
     ask(admin_url, "PUT", path + _query(url))
     while wait and any(
@@ -69,7 +69,7 @@ def _parts(answer: object) -> list[Mapping[str, object]]:
 
 
 def status(topic: TopicOrSegment, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Show what of a topic is copied, and what is left of the ledgers themselves."""
+    """Show which ledgers of a topic are copied, and which of them are deleted."""
     failed = False
     for part in _parts(ask(admin_url, "GET", _path(topic) + "/manifest")):
         error = part.get("lastError")
@@ -98,7 +98,7 @@ def _line(ledger: Mapping[str, object]) -> str:
 
 
 def drop_hot(topic: TopicOrSegment, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Delete the ledgers of a topic that have a whole copy, now instead of some time later."""
+    """Delete the ledgers of a topic that have a complete copy now, not some time later."""
     dropped = ask(admin_url, "POST", _path(topic) + "/dropHot")
     lists = dropped.values() if isinstance(dropped, dict) else [dropped]
     count = sum(len(each) for each in lists if isinstance(each, list))
@@ -109,11 +109,11 @@ def orphans(
     url: UrlOption = "",
     delete: Annotated[
         bool,
-        typer.Option("--delete", help="Remove them: only if the place is this cluster's alone"),
+        typer.Option("--delete", help="Delete them: only if no other cluster uses the location"),
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Show objects that crashes left in the place of copies and no topic knows of."""
+    """Show objects that crashes left in the storage of copies and no topic names."""
     path = "/admin/v2/offload/orphans" + _query(url)
     found = ask(admin_url, "DELETE" if delete else "GET", path)
     objects = found if isinstance(found, list) else []
@@ -125,7 +125,7 @@ def orphans(
 
 
 def add_offload(group: typer.Typer) -> None:
-    """Add these commands to `topics`."""
+    """Add the commands of offloading to `topics`."""
     group.command("offload")(offload)
     group.command("offload-status")(status)
     group.command("drop-hot")(drop_hot)

@@ -1,9 +1,4 @@
-"""The command line's view of the REST interface: one request, one answer, errors as sentences.
-
-Rule: a broker that sends a request on (307 or 308, to the one that has the topic) is obeyed,
-whatever the method, and with the same body; a bounded number of times.  Failures name the address
-that was asked last.
-"""
+"""REST client of the command line: one request, one answer, errors as sentences."""
 
 import http.client
 import json
@@ -16,17 +11,20 @@ from typing import IO
 
 TIMEOUT_S = 30
 REDIRECTS_MAX = 5
-"""A topic that moves meanwhile is worth a few; brokers that send in a circle are not."""
+"""Enough for a topic that moves meanwhile; it stops brokers that redirect in a circle."""
 
 _SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
 
 
 class RestFailure(Exception):
-    """The broker refused or was not there; the message says which and what to do."""
+    """The broker refused or did not answer; the message has the reason and what to do."""
 
 
-class _SentOn(urllib.request.HTTPRedirectHandler):
-    """Sends every method on; the library only GET and HEAD.  `at` is who is asked now."""
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follows 307 and 308 with the same method and body; the library does so for GET and HEAD only.
+
+    `at` is the address of the last request, for errors.
+    """
 
     max_redirections = max_repeats = REDIRECTS_MAX
 
@@ -65,16 +63,16 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
         method=method,
         headers={"Content-Type": "application/json", "Accept": "application/json"},
     )
-    sent_on = _SentOn(base_url)
+    redirects = _RedirectHandler(base_url)
     try:
-        opener = urllib.request.build_opener(sent_on)
+        opener = urllib.request.build_opener(redirects)
         with opener.open(request, timeout=TIMEOUT_S) as response:
             return _decode(response.read())
     except urllib.error.HTTPError as error:
         if error.code in _SAME_METHOD:
             raise RestFailure(
-                f"The brokers sent the request on more than {REDIRECTS_MAX} times, last to "
-                f"{sent_on.at}: who has the topic is changing. Try again."
+                f"The brokers redirected the request more than {REDIRECTS_MAX} times, last to "
+                f"{redirects.at}: the owner of the topic is changing. Try again."
             ) from error
         answer = _decode(error.read())
         reason = answer.get("reason") if isinstance(answer, dict) else answer
@@ -83,13 +81,13 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise RestFailure(
-            f"No broker answers at {sent_on.at} ({reason}): start one with `magnetar standalone`, "
-            "or name another with --admin-url."
+            f"No broker answers at {redirects.at} ({reason}): start one with "
+            "`magnetar standalone`, or name another with --admin-url."
         ) from error
     except http.client.HTTPException as error:
         raise RestFailure(
-            f"What answers at {sent_on.at} is no REST interface: name the broker's REST port "
-            "(8080 unless set otherwise), not its binary port."
+            f"{redirects.at} is no REST interface: name the broker's REST port (8080 unless set "
+            "otherwise), not its binary port."
         ) from error
 
 

@@ -1,9 +1,4 @@
-"""One broker as one process: what `magnetar standalone` and `magnetar broker` run.
-
-Rules: the process is ready when the banner says so; the first SIGTERM or SIGINT drains (no new
-connections, everything acknowledged durable) and exits 0, a second one exits at once; what stops
-a start is said in one sentence and exits 1.
-"""
+"""One broker as one process, for `magnetar standalone` and `magnetar broker`."""
 
 import asyncio
 import gc
@@ -33,12 +28,19 @@ log = structlog.get_logger(__name__)
 ADMIN_MODULE = "broker.admin.app"
 
 GC_THRESHOLD = 50_000
-"""Young allocations between garbage collections: messages in flight are no garbage, and the
-default of 700 makes the collector look at them over and over."""
+"""Young allocations between garbage collections.
+
+Messages in flight are no garbage, and the default of 700 has the collector scan them repeatedly.
+"""
 
 
 def serve(settings: Settings) -> int:
-    """Serve until told to stop.  Returns the exit status."""
+    """Serve until a signal; returns the exit status.
+
+    The process is ready when it prints the banner.  The first SIGTERM or SIGINT drains the broker
+    (no new connections, everything acknowledged durable) and exits 0; a second one exits 1 at once.
+    A start that fails prints one sentence and exits 1.
+    """
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
         return uvloop.run(_serve(settings))
@@ -86,7 +88,8 @@ async def _serve(settings: Settings) -> int:
 
 
 async def stop_in_time(stopping: Awaitable[None]) -> None:
-    """Wait for it, but not for stores that do not answer: sessions left open there expire."""
+    """Await `stopping`, for at most BROKER_STOP_S."""
+    # A store may not answer any more; a session that is left open there expires.
     try:
         async with asyncio.timeout(BROKER_STOP_S):
             await stopping
@@ -95,14 +98,15 @@ async def stop_in_time(stopping: Awaitable[None]) -> None:
 
 
 async def _admin_server(broker: Broker) -> "AdminServer":
-    """Clients are served while the REST server, a third of what is to be imported, is loaded."""
+    """Import and make the REST server."""
+    # In a thread, because it is a third of all imports and clients are served already.
     module = await asyncio.to_thread(importlib.import_module, ADMIN_MODULE)
     server: AdminServer = module.AdminServer(broker)
     return server
 
 
 def _on_signals(stop: asyncio.Event) -> None:
-    def asked(name: str) -> None:
+    def on_signal(name: str) -> None:
         if stop.is_set():
             log.warning("stopped_at_once", signal=name)
             os._exit(1)
@@ -110,11 +114,11 @@ def _on_signals(stop: asyncio.Event) -> None:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked, signal.Signals(number).name)
+        loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
 
 
 def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
-    """What a person wants to know first: where data lives, where to connect, what to type."""
+    """The banner of a ready broker: its data, its addresses, and the next commands to try."""
     host = settings.advertised_host
     command = sys.argv[0] if sys.argv[0].endswith("magnetar") else "magnetar"
     where = "" if http_port == 8080 else f" --admin-url http://{host}:{http_port}"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from broker.cli.offload import add_offload
-from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
 
 TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
 
@@ -36,7 +36,7 @@ def list_topics(
 
 
 def get(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Show the layout: every segment, its range, its state, where it came from."""
+    """Show the layout: every segment with its range, state, parents and children."""
     layout = mapping(ask(admin_url, "GET", topic_path(topic)))
     typer.echo(f"{topic}  epoch {layout.get('epoch')}")
     typer.echo(f"{'segment':>8}  {'range':<11}  {'state':<7}  parents   children")
@@ -117,9 +117,7 @@ def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None
 
 def register_topics(app: typer.Typer) -> None:
     """Add the `topics` group."""
-    group = typer.Typer(
-        help="Scalable topics: create, look at, split, merge.", no_args_is_help=True
-    )
+    group = typer.Typer(help="Scalable topics: create, show, split, merge.", no_args_is_help=True)
     group.command("create")(create)
     group.command("list")(list_topics)
     group.command("get")(get)

@@ -1,4 +1,4 @@
-"""`magnetar txn keys`: which transaction keys there are, one of them, and to delete it."""
+"""`magnetar txn keys`: list, show and delete transaction keys."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -6,12 +6,12 @@ from urllib.parse import urlencode
 
 import typer
 
-from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask
 from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"
 KeyArgument = Annotated[str, typer.Argument(help="Name of the key")]
-OwnerOption = Annotated[str, typer.Option(help="Role that it belongs to; anonymous if not given")]
+OwnerOption = Annotated[str, typer.Option(help="Role that owns the key; anonymous if not given")]
 _COLUMNS = (
     f"{'key':<24}  {'owner':<12}  {'epoch':>6}  {'transaction':<16}  {'state':<9}  "
     f"{'age':>8}  {'idle':>8}  connections"
@@ -27,7 +27,7 @@ def _or_dash(value: object) -> str:
 
 
 def printable(name: object) -> str:
-    """What clients chose, without what a terminal would act on."""
+    """A name that a client chose, with its control characters escaped for the terminal."""
     text = _or_dash(name)
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
@@ -55,7 +55,7 @@ def list_keys(
     limit: Annotated[
         int, typer.Option(min=1, max=TXN_KEYS_LISTED, help="Show at most this many")
     ] = 100,
-    after: Annotated[str, typer.Option(help="Go on where a list before this one ended")] = "",
+    after: Annotated[str, typer.Option(help="Go on where an earlier list ended")] = "",
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """List transaction keys, with the last transaction of each."""
@@ -72,7 +72,7 @@ def list_keys(
 
 
 def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Show one key: its epoch, its last transaction, and how many connections hold it."""
+    """Show one key: its epoch, its last transaction, and how many connections use it."""
     typer.echo(_COLUMNS)
     row = _mapping(ask(admin_url, "GET", _path(key, owner)))
     typer.echo(_line(row))
@@ -89,14 +89,14 @@ def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT
 def delete(
     key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL
 ) -> None:
-    """Abort what the key has open, close who holds it, and forget it."""
+    """Delete a key: abort its open transaction, and close connections that use it."""
     ask(admin_url, "DELETE", _path(key, owner))
     typer.echo(f"Transaction key {printable(key)} is deleted.")
 
 
 def register_keys(group: typer.Typer) -> None:
     """Add `keys` to the `txn` group."""
-    keys = typer.Typer(help="Transaction keys: who fences whom.", no_args_is_help=True)
+    keys = typer.Typer(help="Transaction keys: list, show, delete.", no_args_is_help=True)
     keys.command("list")(list_keys)
     keys.command("get")(get)
     keys.command("delete")(delete)

@@ -1,4 +1,4 @@
-"""`magnetar txn`: open transactions, what one touches, what pins a topic, and ending by hand."""
+"""`magnetar txn`: list, show and end transactions, and find those that pin a topic."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_asking import DEFAULT_ADMIN_URL, AdminUrl, ask
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask
 from broker.cli.transaction_keys import printable, register_keys
 from config.bounds import TXN_LISTED
 
@@ -18,7 +18,7 @@ _COLUMNS = f"{'transaction':<16}  {'state':<9}  {'age':>8}  {'ends in':>8}  owne
 
 
 def txn_path(txn: str) -> str:
-    """`most/least` of an id as this command, Pulsar's tools or clients write it."""
+    """`most/least` of an id in the form of this command, Pulsar's tools or clients."""
     found = _TXN.fullmatch(txn.strip())
     if found is None:
         raise typer.BadParameter(f"{txn!r} is no transaction: write <most>_<least>, as 3_42.")
@@ -26,7 +26,7 @@ def txn_path(txn: str) -> str:
 
 
 def named_path(topic: str) -> str:
-    """`domain/tenant/namespace/name` of a topic, `topic://` unless it says else."""
+    """`domain/tenant/namespace/name` of a topic, in `topic://` if it has no domain."""
     domain, sign, local = topic.partition("://")
     if not sign:
         domain, local = "topic", topic
@@ -39,7 +39,7 @@ def named_path(topic: str) -> str:
 
 
 def duration(ms: object) -> str:
-    """Milliseconds for people."""
+    """A duration in seconds, minutes or hours, from milliseconds."""
     if not isinstance(ms, int):
         return "-"
     seconds = abs(ms) // 1000
@@ -60,7 +60,7 @@ def _rows(answer: object) -> Sequence[Mapping[str, object]]:
 
 
 def _left_ms(row: Mapping[str, object]) -> int | None:
-    """Until the deadline, by the broker's clock; None if it has ended."""
+    """Time until the deadline, by the broker's clock; None if the transaction has ended."""
     age, created, deadline = (row.get(name) for name in ("ageMs", "createdMs", "deadlineMs"))
     if not (isinstance(age, int) and isinstance(created, int) and isinstance(deadline, int)):
         return None
@@ -90,8 +90,8 @@ def _group_lines(group: Mapping[str, object]) -> Iterator[str]:
 
 
 def list_open(
-    coordinator: Annotated[int | None, typer.Option(help="Only those of one coordinator")] = None,
-    older_than_s: Annotated[int, typer.Option(min=0, help="Only those open for longer")] = 0,
+    coordinator: Annotated[int | None, typer.Option(help="Show those of one coordinator")] = None,
+    older_than_s: Annotated[int, typer.Option(min=0, help="Show those open for longer")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=TXN_LISTED, help="Show at most this many")] = 100,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
@@ -109,7 +109,7 @@ def list_open(
 
 
 def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Show one transaction: its state, who began it, and everything that it touches."""
+    """Show one transaction: its state, its owner, its writes and acknowledgements."""
     row = _mapping(ask(admin_url, "GET", f"{BASE}/transaction/{txn_path(txn)}"))
     typer.echo(_COLUMNS)
     typer.echo(_line(row))
@@ -119,11 +119,11 @@ def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
         typer.echo(f"  writes to {write.get('segment')} after {write.get('floor')}")
     for ack in _rows(row.get("acknowledgements")):
         positions = ack.get("positions")
-        held = [str(each) for each in positions] if isinstance(positions, list) else []
+        texts = [str(each) for each in positions] if isinstance(positions, list) else []
         how = "up to" if ack.get("cumulative") else "of"
-        more = f" and {len(held) - 5} more" if len(held) > 5 else ""
+        more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
         typer.echo(
-            f"  acknowledgement {how} {', '.join(held[:5])}{more} on {ack.get('segment')} "
+            f"  acknowledgement {how} {', '.join(texts[:5])}{more} on {ack.get('segment')} "
             f"for {ack.get('subscription')}"
         )
 
@@ -132,25 +132,25 @@ def why(
     topic: Annotated[str, typer.Argument(help="topic://t/ns/x, persistent://..., segment://...")],
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Show what keeps readers of a topic from its end: the open transactions on each segment."""
+    """Show the open transactions on each segment that keep readers from the end of a topic."""
     answer = _mapping(ask(admin_url, "GET", f"{BASE}/why/{named_path(topic)}"))
     segments = _rows(answer.get("segments"))
-    held = 0
+    pinned = 0
     for segment in segments:
         rows = _rows(segment.get("transactions"))
         if not rows:
             continue
-        held += 1
-        place = "is not loaded"
+        pinned += 1
+        state = "is not loaded"
         if segment.get("loaded"):
-            place = f"is read up to {segment.get('horizon')} of {segment.get('lastConfirmed')}"
+            state = f"is read up to {segment.get('horizon')} of {segment.get('lastConfirmed')}"
         count = f"{segment.get('open')}{' or more' if segment.get('more') else ''}"
-        typer.echo(f"{segment.get('segment')} {place}: {count} transaction(s), {len(rows)} shown")
+        typer.echo(f"{segment.get('segment')} {state}: {count} transaction(s), {len(rows)} shown")
         typer.echo(f"  {_COLUMNS}")
         for row in rows:
             at = row.get("firstPosition") or row.get("floor") or row.get("readableUpTo")
             typer.echo(f"  {_line(row)}  from {at or '(nothing written)'}")
-    if not held:
+    if not pinned:
         typer.echo(f"No open transaction on any of {len(segments)} segment(s) of {topic}.")
     else:
         typer.echo("End one by hand with `magnetar txn end TRANSACTION abort`.")
@@ -161,7 +161,7 @@ def end(
     action: Annotated[str, typer.Argument(help="commit or abort")],
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """End one transaction by hand; its client is told when it tries to go on."""
+    """End one transaction; its client gets an error when it goes on."""
     if action not in ("commit", "abort"):
         raise typer.BadParameter(f"{action!r} is no end of a transaction: write commit or abort.")
     ask(admin_url, "POST", f"{BASE}/end/{txn_path(txn)}?action={action}")
@@ -171,7 +171,7 @@ def end(
 def register_transactions(app: typer.Typer) -> None:
     """Add the `txn` group."""
     group = typer.Typer(
-        help="Transactions: what is open, what it holds back, ending by hand.",
+        help="Transactions: list, show, end, and find those that keep readers back.",
         no_args_is_help=True,
     )
     group.command("list")(list_open)

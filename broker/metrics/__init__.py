@@ -1,1 +1,1 @@
-"""What Prometheus scrapes."""
+"""Metrics for Prometheus."""

@@ -1,8 +1,8 @@
 """Prometheus metrics under Pulsar's names and labels.
 
-Rules: nothing is counted for the scraper's sake while messages flow; values are read at scrape time
-from counters that topics, subscriptions and connections keep anyway.  Segments appear as topics,
-`topic="segment://..."`, as in Pulsar.
+Values are read at scrape time from counters that topics, subscriptions and connections keep anyway,
+so metrics cost nothing while messages flow.  Segments appear as topics, `topic="segment://..."`, as
+in Pulsar.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,9 +33,10 @@ SUBSCRIPTION_LABELS = ("cluster", "namespace", "topic", "subscription")
 
 
 class _Family:
-    """One metric being filled; counters lose the `_total` that the exposition adds again."""
+    """One metric with its samples; a name that ends in `_total` is a counter's."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        # A counter's family drops `_total`, which the exposition adds again.
         counter = name.endswith("_total")
         self.metric: CounterMetricFamily | GaugeMetricFamily = (
             CounterMetricFamily(name, text, labels=labels)
@@ -44,19 +45,19 @@ class _Family:
         )
 
     def add(self, labels: Iterable[str], value: float) -> None:
-        """One sample."""
+        """Add one sample."""
         self.metric.add_metric(list(labels), value)
 
 
 class BrokerCollector(Collector):
-    """Everything about one broker, asked for at each scrape."""
+    """Collects all metrics of one broker, at each scrape."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._cluster = broker.settings.cluster_name
 
     def collect(self) -> Iterator[Metric]:
-        """All families with their samples of this moment."""
+        """All families with their present samples."""
         topics = list(self._broker.topics.loaded().values())
         yield InfoMetricFamily(
             "pulsar_version", "Version of the broker", {"version": self._broker.version}
@@ -109,22 +110,22 @@ class BrokerCollector(Collector):
         read_entries = family(
             "magnetar_segment_read_entries_total", "Entries read in bulk, by no consumer"
         )
-        read_bytes = family("magnetar_segment_read_bytes_total", "Bytes of these")
+        read_bytes = family("magnetar_segment_read_bytes_total", "Bytes of entries read in bulk")
         backlog = family("pulsar_msg_backlog", "Entries not acknowledged, over all subscriptions")
         size = family("pulsar_storage_size", "Bytes stored")
         for topic in topics:
             labels = self._labels(topic)
-            held = list(topic.subscriptions.values())
+            of_topic = list(topic.subscriptions.values())
             producers.add(labels, len(topic.producers))
-            consumers.add(labels, sum(len(one.consumers) for one in held))
-            subscriptions.add(labels, len(held))
+            consumers.add(labels, sum(len(one.consumers) for one in of_topic))
+            subscriptions.add(labels, len(of_topic))
             in_messages.add(labels, topic.messages_in_total)
             in_bytes.add(labels, topic.bytes_in_total)
             out_messages.add(labels, topic.messages_out_total)
             out_bytes.add(labels, topic.bytes_out_total)
             read_entries.add(labels, topic.entries_read_total)
             read_bytes.add(labels, topic.bytes_read_total)
-            backlog.add(labels, sum(one.backlog for one in held if one.durable))
+            backlog.add(labels, sum(one.backlog for one in of_topic if one.durable))
             size.add(labels, topic.ledger.total_size_bytes)
         for filled in (producers, consumers, subscriptions, backlog, size):
             yield filled.metric
@@ -137,9 +138,10 @@ class BrokerCollector(Collector):
 
         backlog = family("pulsar_subscription_back_log", "Entries not acknowledged")
         not_delayed = family(
-            "pulsar_subscription_back_log_no_delayed", "The same without delayed ones"
+            "pulsar_subscription_back_log_no_delayed",
+            "Entries not acknowledged, without delayed ones",
         )
-        delayed = family("pulsar_subscription_delayed", "Entries kept back until their time")
+        delayed = family("pulsar_subscription_delayed", "Entries delayed until their time")
         unacked = family("pulsar_subscription_unacked_messages", "Delivered, not acknowledged")
         consumers = family("pulsar_subscription_consumers_count", "Consumers attached")
         delivered = family("pulsar_subscription_out_messages_total", "Messages delivered")
@@ -163,7 +165,7 @@ class BrokerCollector(Collector):
 
 
 def make_registry(broker: Broker) -> CollectorRegistry:
-    """The registry of one broker, with its process."""
+    """Make the registry of one broker and its process."""
     registry = CollectorRegistry()
     registry.register(BrokerCollector(broker))
     ProcessCollector(registry=registry)
@@ -171,5 +173,5 @@ def make_registry(broker: Broker) -> CollectorRegistry:
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
-    """The text exposition of this moment."""
+    """The present metrics as text."""
     return generate_latest(registry)

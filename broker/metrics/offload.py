@@ -1,7 +1,4 @@
-"""Metrics of offloading: what was copied, what is read from copies, what is under way.
-
-Rules: as in `metrics`.  Of topics only those are told that have copies.
-"""
+"""Metrics of offloading: copies, reads from copies, runs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,17 +9,17 @@ from broker.topics.topic import Topic
 
 
 def offload_metrics(broker: Broker, topics: Sequence[Topic]) -> Iterator[Metric]:
-    """Everything about copies of ledgers."""
+    """All metrics of copies of ledgers; a topic's size is there only if it has copies."""
     cluster = broker.settings.cluster_name
     cold = broker.managed_ledgers.cold
     counters = cold.counters
     for name, text, count in (
-        ("ledgers", "Ledgers that were copied, and read again", counters.ledgers),
-        ("entries", "Entries of those", counters.entries),
-        ("bytes", "Bytes of those entries", counters.bytes),
-        ("failures", "Copies that were not made", counters.failures),
-        ("ledgers_deleted", "Ledgers deleted because a copy is enough", counters.hot_deleted),
-        ("copies_deleted", "Copies deleted, whole or not", counters.deleted),
+        ("ledgers", "Ledgers that were copied and verified", counters.ledgers),
+        ("entries", "Entries of copied ledgers", counters.entries),
+        ("bytes", "Bytes of entries of copied ledgers", counters.bytes),
+        ("failures", "Copies that failed", counters.failures),
+        ("ledgers_deleted", "Ledgers deleted because they have a copy", counters.hot_deleted),
+        ("copies_deleted", "Copies deleted, complete or not", counters.deleted),
         ("copies_opened", "Copies opened to be read or checked", counters.opened),
         ("block_cache_hits", "Blocks of copies found in memory", cold.cache_hits),
         ("block_cache_misses", "Blocks of copies that were waited for", cold.cache_misses),
@@ -37,10 +34,10 @@ def offload_metrics(broker: Broker, topics: Sequence[Topic]) -> Iterator[Metric]
         gauge = GaugeMetricFamily(f"magnetar_offload_{name}", text, labels=("cluster",))
         gauge.add_metric((cluster,), value)
         yield gauge
-    yield _offloaded(topics, cluster)
+    yield _offloaded_size(topics, cluster)
 
 
-def _offloaded(topics: Sequence[Topic], cluster: str) -> Metric:
+def _offloaded_size(topics: Sequence[Topic], cluster: str) -> Metric:
     size = GaugeMetricFamily(
         "pulsar_storage_offloaded_size",
         "Bytes of ledgers that have a copy",

@@ -1,7 +1,6 @@
-"""Metrics of the two stores: what is asked of the metadata store, how a BookKeeper client fares.
+"""Metrics of the two stores: requests to the metadata store, and the BookKeeper client's counters.
 
-Rules: as in `metrics`: values are read at scrape time.  Names are Pulsar's where it has the same
-thing.  Those of the BookKeeper client are there only where ledgers are on bookies.
+Names are Pulsar's where it has the same metric.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ _CLIENT = "magnetar_bookkeeper"
 
 
 def metadata_metrics(metadata: "CountedMetadata", cluster: str) -> Iterator[Metric]:
-    """Writes that were asked of the metadata store, the time of those that ended; and reads."""
+    """Writes to the metadata store, with the time of those that ended, and reads."""
     writes = CounterMetricFamily(
         "magnetar_metadata_writes",
         "Puts and deletes asked of the metadata store, records of ledgers left out",
@@ -35,11 +34,11 @@ def metadata_metrics(metadata: "CountedMetadata", cluster: str) -> Iterator[Metr
         ("delete", "del", metadata.deletes),
     ):
         writes.add_metric((cluster, operation), counters.asked)
-        for status, held in (("success", counters.succeeded), ("fail", counters.failed)):
+        for status, times in (("success", counters.succeeded), ("fail", counters.failed)):
             latency.add_metric(
                 (cluster, "metadata-store", kind, status),
-                buckets=held.cumulative(),
-                sum_value=held.total,
+                buckets=times.cumulative(),
+                sum_value=times.total,
             )
     reads = CounterMetricFamily(
         "magnetar_metadata_reads",
@@ -61,7 +60,7 @@ def metadata_metrics(metadata: "CountedMetadata", cluster: str) -> Iterator[Metr
 def bookkeeper_metrics(
     ledgers: "LedgerCounters", bookies: "BookieCounters", cluster: str
 ) -> Iterator[Metric]:
-    """Everything that one BookKeeper client counts."""
+    """All counters of the BookKeeper client, which exists only where ledgers are on bookies."""
     for name, text, count in (
         ("adds", "Entries that a quorum of bookies has", ledgers.adds),
         ("add_bytes", "Bytes of those entries", ledgers.add_bytes),

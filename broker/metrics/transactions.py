@@ -1,7 +1,7 @@
 """Metrics of transactions: PIP-473's of the metadata store, and Pulsar's of coordinators.
 
-Rules: as in `metrics`: values are read at scrape time.  What Pulsar counts of its coordinators is
-told for those that this process leads, since it leads them.  Topics count since they were loaded.
+Counters of coordinators are those of the ones that this process leads, since it leads them.
+Counters of topics begin when a topic is loaded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,17 +26,17 @@ _SUBSCRIPTION = (*_TOPIC, "subscription", "status")
 
 
 def transaction_metrics(broker: Broker) -> Iterator[Metric]:
-    """All families with their samples of this moment."""
+    """All families with their present samples."""
     cluster = broker.settings.cluster_name
-    yield from _of_store(broker, cluster)
+    yield from _store_metrics(broker, cluster)
     led = broker.transactions.coordinators.led()
-    yield from _of_coordinators(led, cluster)
-    yield from _latencies(led, cluster)
-    yield from _of_keys(led, cluster, broker.clock.now_ms())
-    yield from _of_groups(led, cluster)
+    yield from _coordinator_metrics(led, cluster)
+    yield from _latency_metrics(led, cluster)
+    yield from _key_metrics(led, cluster, broker.clock.now_ms())
+    yield from _group_metrics(led, cluster)
 
 
-def _of_store(broker: Broker, cluster: str) -> Iterator[Metric]:
+def _store_metrics(broker: Broker, cluster: str) -> Iterator[Metric]:
     counters = broker.transactions.counters
     writes = CounterMetricFamily(
         f"{_STORE}_op_writes", "Claims and acknowledgement records written", labels=("cluster",)
@@ -72,7 +72,7 @@ def _of_store(broker: Broker, cluster: str) -> Iterator[Metric]:
     )
 
 
-def _of_coordinators(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
+def _coordinator_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
     active = GaugeMetricFamily("pulsar_txn_active_count", "Open transactions", labels=_LABELS)
     created = CounterMetricFamily("pulsar_txn_created", "Transactions begun", labels=_LABELS)
     committed = CounterMetricFamily("pulsar_txn_committed", "... committed", labels=_LABELS)
@@ -98,8 +98,8 @@ def _of_coordinators(led: Sequence[Coordinator], cluster: str) -> Iterator[Metri
     yield from (active, created, committed, aborted, timed_out, written)
 
 
-def _latencies(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
-    """One family for each bucket, each with its own transactions only, as Pulsar has it."""
+def _latency_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
+    """One family for each bucket, as in Pulsar; a bucket does not include smaller ones."""
     for place, name in enumerate((*map(str, EXECUTION_BUCKETS_MS), "overflow")):
         family = GaugeMetricFamily(
             f"pulsar_txn_execution_latency_le_{name}",
@@ -112,8 +112,9 @@ def _latencies(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
         yield family
 
 
-def _of_keys(led: Sequence[Coordinator], cluster: str, now_ms: int) -> Iterator[Metric]:
-    """Of each coordinator, not of each key: there may be 100,000 of these, named by users."""
+def _key_metrics(led: Sequence[Coordinator], cluster: str, now_ms: int) -> Iterator[Metric]:
+    """Metrics of all keys of a coordinator."""
+    # Not of each key: there may be 100,000, and users name them.
     count = GaugeMetricFamily(
         "pulsar_txn_transaction_key_count", "Transaction keys", labels=_LABELS
     )
@@ -134,7 +135,7 @@ def _of_keys(led: Sequence[Coordinator], cluster: str, now_ms: int) -> Iterator[
     yield from (count, epoch, age)
 
 
-def _of_groups(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
+def _group_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
     attempts = CounterMetricFamily(
         "magnetar_txn_attempts", "Attempts begun in groups", labels=_LABELS
     )
@@ -153,7 +154,7 @@ def _of_groups(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]:
 
 
 def topic_transaction_metrics(topics: Sequence[Topic], cluster: str) -> Iterator[Metric]:
-    """Pulsar's of transaction buffers, for each topic and segment that is loaded."""
+    """Pulsar's metrics of transaction buffers, for each loaded topic and segment."""
     active = GaugeMetricFamily(
         "pulsar_txn_tb_active_total", "Transactions with writes here, not ended", labels=_TOPIC
     )
@@ -168,9 +169,9 @@ def topic_transaction_metrics(topics: Sequence[Topic], cluster: str) -> Iterator
 
 
 def subscription_transaction_metrics(topics: Sequence[Topic], cluster: str) -> Iterator[Metric]:
-    """Pulsar's of pending acknowledgements, for subscriptions that had any.
+    """Pulsar's metrics of pending acknowledgements, for subscriptions that had any.
 
-    `status` is always "succeed": what fails is tried again until it does not.
+    `status` is always "succeed", because failures are tried again until they succeed.
     """
     committed = CounterMetricFamily(
         "pulsar_txn_tp_committed_count", "Transactions applied", labels=_SUBSCRIPTION
@@ -191,7 +192,7 @@ def subscription_transaction_metrics(topics: Sequence[Topic], cluster: str) -> I
     yield from (committed, aborted)
 
 
-def _histogram(name: str, text: str, cluster: str, held: Histogram) -> Metric:
+def _histogram(name: str, text: str, cluster: str, histogram: Histogram) -> Metric:
     family = HistogramMetricFamily(name, text, labels=("cluster",))
-    family.add_metric((cluster,), buckets=held.cumulative(), sum_value=held.total)
+    family.add_metric((cluster,), buckets=histogram.cumulative(), sum_value=histogram.total)
     return family

@@ -162,7 +162,7 @@ class Segments:
         self, child: SegmentName, subscriptions: Mapping[str, Mapping[str, str]]
     ) -> None:
         """Make a segment that no layout names yet, with these subscriptions at Earliest."""
-        await self._broker.topics.make_way(child.topic_name)
+        await self._broker.topics.purge_leftovers_if_new(child.topic_name)
         ledger = await self._broker.managed_ledgers.open(child.ledger_path)
         for name, properties in subscriptions.items():
             if name not in ledger.cursors:

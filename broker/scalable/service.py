@@ -236,7 +236,7 @@ class ScalableTopics(SegmentReports):
         self._topics.forget_names()
         running = self._running_topics()
         seen = ((live, live.uses, self._is_idle(live, running)) for live in self._topics.all())
-        for live in self._idle.look(seen, now_s):
+        for live in self._idle.observe(seen, now_s):
             if self._is_idle(live, self._running_topics()):
                 self._topics.let_go(live)
                 await self.controllers.let_go(live.name)

@@ -1,1 +1,1 @@
-"""Topics and what hangs on them: producers, subscriptions, consumers, dispatch."""
+"""Topics with their producers, subscriptions, consumers and dispatchers."""

@@ -1,4 +1,4 @@
-"""What producers and consumers need of a client's connection, so that they do not depend on it."""
+"""The interface of a client's connection that producers and consumers use."""
 
 from collections.abc import Callable, Set
 from typing import Protocol
@@ -7,12 +7,12 @@ from magnetar.protocol.pulsar_pb2 import BaseCommand, FeatureFlags
 
 
 class ClientConnection(Protocol):
-    """Where answers and messages go, and how one hears that the client is gone."""
+    """The connection of a producer's or consumer's client: output, back pressure, its end."""
 
     put: Callable[[bytes], None]
     """Queue one encoded frame, without asking whether the connection is still open."""
     inflight_bytes: int
-    """Bytes of entries that were taken from it and are not durable yet."""
+    """Bytes of entries that were received here and are not durable yet."""
 
     @property
     def remote(self) -> str:
@@ -21,22 +21,22 @@ class ClientConnection(Protocol):
 
     @property
     def client_version(self) -> str:
-        """What the client says that it is."""
+        """Name and version of the client, as CONNECT gave them."""
         ...
 
     @property
     def protocol_version(self) -> int:
-        """What the client speaks."""
+        """Protocol version of the handshake."""
         ...
 
     @property
     def features(self) -> FeatureFlags:
-        """What the client says that it can."""
+        """Feature flags of the client, as CONNECT gave them."""
         ...
 
     @property
     def connected_ms(self) -> int:
-        """Since when."""
+        """Time of the connection's beginning, since 1970."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class ClientConnection(Protocol):
 
     @property
     def paused(self) -> Set[str]:
-        """Why nothing is read."""
+        """Reasons why reading is paused; empty while the connection is read."""
         ...
 
     def send(self, command: BaseCommand) -> None:
@@ -59,7 +59,7 @@ class ClientConnection(Protocol):
         ...
 
     def send_encoded(self, *buffers: bytes) -> None:
-        """Queue encoded frames.  Look at `writable` before each batch of messages."""
+        """Queue encoded frames.  Check `writable` before each batch of messages."""
         ...
 
     def on_writable(self, callback: Callable[[], None]) -> None:
@@ -67,19 +67,19 @@ class ClientConnection(Protocol):
         ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` when the connection ends; returns what takes it off the list again."""
+        """Run `callback` when the connection ends; returns a function that removes it."""
         ...
 
     def pause_reading(self, why: str) -> None:
-        """Hear nothing until every reason is taken back."""
+        """Read nothing until every reason is withdrawn."""
         ...
 
     def resume_reading(self, why: str) -> None:
-        """Take one reason back."""
+        """Withdraw one reason."""
         ...
 
     async def is_alive(self) -> bool:
-        """Whether the client says anything within LIVENESS_CHECK_S, PONG at least."""
+        """Whether the client sends anything within LIVENESS_CHECK_S, PONG at least."""
         ...
 
     def close(self, why: str) -> None:

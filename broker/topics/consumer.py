@@ -1,15 +1,4 @@
-"""One consumer: permits, what it has not acknowledged, counters, and its way to the socket.
-
-Rules:
-
-- Permits count messages.  An entry is sent while at least one permit is left, so a batch may take
-  them below zero; a partly acknowledged batch costs its full size, because the client gives back
-  what it skips.
-- Only Shared and Key_Shared consumers have `pending` acknowledgements; `unacked` counts messages.
-- MESSAGE carries the consumer's epoch for Exclusive and Failover, never for the others: their
-  clients drop what is older than the epoch of their last redelivery request.
-- REACHED_END_OF_TOPIC goes to a consumer once.
-"""
+"""One consumer: permits, unacknowledged messages, counters, and the messages on their way out."""
 
 import asyncio
 import enum
@@ -34,7 +23,7 @@ from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry
 
 OUTBOX_BYTES: Final = 256 * 1024
-"""Messages collected for one write; after it the connection's back pressure is looked at."""
+"""Messages collected for one write; after it the connection's back pressure is checked."""
 
 
 Ack = tuple[Position, Sequence[int], int]
@@ -56,12 +45,12 @@ class SubscriptionType(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Pulsar's name of it, as in statistics."""
+        """Pulsar's name of the type, as in statistics."""
         return self.name.title()
 
 
 class KeySharedMode(enum.IntEnum):
-    """Who chooses the hash ranges of Key_Shared consumers (numbers are Pulsar's)."""
+    """How Key_Shared consumers get their hash ranges (numbers are Pulsar's)."""
 
     AUTO_SPLIT = 0
     STICKY = 1
@@ -69,7 +58,7 @@ class KeySharedMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySharedPolicy:
-    """What a Key_Shared consumer asks for.  All consumers of a subscription agree on the first two.
+    """Key_Shared options.  All consumers of a subscription agree on the first two.
 
     `ranges` matter for STICKY only; both ends included, within 0 to 65535.
     """
@@ -81,7 +70,7 @@ class KeySharedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequest:
-    """A SUBSCRIBE in the broker's terms.
+    """A decoded SUBSCRIBE.
 
     `start` is EARLIEST, LATEST or the position after which a *new* subscription begins; `create`
     is False when a missing subscription may not be made.
@@ -103,16 +92,16 @@ class SubscribeRequest:
 
 
 class ConsumedSubscription(Protocol):
-    """What a consumer, and who serves its client, asks of its subscription."""
+    """The subscription of a consumer, as the consumer and the handlers of its client use it."""
 
     @property
     def name(self) -> str:
-        """Of the subscription."""
+        """Name of the subscription."""
         ...
 
     @property
     def cursor(self) -> Cursor:
-        """What is acknowledged."""
+        """The acknowledged positions."""
         ...
 
     @property
@@ -122,12 +111,12 @@ class ConsumedSubscription(Protocol):
 
     @property
     def consumers(self) -> "Sequence[Consumer]":
-        """Who is connected."""
+        """The connected consumers."""
         ...
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives its consumers."""
+        """Whether the subscription outlives its consumers."""
         ...
 
     @property
@@ -137,7 +126,7 @@ class ConsumedSubscription(Protocol):
 
     @property
     def partition_index(self) -> int:
-        """Of the topic; -1 if it is no partition."""
+        """Index of the topic's partition; -1 if it is no partition."""
         ...
 
     def now_ms(self) -> int:
@@ -145,25 +134,25 @@ class ConsumedSubscription(Protocol):
         ...
 
     def wake(self) -> None:
-        """Something may be sent."""
+        """Run the dispatcher: something may be sent."""
         ...
 
     def consumer_opened(self, consumer: "Consumer") -> None:
-        """SUBSCRIBE was answered."""
+        """Send a consumer what it could not take in before the answer to its SUBSCRIBE."""
         ...
 
     def remove_consumer(self, consumer: "Consumer", *, by_command: bool) -> None:
-        """Let a consumer go; what it had goes to others."""
+        """Remove a consumer; its unacknowledged messages go to others."""
         ...
 
     def acknowledge(self, consumer: "Consumer", acks: Iterable[Ack]) -> None:
-        """Individual acknowledgements, whole entries or messages of batches."""
+        """Take individual acknowledgements of whole entries or of messages of batches."""
         ...
 
     def acknowledge_up_to(
         self, consumer: "Consumer", position: Position, ack_set: Sequence[int]
     ) -> None:
-        """Cumulative acknowledgement.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
+        """Acknowledge cumulatively.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
         ...
 
     def acknowledge_in(
@@ -175,7 +164,7 @@ class ConsumedSubscription(Protocol):
     def redeliver(
         self, consumer: "Consumer", messages: Mapping[Position, int] | None, epoch: int | None
     ) -> None:
-        """Send again what is not acknowledged: of these entries, or all that the consumer has."""
+        """Send unacknowledged messages again: of these entries, or all that the consumer has."""
         ...
 
     async def seek(
@@ -196,7 +185,8 @@ class ConsumedSubscription(Protocol):
 class Consumer:
     """One attached consumer: its permits, its unacknowledged messages and its counters.
 
-    Made by `Subscription.add_consumer`.
+    Made by `Subscription.add_consumer`.  `permits` and `unacked` count messages.  Only Shared and
+    Key_Shared consumers have `pending` acknowledgements.
     """
 
     __slots__ = (
@@ -244,6 +234,8 @@ class Consumer:
         self.partition = subscription.partition_index
         self.connected_ms = subscription.now_ms()
         self.epoch = request.consumer_epoch
+        # Clients of Exclusive and Failover drop messages of an epoch before that of their last
+        # redelivery request; a MESSAGE to any other consumer carries no epoch.
         self.wire_epoch = None if request.type.individual else request.consumer_epoch
         self.permits = 0
         self.unacked = 0
@@ -263,7 +255,7 @@ class Consumer:
 
     # Dispatch
 
-    def has_room(self) -> bool:
+    def can_receive(self) -> bool:
         """Whether the next entry may go to this consumer now."""
         return (
             self.permits > 0
@@ -301,6 +293,8 @@ class Consumer:
             )
         )
         outbox.append(data)
+        # One permit is enough for a batch, so this may fall below zero.  A partly acknowledged
+        # batch costs its full size: the client gives back permits for what it skips.
         self.permits -= message_count
         self.messages_out_total += message_count
         self.entries_out_total += 1
@@ -310,7 +304,7 @@ class Consumer:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything delivered so far to the connection."""
+        """Pass everything delivered so far to the connection."""
         if self._outbox:
             self.connection.send_encoded(*self._outbox)
             self._outbox.clear()
@@ -329,34 +323,34 @@ class Consumer:
         self.connection.on_writable(writable)
 
     def set_epoch(self, epoch: int) -> None:
-        """From here on MESSAGE says `epoch`, unless it is an older one."""
+        """Put `epoch` into each MESSAGE from now on, unless it is an older one."""
         if epoch > self.epoch:
             self.epoch = epoch
             if not self.type.individual:
                 self.wire_epoch = epoch
 
-    # What the client asks for; nothing happens once it is closed
+    # Requests of the client; nothing happens once it is closed
 
     def flow(self, permits: int) -> None:
-        """FLOW: room for so many more messages."""
+        """Add the permits of a FLOW."""
         if not self.closed:
             self.permits += permits
             self.subscription.wake()
 
     def opened(self) -> None:
-        """SUBSCRIBE was answered: tell the client what it could not be told before."""
+        """Send what the client could not take in before the answer to its SUBSCRIBE."""
         if not self.closed:
             self.is_open = True
             self.subscription.consumer_opened(self)
 
     def close(self) -> None:
-        """CLOSE_CONSUMER by the client: what is pending goes to others."""
+        """Serve the client's CLOSE_CONSUMER: what is pending goes to others."""
         self.subscription.remove_consumer(self, by_command=True)
 
-    # What the broker tells by itself
+    # Commands that the broker sends by itself
 
     def disconnect(self) -> None:
-        """CLOSE_CONSUMER by the broker: the client subscribes again by itself."""
+        """Send CLOSE_CONSUMER: the client subscribes again by itself."""
         self.connection.send(
             BaseCommand(
                 type=BaseCommand.CLOSE_CONSUMER,
@@ -367,7 +361,7 @@ class Consumer:
         )
 
     def send_active_change(self, is_active: bool) -> None:
-        """ACTIVE_CONSUMER_CHANGE, for Failover."""
+        """Send ACTIVE_CONSUMER_CHANGE, for Failover."""
         self.connection.send(
             BaseCommand(
                 type=BaseCommand.ACTIVE_CONSUMER_CHANGE,
@@ -378,7 +372,7 @@ class Consumer:
         )
 
     def send_end_of_topic(self) -> None:
-        """REACHED_END_OF_TOPIC, once, and not before the client knows that it is open."""
+        """Send REACHED_END_OF_TOPIC once, and not before the client knows that it is open."""
         if self.end_of_topic_sent or not self.is_open:
             return
         self.end_of_topic_sent = True
@@ -391,4 +385,4 @@ class Consumer:
 
 
 def _nothing() -> None:
-    """What stands where no clean-up is needed."""
+    """Do nothing: a consumer has no connection to forget before it is attached."""

@@ -1,4 +1,4 @@
-"""What a broker gives to each of its topics, so that a topic does not depend on the broker."""
+"""Services of a broker that its topics use, so that a topic does not depend on the broker."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from txn.parts import TransactionParts
 
 @dataclass(frozen=True, slots=True)
 class TopicContext:
-    """Shared by all topics of a process."""
+    """Services that all topics of a process share."""
 
     clock: Clock
     random: random.Random
@@ -23,4 +23,4 @@ class TopicContext:
     publish_limits: PublishLimits
     transactions: TransactionParts
     deduplicates: Callable[[TopicName], bool]
-    """Whether the policies want every SEND to a topic held against the last sequence id."""
+    """Whether the policies have every SEND to a topic checked against the last sequence id."""

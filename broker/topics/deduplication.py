@@ -1,21 +1,4 @@
-"""The last sequence id of each producer of a topic: what it is for, and how it survives.
-
-Rules:
-
-- A `ProducerSequence` is what is durable of one producer name: the highest sequence id of its last
-  stored message, where that entry lies, and, of a chunked message that is not complete, the last
-  chunk.  It changes only when an append completed.
-- It is stored every so many entries (a property of the managed ledger, cut to SNAPSHOT_BYTES, the
-  longest unused names first); a load reads it and replays the entries after it.
-- Deduplication (a policy, Pulsar's "message deduplication") refuses for ever what is not above the
-  last sequence id that was accepted: that is one whose entry was handed to the ledger.  A message
-  that is refused, as its transaction has ended, has used no id.
-- The record outlives the sealing of its topic: who comes back then hears what is stored, too.
-- A reconnect of the same producer (epoch above 0) resends what it has no receipt for.  What of that
-  is durable is refused too, whatever the policy, until its first message that is not.  A message
-  younger than the last durable one is no resend: then an earlier program used the same name.
-- All chunks of a message have its sequence id; the id of the chunk decides among them.
-"""
+"""The last sequence id of each producer of a topic, by which repeated messages are recognised."""
 
 import json
 from collections.abc import Collection
@@ -29,7 +12,7 @@ SNAPSHOT_BYTES = 256 * 1024
 NO_SEQUENCE = -1
 NO_POSITION = Position(-1, -1)
 _PARTIAL_COLUMNS = 3
-"""Columns of a row of a snapshot that tell of an incomplete message; the last one is the time."""
+"""Columns of a snapshot's row for an incomplete chunked message; a publish time may follow them."""
 
 
 class Chunk(NamedTuple):
@@ -41,7 +24,7 @@ class Chunk(NamedTuple):
 
 
 def chunk_of(metadata: MessageMetadata) -> Chunk | None:
-    """What the metadata says about chunks; None for a whole message."""
+    """The chunk that the metadata describes; None for a whole message."""
     if metadata.num_chunks_from_msg <= 1 or not metadata.HasField("chunk_id"):
         return None
     last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
@@ -55,7 +38,12 @@ def last_sequence(sequence_id: int, highest_sequence_id: int) -> int:
 
 
 class ProducerSequence:
-    """What is durable of one producer name.  `publish_time_ms` of the last entry, where known."""
+    """The durable messages of one producer name: a message counts once its append completed.
+
+    `last` is the highest sequence id of the last stored message, `position` is that of its entry.
+    Of a chunked message that is not complete, `chunk` is the last stored chunk.  `publish_time_ms`
+    is that of the last entry, where it is known.
+    """
 
     __slots__ = (
         "attached",
@@ -77,7 +65,7 @@ class ProducerSequence:
         self.seen_ms = 0
 
     def stored(self, sequence: int, position: Position, chunk: Chunk | None) -> None:
-        """An entry of this producer is durable."""
+        """Note that an entry of this producer is durable."""
         self.position = position
         self.publish_time_ms = None
         if chunk is not None and not chunk.last:
@@ -88,7 +76,11 @@ class ProducerSequence:
 
 
 class SequenceGuard:
-    """Tells what is not above the last accepted message.  Starts from what is durable."""
+    """Recognises messages that are not above the last accepted one (Pulsar's deduplication).
+
+    A message is accepted when the ledger has taken its entry.  A message that is refused, say
+    because its transaction has ended, uses no sequence id.  The guard starts from what is durable.
+    """
 
     __slots__ = ("_chunk", "_chunk_sequence", "_last")
 
@@ -112,6 +104,7 @@ class SequenceGuard:
             self._chunk_sequence = sequence
 
     def _is_known_chunk(self, sequence: int, chunk: Chunk) -> bool:
+        # All chunks of a message have its sequence id: the chunk's id decides among them.
         known = self._chunk
         return (
             known is not None
@@ -122,7 +115,11 @@ class SequenceGuard:
 
 
 class ResendGuard(SequenceGuard):
-    """A `SequenceGuard` for the resend phase of a reconnect; `over` once that has ended."""
+    """A `SequenceGuard` for the resend phase of a reconnect; `over` once that has ended.
+
+    A producer that reconnects (epoch above 0) resends all that it has no receipt for.  The durable
+    messages among these are duplicates, whatever the policy says.
+    """
 
     __slots__ = ("_not_after_ms", "over")
 
@@ -133,6 +130,7 @@ class ResendGuard(SequenceGuard):
 
     def is_resend(self, sequence: int, chunk: Chunk | None, publish_time_ms: int) -> bool:
         """Whether the message is durable already; the first one that is not ends the phase."""
+        # Published after the last durable one: an earlier program used the same producer name.
         younger = self._not_after_ms is not None and publish_time_ms > self._not_after_ms
         if not younger and self.is_duplicate(sequence, chunk):
             return True
@@ -153,21 +151,21 @@ class Deduplication:
 
     @property
     def known(self) -> Collection[ProducerSequence]:
-        """What is durable of each producer name."""
+        """The durable state of each producer name."""
         return self._sequences.values()
 
     def get(self, name: str) -> ProducerSequence | None:
-        """What is durable of a producer name, if anything is known."""
+        """The durable state of a producer name, if anything is known."""
         return self._sequences.get(name)
 
     def attach(self, name: str) -> ProducerSequence:
-        """The record of a producer that begins to publish; it stays while it is attached."""
+        """The state of a producer that begins to publish; it stays while that is attached."""
         sequence = self._sequences.setdefault(name, ProducerSequence())
         sequence.attached += 1
         return sequence
 
     def detach(self, name: str, now_ms: int) -> None:
-        """The producer left: remember it for a while."""
+        """Note that the producer left; its state stays for a while."""
         sequence = self._sequences.pop(name)
         sequence.attached -= 1
         sequence.seen_ms = now_ms
@@ -176,7 +174,7 @@ class Deduplication:
             self._forget(now_ms)
 
     def replay(self, metadata: MessageMetadata, position: Position, now_ms: int) -> None:
-        """An entry found after the snapshot."""
+        """Count an entry that is stored after the snapshot."""
         if metadata.HasField("marker_type"):
             return
         sequence = self._sequences.pop(metadata.producer_name, None) or ProducerSequence()
@@ -189,10 +187,13 @@ class Deduplication:
             self._forget(now_ms)
 
     def snapshot(self, position: Position, now_ms: int) -> str:
-        """Everything durable up to `position`, as text; the longest unused are left out first."""
+        """All that is durable up to `position`, as at most SNAPSHOT_BYTES of text.
+
+        Names that were unused for longest are left out first.
+        """
         self._forget(now_ms)
         rows: list[str] = []
-        room = SNAPSHOT_BYTES
+        bytes_left = SNAPSHOT_BYTES
         for name, known in sorted(
             self._sequences.items(),
             key=lambda item: (item[1].attached > 0, item[1].seen_ms),
@@ -201,14 +202,14 @@ class Deduplication:
             if known.position == NO_POSITION:
                 continue
             row = json.dumps(_row(name, known, now_ms), separators=(",", ":"))
-            if len(row) < room:
-                room -= len(row) + 1
+            if len(row) < bytes_left:
+                bytes_left -= len(row) + 1
                 rows.append(row)
         where = f"[{position.ledger_id},{position.entry_id}]"
         return f'{{"position":{where},"producers":[{",".join(rows)}]}}'
 
     def load(self, snapshot: str) -> Position:
-        """Take over a snapshot; returns the position up to which it speaks."""
+        """Take over a snapshot; returns the position up to which it counts."""
         content = json.loads(snapshot)
         for name, last, ledger_id, entry_id, seen_ms, *partial in reversed(content["producers"]):
             sequence = ProducerSequence(last)
@@ -224,7 +225,7 @@ class Deduplication:
         return Position(*content["position"])
 
     def _forget(self, now_ms: int) -> None:
-        """Drop unattached producers: too old ones, and the oldest above the limit."""
+        """Drop producers that are not attached: too old ones, and the oldest above the limit."""
         idle = [name for name, known in self._sequences.items() if not known.attached]
         surplus = len(idle) - self._limit
         for name in idle:

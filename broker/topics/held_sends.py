@@ -1,14 +1,4 @@
-"""What waits of one producer while a transaction is joined: SENDs in their order.
-
-Rules:
-
-- The first one waits for the answer; all that its producer sends meanwhile, in a transaction or
-  not, waits behind it, refusals too: what a producer sends is stored and answered in order.
-- Held SENDs count as in flight: against the bounds of publishing in bytes, and above
-  TXN_HELD_SENDS the connection is not read until half of them are gone.
-- When nothing may be stored behind a SEND any more (`broken`), or nobody listens, those behind it
-  are dropped: the client sends again what has no receipt, so storing them would double them.
-"""
+"""SENDs of one producer that wait, in order, while a transaction is joined."""
 
 from collections import deque
 from typing import NamedTuple
@@ -20,7 +10,7 @@ from magnetar.protocol.server_error import MagnetarError
 
 
 class HeldSend(NamedTuple):
-    """A SEND, the bytes that it counts for, and why it is to be refused, if that is known."""
+    """A SEND, its size in bytes as it counts in flight, and its refusal, if that is known."""
 
     send: Send
     size: int
@@ -28,15 +18,21 @@ class HeldSend(NamedTuple):
 
 
 class HeldSends:
-    """The SENDs of one producer that wait until their transaction is joined, in order.
+    """The SENDs of one producer behind one whose transaction is being joined, in order.
 
-    Without the one at the front, which has its own callback.
+    That first SEND is not in the queue: it has its own callback.  All that its producer sends
+    meanwhile waits here, in a transaction or not, refusals too, because SENDs are stored and
+    answered in order.  They count as in flight.
     """
 
     __slots__ = ("_connection", "_queue", "_why", "broken")
 
     def __init__(self, connection: ClientConnection, producer_id: int) -> None:
         self.broken = False
+        """Whether a SEND was not stored, so that those behind it are dropped.
+
+        The client sends again what has no receipt: storing them would double them.
+        """
         self._connection = connection
         self._queue: deque[HeldSend] = deque()
         self._why = f"transaction-of-producer-{producer_id}"
@@ -45,13 +41,14 @@ class HeldSends:
         return len(self._queue)
 
     def add(self, held: HeldSend) -> None:
-        """It came last."""
+        """Append a SEND."""
         self._queue.append(held)
+        # Bytes are bounded with all that is in flight; this bounds the number.
         if len(self._queue) == TXN_HELD_SENDS:
             self._connection.pause_reading(self._why)
 
     def pop(self) -> HeldSend:
-        """The next one."""
+        """Take the next SEND out."""
         held = self._queue.popleft()
         if len(self._queue) == TXN_HELD_SENDS // 2:
             self._connection.resume_reading(self._why)

@@ -1,14 +1,4 @@
-"""Topics that nobody uses leave memory; the next one who asks loads them again.
-
-Rules:
-
-- A topic goes when it was idle at every look for `idle_topic_unload_s`, and nobody asked for it.
-  Idle is: no producer, no consumer, no reader, nothing under way.  Whether it still is so is asked
-  again in the very turn in which closing begins; who comes later waits for that and loads it anew.
-- What time alone will free of an unloaded topic is not forgotten: it is loaded again when that is
-  due, so that retention holds for topics that nobody uses.
-- Looks read counters and a monotonic clock; producing and consuming pay nothing for them.
-"""
+"""Unloading of topics that nobody uses; the next request for such a topic loads it again."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
@@ -31,14 +21,20 @@ log = structlog.get_logger(__name__)
 
 
 class IdleWatch(Generic[T]):
-    """Pure: who has been idle for `idle_s`, from what is seen at each look."""
+    """Finds things that were idle at every observation for `idle_s` seconds.
+
+    It has no clock: callers pass the time.
+    """
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
         self._since: dict[T, tuple[int, float]] = {}
 
-    def look(self, seen: Iterable[tuple[T, int, bool]], now_s: float) -> list[T]:
-        """Of all (thing, how often it was asked for, whether it is idle): those to let go."""
+    def observe(self, seen: Iterable[tuple[T, int, bool]], now_s: float) -> list[T]:
+        """Take all of (thing, number of its uses, whether it is idle); returns those to unload.
+
+        A use between two observations begins the idle time anew.
+        """
         since: dict[T, tuple[int, float]] = {}
         expired: list[T] = []
         for thing, uses, idle in seen:
@@ -55,19 +51,19 @@ class IdleWatch(Generic[T]):
 
 
 class ScalableInUse(Protocol):
-    """Scalable topics, as they keep segments loaded."""
+    """Scalable topics, which keep some idle segments loaded."""
 
     def needs(self, topic: Topic) -> bool:
-        """Whether a segment has to stay loaded though nobody is attached to it."""
+        """Whether a segment has to stay loaded though no client is attached to it."""
         ...
 
     async def let_go_of_idle(self, now_s: float) -> None:
-        """Forget scalable topics that nobody has used for long enough."""
+        """Forget scalable topics that were not used for long enough."""
         ...
 
 
 class IdleTopicsHost(Protocol):
-    """What is needed of the broker."""
+    """The parts of a broker that `IdleTopics` uses."""
 
     settings: Settings
     clock: Clock
@@ -81,7 +77,11 @@ class IdleTopicsHost(Protocol):
 
 
 class IdleTopics:
-    """Closes topics that nobody has used for a while. `now_s` is monotonic."""
+    """Closes topics that were idle at every check for `idle_topic_unload_s`.
+
+    Idle is a topic without producers, consumers, readers and work in progress.  A check reads
+    counters, so producing and consuming pay nothing for it.  `now_s` is monotonic.
+    """
 
     def __init__(self, broker: IdleTopicsHost, now_s: Callable[[], float]) -> None:
         self._broker = broker
@@ -92,28 +92,28 @@ class IdleTopics:
         self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
-        """Look from time to time, unless topics stay loaded for ever."""
+        """Check from time to time, unless topics stay loaded for ever."""
         if self._idle_s:
-            self._tasks.keep("idle_topics", self._keep_looking)
+            self._tasks.keep("idle_topics", self._keep_unloading)
 
     async def stop(self) -> None:
-        """No more looks.  May be called again."""
+        """Check no more.  May be called again."""
         await self._tasks.stop()
 
-    async def _keep_looking(self) -> None:
+    async def _keep_unloading(self) -> None:
         while True:
             await asyncio.sleep(min(IDLE_LOOK_S, self._idle_s))
             try:
-                await self.look()
+                await self.unload_idle()
             except MagnetarError as error:
                 log.warning("idle_topics_not_unloaded", error=str(error))
 
-    async def look(self) -> None:
-        """One look: load what is due, unload what has been idle for long enough."""
-        await self._trim_what_is_due()
+    async def unload_idle(self) -> None:
+        """Load topics whose retention is due; unload topics that were idle for long enough."""
+        await self._trim_due_topics()
         loaded = self._broker.topics.loaded().values()
         seen = ((topic, topic.uses, self._is_idle(topic)) for topic in loaded)
-        for topic in self._topics.look(seen, self._now_s()):
+        for topic in self._topics.observe(seen, self._now_s()):
             await self._unload(topic, topic.uses)
         await self._broker.scalable.let_go_of_idle(self._now_s())
 
@@ -123,17 +123,20 @@ class IdleTopics:
         return topic.idle and not used
 
     async def _unload(self, topic: Topic, uses: int) -> None:
-        def still() -> bool:
+        def still_idle() -> bool:
             return topic.uses == uses and self._is_idle(topic)
 
-        if await self._broker.topics.unload_if(topic, still):
+        # Checked again in the turn of the loop in which closing begins: a request that comes later
+        # waits for the end of closing, and loads the topic anew.
+        if await self._broker.topics.unload_if(topic, still_idle):
             log.debug("idle_topic_unloaded", topic=str(topic.name))
+            # Retention holds for unloaded topics too: this one is loaded again for its next trim.
             due_ms = topic.ledger.next_trim_ms()
             if due_ms is not None and len(self._to_trim) < IDLE_TOPICS_TO_TRIM:
                 self._to_trim[topic.name] = due_ms
 
-    async def _trim_what_is_due(self) -> None:
-        """Load topics of which something may go by now: loading drops it."""
+    async def _trim_due_topics(self) -> None:
+        """Load unloaded topics whose retention is due: loading a topic trims it."""
         now_ms = self._broker.clock.now_ms()
         for name in [name for name, due_ms in self._to_trim.items() if due_ms <= now_ms]:
             del self._to_trim[name]

@@ -1,13 +1,4 @@
-"""Which topics are being offloaded: asked for by operators, or because a namespace wants it.
-
-Rules:
-
-- One run for each topic, OFFLOADS_AT_ONCE for the broker; more wait.  What a run is to do is in the
-  topic's record before it begins (`StreamOffload.request`), so a restart only delays it: looks at
-  the loaded topics begin again what is not finished, after a failure with a growing pause.
-- A topic that is being offloaded is not unloaded for idleness.
-- Copies go below `offload_url` and nowhere else: who may speak REST may not choose any place.
-"""
+"""Offloading of topics: requested by operators, or begun by a namespace's policy."""
 
 import asyncio
 import enum
@@ -48,14 +39,14 @@ class OffloadRunning(PeerError):
 
 
 class OffloadNotConfigured(PeerError):
-    """There is no place for copies, or this is not below it."""
+    """No `offload_url` is set, or the requested URL is not below it."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
 
 
 class OffloadState(enum.Enum):
-    """Where the offload of a topic stands, since this broker started: Pulsar's words."""
+    """State of a topic's offload since this broker started (names are Pulsar's)."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"
@@ -65,9 +56,9 @@ class OffloadState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the last run of a topic went.  `retry_s`: not by itself before this, of the loop's clock.
+    """Result of the last run of a topic, and its number of failures in a row.
 
-    `failures`: in a row.
+    A policy begins no run before `retry_s`, in seconds of the monotonic clock.
     """
 
     state: OffloadState
@@ -80,7 +71,7 @@ NOT_RUN = Outcome(OffloadState.NOT_RUN)
 
 
 def location_of(settings: Settings, url: str | None = None) -> Location:
-    """Where copies go, or the place below it that was asked for.
+    """The location of copies: `offload_url`, or the requested one below it.
 
     Raises `OffloadNotConfigured`, `InvalidOffloadUrl`.
     """
@@ -94,6 +85,7 @@ def location_of(settings: Settings, url: str | None = None) -> Location:
     if url is None:
         return base
     wanted = parse_location(url, region=region, endpoint=endpoint)
+    # A user of the REST API must not make the broker write to just any place.
     if not _is_below(wanted, base):
         raise OffloadNotConfigured(
             f"{wanted.url} is not below {base.url}, where this broker may put copies: name a place "
@@ -111,7 +103,7 @@ def _is_below(wanted: Location, base: Location) -> bool:
 
 
 class OffloadsHost(Protocol):
-    """What is needed of the broker."""
+    """The parts of a broker that `Offloads` uses."""
 
     settings: Settings
     namespaces: Namespaces
@@ -120,9 +112,10 @@ class OffloadsHost(Protocol):
 
 
 class Offloads:
-    """Runs offloads of topics, by request or by policy, a bounded number at once.
+    """Runs offloads of topics, by request or by policy.
 
-    `now_s` is monotonic.
+    There is one run for each topic, and OFFLOADS_AT_ONCE for the broker; more wait.  A topic with a
+    run is not unloaded as idle.  `now_s` is monotonic.
     """
 
     def __init__(self, broker: OffloadsHost, now_s: Callable[[], float]) -> None:
@@ -130,17 +123,17 @@ class Offloads:
         self._now_s = now_s
         self._runs: dict[TopicName, asyncio.Task[None]] = {}
         self._outcomes: dict[TopicName, Outcome] = {}
-        self._places = asyncio.Semaphore(OFFLOADS_AT_ONCE)
+        self._slots = asyncio.Semaphore(OFFLOADS_AT_ONCE)
         self._tasks = BackgroundTasks(log)
         if broker.settings.offload_url:
             location_of(broker.settings)
 
     def start(self) -> None:
-        """Look from time to time."""
-        self._tasks.keep("offloads", self._keep_looking)
+        """Begin due runs from time to time."""
+        self._tasks.keep("offloads", self._keep_starting)
 
     async def stop(self) -> None:
-        """No more looks; what runs is cut off."""
+        """Begin no more runs, and cancel those in progress."""
         await self._tasks.stop()
         for run in (runs := list(self._runs.values())):
             run.cancel()
@@ -149,15 +142,15 @@ class Offloads:
 
     @property
     def running(self) -> int:
-        """Topics that are being offloaded, or wait for it."""
+        """Number of topics that are being offloaded, or wait for it."""
         return len(self._runs)
 
     def is_running(self, topic: Topic) -> bool:
-        """Whether one is being offloaded, or waits for it."""
+        """Whether a topic is being offloaded, or waits for it."""
         return topic.name in self._runs
 
     def outcome(self, topic: Topic) -> Outcome:
-        """How it stands with a topic."""
+        """The state of a topic's offload."""
         if self.is_running(topic):
             return Outcome(OffloadState.RUNNING)
         return self._outcomes.get(topic.name, NOT_RUN)
@@ -170,22 +163,24 @@ class Offloads:
         up_to: Position = LATEST,
         alone: bool = False,
     ) -> None:
-        """Have what has ended before `up_to` copied, and return when that is noted.
+        """Have ledgers that end before `up_to` copied; returns when the request is stored.
 
-        `alone` refuses if a run is under way (`OffloadRunning`); else it does this too.  Raises
-        `OffloadNotConfigured`, `InvalidOffloadUrl`, `MetadataError`, `ManagedLedgerFenced`.
+        With `alone` a topic with a run is refused (`OffloadRunning`); otherwise that run does this
+        too.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`, `MetadataError`,
+        `ManagedLedgerFenced`.
         """
         if alone and self.is_running(topic):
             raise OffloadRunning(
                 f"{topic.name} is being offloaded: wait until its status is not RUNNING."
             )
         location = location_of(self._broker.settings, url)
+        # Stored in the topic's record before it begins, so a restart only delays it.
         pending = await topic.ledger.offload.request(location, up_to)
         if pending or not self.is_running(topic):
             self._begin(topic)
 
     async def drop_hot(self, topic: Topic, ledger_ids: Collection[int] | None = None) -> list[int]:
-        """Delete now the ledgers (these, or all) whose copy is whole; which they were."""
+        """Delete now the ledgers (these, or all) whose copy is complete; returns their ids."""
         return await topic.ledger.offload.drop_hot(ledger_ids)
 
     def _begin(self, topic: Topic) -> None:
@@ -195,7 +190,7 @@ class Offloads:
             run.add_done_callback(lambda done: self._ended(topic, done))
 
     async def _run(self, topic: Topic) -> None:
-        async with self._places:
+        async with self._slots:
             while topic.ledger.offload.pending():
                 await topic.ledger.offload.run()
 
@@ -227,21 +222,21 @@ class Offloads:
             del self._outcomes[next(iter(self._outcomes))]
 
     def lag_ms(self, ledger_path: str) -> int:
-        """How long a ledger of that stream stays beside its copy; -1: until it is asked for."""
+        """How long a ledger of a stream is kept beside its copy; -1: until a request deletes it."""
         namespace = parse_ledger_path(ledger_path).namespace_name
         policy = self._broker.namespaces.known(namespace).offload_deletion_lag_ms
         usual = self._broker.managed_ledgers.limits.offload_deletion_lag_ms
         return usual if policy is None else policy
 
-    # By itself
+    # By policy
 
-    async def _keep_looking(self) -> None:
+    async def _keep_starting(self) -> None:
         while True:
             await asyncio.sleep(OFFLOAD_LOOK_S)
-            await self.look()
+            await self.start_due_runs()
 
-    async def look(self) -> None:
-        """Begin what is noted and not finished, and what a namespace wants offloaded."""
+    async def start_due_runs(self) -> None:
+        """Begin runs of requests that are stored and not finished, and runs by policy."""
         for topic in list(self._broker.topics.loaded().values()):
             ready = topic.state in (TopicState.OPEN, TopicState.SEALED)
             if not ready or self.is_running(topic):
@@ -250,11 +245,11 @@ class Offloads:
             if self._now_s() < outcome.retry_s:
                 continue
             try:
-                await self._look_at(topic)
+                await self._start_if_due(topic)
             except MagnetarError as error:
                 log.warning("offload_not_begun", topic=str(topic.name), error=str(error))
 
-    async def _look_at(self, topic: Topic) -> None:
+    async def _start_if_due(self, topic: Topic) -> None:
         settings = self._broker.settings
         policies = self._broker.namespaces.known(topic.name.namespace_name)
         threshold = policies.offload_threshold_bytes

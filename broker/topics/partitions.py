@@ -1,8 +1,6 @@
-"""Partitioned topics: a number of partitions under one name.
+"""Records of partitioned topics: the number of partitions under one name, and its properties.
 
-Rules: the record is Pulsar's, `/admin/partitioned-topics/<tenant>/<namespace>/persistent/<topic>`,
-JSON; the number only ever grows, members this broker does not know are kept.  Partitions themselves
-are ordinary topics, made on first use.
+The record is Pulsar's: JSON at `/admin/partitioned-topics/<tenant>/<namespace>/persistent/<topic>`.
 """
 
 import json
@@ -27,7 +25,7 @@ class PartitionedTopicExists(PeerError):
 
 
 class PartitionCountRefused(PeerError):
-    """That number of partitions cannot be had."""
+    """The number of partitions is out of bounds, or not above the present one."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_ACCEPTABLE
@@ -41,7 +39,7 @@ class PartitionedTopicNotFound(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class PartitionedTopic:
-    """What the record says."""
+    """A decoded record."""
 
     partitions: int
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -50,14 +48,15 @@ class PartitionedTopic:
 class PartitionedTopics:
     """Creates, grows and reads the records of partitioned topics.
 
-    Names are those of whole topics, in the persistent domain.
+    Names are those of whole topics, in the persistent domain.  The partitions are ordinary topics,
+    made on first use.
     """
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
 
     async def find(self, name: TopicName) -> PartitionedTopic | None:
-        """What is known of it; None when it is not partitioned."""
+        """The record of a topic; None when it is not partitioned."""
         record = await self._metadata.get(_key(name))
         if record is None:
             return None
@@ -65,14 +64,14 @@ class PartitionedTopics:
         return PartitionedTopic(_count(value), _properties(value))
 
     async def count(self, name: TopicName) -> int:
-        """Its partitions; 0 when it is not partitioned."""
+        """The number of a topic's partitions; 0 when it is not partitioned."""
         found = await self.find(name)
         return found.partitions if found is not None else 0
 
     async def create(
         self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Make it.  Raises `PartitionedTopicExists`, `PartitionCountRefused`."""
+        """Create the record.  Raises `PartitionedTopicExists`, `PartitionCountRefused`."""
         _require_count(partitions)
         value: dict[str, object] = {"partitions": partitions}
         if properties:
@@ -83,7 +82,7 @@ class PartitionedTopics:
             raise PartitionedTopicExists(f"{name} is partitioned already.") from error
 
     async def grow(self, name: TopicName, partitions: int) -> None:
-        """Raise the number.  Raises `PartitionedTopicNotFound`, `PartitionCountRefused`."""
+        """Increase the number.  Raises `PartitionedTopicNotFound`, `PartitionCountRefused`."""
         _require_count(partitions)
 
         def grown(value: dict[str, object]) -> None:
@@ -108,6 +107,7 @@ class PartitionedTopics:
             record = await self._metadata.get(_key(name))
             if record is None:
                 raise PartitionedTopicNotFound(f"{name} is not partitioned: create it first.")
+            # The decoded record is changed, so members that this broker does not know are kept.
             value = _decode(record)
             change(value)
             try:
@@ -133,7 +133,7 @@ class PartitionedTopics:
 
 
 def partitioned_level(namespace: NamespaceName) -> str:
-    """What the records of a namespace's partitioned topics are children of."""
+    """The parent key of the records of a namespace's partitioned topics."""
     return f"{ROOT}/{namespace}/{TopicDomain.PERSISTENT.value}"
 
 

@@ -1,12 +1,4 @@
-"""One producer: a connection's right to publish to a topic under a name.
-
-Rules:
-
-- States move only as `_MOVES` says.  Receipts go out while OPEN or CLOSING, never after.
-- CLOSING is the client's CLOSE_PRODUCER: answered when every earlier SEND is durable and has its
-  receipt.  A producer whose connection is lost, that is replaced or put out is CLOSED at once; it
-  stays with its topic until what it had in flight is decided.
-"""
+"""One producer: a connection's right to publish to a topic under a name."""
 
 import asyncio
 import enum
@@ -41,13 +33,16 @@ class ProducerReplaced(InternalError):
 
 
 class ProducerState(enum.Enum):
-    """Where a producer stands in its life."""
+    """State of a producer; `_MOVES` has the moves between them."""
 
     OPENING = "opening"
     WAITING = "waiting"
+    """The producer waits to be exclusive."""
     OPEN = "open"
     CLOSING = "closing"
+    """The client sent CLOSE_PRODUCER, and earlier SENDs have no receipt yet."""
     CLOSED = "closed"
+    """No receipt is sent any more.  The topic has it until nothing of it is in flight."""
 
 
 _S = ProducerState
@@ -65,7 +60,7 @@ _MOVES: StateTable[ProducerState] = StateTable(
 
 @dataclass(frozen=True, slots=True)
 class ProducerRequest:
-    """What PRODUCER asks for.  `name` is empty when the broker is to make one."""
+    """A decoded PRODUCER.  `name` is empty when the broker is to make one."""
 
     connection: ClientConnection
     producer_id: int
@@ -79,11 +74,11 @@ class ProducerRequest:
 
 
 class PublishedTopic(Protocol):
-    """What a producer, and who serves its client, asks of its topic."""
+    """The topic of a producer, as the producer and the handlers of its client use it."""
 
     @property
     def name(self) -> TopicName:
-        """Of the topic."""
+        """Name of the topic."""
         ...
 
     @property
@@ -93,7 +88,7 @@ class PublishedTopic(Protocol):
 
     @property
     def publish(self) -> "Callable[[Producer, Sequence[Received], int], int]":
-        """Append the SEND at a place, with those behind it: see `Publishing.publish`."""
+        """Append the SEND at an index, with those behind it: see `PublishPipeline.publish`."""
         ...
 
     @property
@@ -107,7 +102,7 @@ class PublishedTopic(Protocol):
         ...
 
     def producer_gone(self, producer: "Producer") -> None:
-        """A closed producer has nothing in flight any more."""
+        """Remove a closed producer that has nothing in flight any more."""
         ...
 
 
@@ -126,9 +121,9 @@ class Producer:
         "connected_ms",
         "connection",
         "examined",
+        "gap",
         "guard",
         "held",
-        "hole",
         "messages_in",
         "name",
         "pending",
@@ -152,15 +147,15 @@ class Producer:
         self.producer_id = request.producer_id
         self.state = ProducerState.OPENING
         self.attached = False
-        """Whether the peer counts on receipts: OPEN or CLOSING."""
+        """Whether receipts are sent: OPEN or CLOSING."""
         self.topic_epoch: int | None = None
         self.connected_ms = now_ms
         self.sequence = ProducerSequence()
         self.guard: SequenceGuard | None = None
         self.resend: ResendGuard | None = None
-        self.hole: int | None = None
+        self.gap: int | None = None
         self.held: HeldSends | None = None
-        """What waits for a transaction to be joined, with all that came behind it."""
+        """SENDs that wait because a transaction is being joined."""
         self.examined = False
         self.pending = 0
         self.messages_in = 0
@@ -168,13 +163,13 @@ class Producer:
         self.ready: asyncio.Future[None] | None = None
         self._left = False
         self._idle: asyncio.Future[None] | None = None
-        self._forget_close: Callable[[], None] = self.connection.on_close(self.disconnected)
+        self._forget_close: Callable[[], None] = self.connection.on_close(self.close_at_once)
 
-    # What is asked about it
+    # Queries
 
     @property
     def last_sequence_id(self) -> int:
-        """What the client counts on from: known to it under deduplication only, else -1."""
+        """The sequence id from which the client counts on: -1 without deduplication."""
         return NO_SEQUENCE if self.guard is None else self.sequence.last
 
     def replaces(self, holder: "Producer") -> bool:
@@ -187,31 +182,37 @@ class Producer:
         return mine.producer_id == its.producer_id and _host(mine) == _host(its)
 
     async def idle(self) -> None:
-        """Return when nothing of it is in flight."""
+        """Return when nothing of this producer is in flight."""
         while self.pending:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
     def now_idle(self) -> None:
-        """The last append in flight was decided (called by the topic)."""
+        """Note that nothing is in flight any more (called by the publish pipeline)."""
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
         if self.state is ProducerState.CLOSED:
             self._leave()
 
-    # What its SENDs are held against
+    # Checks of its SENDs
 
     def track(self, sequence: ProducerSequence, *, enforce: bool, resends: bool) -> None:
-        """Begin to count in `sequence`; refuse duplicates always, or only what is sent again."""
+        """Count in `sequence` from now on.
+
+        `enforce` refuses all duplicates; `resends` alone only those of a reconnect's first SENDs.
+        """
         self.sequence = sequence
         self.guard = SequenceGuard(sequence) if enforce else None
         self.resend = ResendGuard(sequence) if resends and not enforce else None
         self._set_examined()
 
     def is_duplicate(self, sequence: int, chunk: Chunk | None, publish_time_ms: int) -> bool:
-        """Whether this message is stored, or about to be, already.  If not, it may be refused."""
+        """Whether this message is stored, or about to be, already.
+
+        Counts nothing: the message may still be refused.
+        """
         if self.guard is not None:
             return self.guard.is_duplicate(sequence, chunk)
         if self.resend is None:
@@ -223,31 +224,31 @@ class Producer:
         return known
 
     def accepted(self, sequence: int, chunk: Chunk | None) -> None:
-        """The ledger took this message: from now on it is a duplicate."""
+        """Note that the ledger took this message: from now on it is a duplicate."""
         if self.guard is not None:
             self.guard.accept(sequence, chunk)
 
-    def leave_hole(self, sequence_id: int) -> None:
-        """The SEND arrived damaged: until it is sent again, nothing that follows it is taken."""
-        self.hole = sequence_id
+    def await_resend(self, sequence_id: int) -> None:
+        """Take no SEND after this damaged one until it is sent again."""
+        self.gap = sequence_id
         self._set_examined()
 
     def stop_taking(self) -> None:
-        """Drop every SEND from now on; what was taken before is answered."""
-        self.leave_hole(-1)
+        """Drop every SEND from now on; earlier ones are answered."""
+        self.await_resend(-1)
 
-    def behind_hole(self, sequence_id: int) -> bool:
+    def is_behind_gap(self, sequence_id: int) -> bool:
         """Whether a SEND must be dropped because one before it is missing."""
-        if self.hole is None:
+        if self.gap is None:
             return False
-        if sequence_id > self.hole:
+        if sequence_id > self.gap:
             return True
-        self.hole = None
+        self.gap = None
         self._set_examined()
         return False
 
     def hold(self, held: HeldSends | None) -> None:
-        """From now on SENDs wait in there; None: no longer."""
+        """Let SENDs wait in `held` from now on; None: they wait no longer."""
         self.held = held
         self._set_examined()
 
@@ -255,11 +256,11 @@ class Producer:
         self.examined = (
             self.guard is not None
             or self.resend is not None
-            or self.hole is not None
+            or self.gap is not None
             or self.held is not None
         )
 
-    # What moves it
+    # State
 
     def move(self, to: ProducerState) -> None:
         """Change the state.  Raises RuntimeError for a move that is not in the table."""
@@ -267,15 +268,15 @@ class Producer:
         self.attached = to in (ProducerState.OPEN, ProducerState.CLOSING)
 
     async def close(self) -> None:
-        """The client's CLOSE_PRODUCER: return when all its SENDs are durable and receipted."""
+        """Serve CLOSE_PRODUCER: return when all earlier SENDs are durable and have a receipt."""
         self.release_id()
         if self.state is ProducerState.OPEN:
             self.move(ProducerState.CLOSING)
             await self.idle()
-        self.disconnected()
+        self.close_at_once()
 
     def disconnect(self) -> None:
-        """Put it out: the client is told to reconnect."""
+        """Close it with CLOSE_PRODUCER: the client reconnects by itself."""
         if self.state is ProducerState.OPEN:
             self.connection.send(
                 BaseCommand(
@@ -285,10 +286,10 @@ class Producer:
                     ),
                 )
             )
-        self.disconnected()
+        self.close_at_once()
 
-    def disconnected(self) -> None:
-        """Nobody listens any more: no receipt leaves from now on."""
+    def close_at_once(self) -> None:
+        """Close it at once: no receipt is sent from now on."""
         if self.state is ProducerState.CLOSED:
             return
         self.move(ProducerState.CLOSED)
@@ -303,25 +304,25 @@ class Producer:
             self._leave()
 
     def _leave(self) -> None:
-        """Closed, and nothing in flight: tell the topic, once."""
+        """Leave the topic, once: it is closed and nothing of it is in flight."""
         if not self._left:
             self._left = True
             self.topic.producer_gone(self)
 
     def release_id(self) -> None:
-        """Free its id on the connection; late SENDs for it are dropped quietly for a while."""
+        """Free its id on the connection; late SENDs for it are dropped for a while."""
         self.connection.forget_producer(self.producer_id, self)
 
     # Answers
 
     def receipt(self, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
-        """SEND_RECEIPT; ids as unsigned numbers of the wire."""
+        """Send SEND_RECEIPT; ids are unsigned numbers, as on the wire."""
         self.connection.send_encoded(
             encode_send_receipt(self.producer_id, sequence_id, highest, ledger_id, entry_id)
         )
 
     def send_error(self, sequence_id: int, code: ServerError, message: str) -> None:
-        """SEND_ERROR."""
+        """Send SEND_ERROR."""
         self.connection.send(
             BaseCommand(
                 type=BaseCommand.SEND_ERROR,

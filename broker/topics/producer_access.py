@@ -1,15 +1,4 @@
-"""Who may produce: access modes and the topic epoch, as pure decisions.
-
-Rules (Pulsar's own):
-
-- Shared is refused while somebody is, or waits to be, exclusive.
-- Exclusive is refused while anybody produces or waits.
-- WaitForExclusive queues behind whoever produces or waits.
-- ExclusiveWithFencing puts everybody else out.
-- Each exclusive admission raises the topic epoch; a producer that comes back with the epoch it was
-  given before keeps it, and is fenced when the topic's has moved on.
-- A refusal has Pulsar's name of it in its sentence: v5 clients show the sentence, and not the code.
-"""
+"""Pure decisions on the admission of producers: access modes and the topic epoch, as in Pulsar."""
 
 import enum
 from collections import OrderedDict
@@ -20,23 +9,28 @@ from magnetar.protocol.server_error import PeerError, ServerError
 
 
 class AccessMode(enum.IntEnum):
-    """The numbers of the wire."""
+    """Access mode of a producer; the numbers are those of the wire."""
 
     SHARED = 0
+    """Refused while another producer is, or waits to be, exclusive."""
     EXCLUSIVE = 1
+    """Refused while another producer is admitted or waits."""
     WAIT_FOR_EXCLUSIVE = 2
+    """Queued while another producer is admitted or waits."""
     EXCLUSIVE_WITH_FENCING = 3
+    """Admitted at once; all others are disconnected."""
 
 
 class _ProducerRefused(PeerError):
     """A refusal whose sentence begins with its name."""
 
     def __str__(self) -> str:
+        # v5 clients show the sentence, and not the code.
         return f"{type(self).__name__}: {super().__str__()}"
 
 
 class ProducerBusy(_ProducerRefused):
-    """Somebody else holds the topic or the name: wait until that producer has closed."""
+    """Another producer holds the topic or the name: wait until that producer has closed."""
 
     code: ClassVar[ServerError] = ServerError.PRODUCER_BUSY
 
@@ -48,16 +42,20 @@ class ProducerFenced(_ProducerRefused):
 
 
 class Admission(enum.Enum):
-    """What a request for access gets."""
+    """Decision on a request for access."""
 
     ADMITTED = "admitted"
     QUEUED = "queued"
     ADMITTED_ALONE = "admitted alone"
-    """Admitted; everybody else is to be disconnected first."""
+    """Admitted; all others are to be disconnected first."""
 
 
 class ProducerAccess:
-    """The access state of one topic.  Names are producer names."""
+    """The access state of one topic.  Names are producer names.
+
+    Each exclusive admission raises the topic epoch.  A producer that comes back with the epoch that
+    it was given before keeps it, and is fenced when the topic's epoch is higher by now.
+    """
 
     __slots__ = ("_admitted", "_queue", "epoch", "exclusive")
 
@@ -69,7 +67,7 @@ class ProducerAccess:
 
     @property
     def waiting(self) -> Collection[str]:
-        """Who waits to be exclusive, in order."""
+        """Names of the producers that wait to be exclusive, in order."""
         return self._queue.keys()
 
     def admit(self, name: str, mode: AccessMode, given_epoch: int | None) -> Admission:
@@ -101,20 +99,20 @@ class ProducerAccess:
         return Admission.ADMITTED
 
     def leave(self, name: str) -> None:
-        """`name` no longer produces, or no longer waits."""
+        """Remove `name` from the admitted and the waiting producers."""
         self._queue.pop(name, None)
         self._admitted.discard(name)
         if self.exclusive == name:
             self.exclusive = None
 
     def clear_queue(self) -> list[str]:
-        """Put out everybody who waits."""
+        """Remove all waiting producers; returns their names."""
         names = list(self._queue)
         self._queue.clear()
         return names
 
     def promote(self) -> str | None:
-        """Who may `take` the topic now: the first who waits, once nobody produces."""
+        """The name that may `take` the topic now: the first waiting one, once none is admitted."""
         if self._admitted or not self._queue:
             return None
         return next(iter(self._queue))

@@ -1,4 +1,4 @@
-"""Names for producers that do not bring one.
+"""Generated names for producers that bring none.
 
 They are unique for ever: cluster, a number that each start of a broker draws from the metadata
 store, a counter.

@@ -1,8 +1,4 @@
-"""Why a SEND was not stored, and what follows from it for its producer and for the topic.
-
-Rule: what concerns one message only leaves the producer in place; anything else puts it out, so
-that its client comes back and sends again what has no receipt.
-"""
+"""Reasons why a SEND was not stored, and their consequences for its producer and its topic."""
 
 from typing import ClassVar, Final
 
@@ -20,9 +16,12 @@ LEDGER_LOST: Final = (
     ManagedLedgerClosed,
     ManagedLedgerFenced,
 )
-"""After these the instance is useless, or does not know its own end: it must be opened anew."""
+"""After these errors the ledger is closed or its end is unknown: it must be opened anew."""
 KEEPS_PRODUCER: Final = frozenset({ServerError.NOT_ALLOWED_ERROR, ServerError.CHECKSUM_ERROR})
-"""Refusals that concern one message: the client goes on with the next."""
+"""Codes of refusals that concern one message: the client goes on with the next.
+
+Any other closes the producer, so that its client comes back and sends again what has no receipt.
+"""
 
 
 class DuplicateMessage(PeerError):
@@ -41,6 +40,6 @@ class DamagedMessage(PeerError):
     code: ClassVar[ServerError] = ServerError.CHECKSUM_ERROR
 
 
-def breaks_off(refusal: MagnetarError) -> bool:
-    """Whether the producer is put out with this answer."""
+def closes_producer(refusal: MagnetarError) -> bool:
+    """Whether the producer is closed with this answer."""
     return not isinstance(refusal, DuplicateMessage) and refusal.code not in KEEPS_PRODUCER

@@ -1,8 +1,4 @@
-"""What is accepted of publishers: the largest message, and bytes that are not yet durable.
-
-A connection above its own bound, or any that publishes while the process is above the bound of
-all, is not read further until half of the bound is durable.
-"""
+"""Limits of publishing: the largest message, and the bytes that are not yet durable."""
 
 from typing import Protocol
 
@@ -20,21 +16,25 @@ def largest_message(max_entry_bytes: int) -> int:
 
 
 class Publisher(Protocol):
-    """What the limits need of a connection."""
+    """A connection that publishes."""
 
     inflight_bytes: int
 
     def pause_reading(self, why: str) -> None:
-        """Hear nothing for this reason."""
+        """Read nothing, for this reason."""
         ...
 
     def resume_reading(self, why: str) -> None:
-        """Take the reason back."""
+        """Withdraw the reason."""
         ...
 
 
 class PublishLimits:
-    """Counts the bytes in flight of every connection and of the process."""
+    """Counts the bytes in flight of every connection and of the process.
+
+    A connection above its own bound is not read until half of that bound is free.  While the
+    process is above the bound of all, neither is any connection that publishes.
+    """
 
     __slots__ = ("_connection_bytes", "_over_total", "_paused", "_total_bytes", "inflight_bytes")
 
@@ -46,7 +46,7 @@ class PublishLimits:
         self.inflight_bytes = 0
 
     def started(self, publisher: Publisher, size: int) -> None:
-        """`size` bytes were accepted from `publisher`."""
+        """Count `size` bytes that were accepted from `publisher`."""
         publisher.inflight_bytes += size
         self.inflight_bytes += size
         if self.inflight_bytes > self._total_bytes:
@@ -58,7 +58,7 @@ class PublishLimits:
             publisher.pause_reading(PUBLISHING)
 
     def finished(self, publisher: Publisher, size: int) -> None:
-        """They are durable, or failed."""
+        """Take back `size` bytes that are durable, or failed."""
         publisher.inflight_bytes -= size
         self.inflight_bytes -= size
         if not self._paused:

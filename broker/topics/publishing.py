@@ -1,27 +1,4 @@
-"""The publish path of one topic: SENDs to appends, completed appends to receipts.
-
-Rules:
-
-- Appends complete in order, so one queue of what is in flight is all that is kept; there is no
-  task, future or callback object for a message.
-- SENDs of one producer that came together are appended together, and what became durable together
-  is accounted and answered together: one buffer of receipts.
-- A SEND above what the broker and the ledger store take (`largest_message`) is refused alone,
-  before anything is appended.
-- What is refused (a duplicate, too large, a sealed topic) takes its place in that queue: answers
-  leave in SEND order, whatever they say.
-- A producer one of whose messages was not stored is put out at once: nothing of it may be stored
-  behind the gap.  Its client comes back and sends again what has no receipt.
-- Metadata is parsed for chunks, in transactions, where it may name one (`Send.plain`), for
-  deduplication and while a reconnected producer resends.
-- A sequence id counts as used once the ledger took its entry, so not if the SEND is refused; if the
-  ledger loses it afterwards, the producer and what it counted go.
-- A SEND whose message names another transaction than the SEND, be it none, is refused: what is
-  written goes by the SEND and what is read by the message.
-- A SEND in a transaction is admitted before it is appended; what its producer sends while that
-  takes is held behind it (`held_sends`).  One that was stored before is answered without that.
-  Where transactions are joined, SENDs in them that came together are appended together too.
-"""
+"""The publish path of one topic: from SENDs to appends, from completed appends to receipts."""
 
 import asyncio
 from collections import deque
@@ -38,7 +15,7 @@ from broker.topics.publish_errors import (
     DamagedMessage,
     DuplicateMessage,
     MessageRefused,
-    breaks_off,
+    closes_producer,
 )
 from broker.topics.publish_limits import PublishLimits, largest_message
 from broker.topics.sequence_store import SequenceStore
@@ -55,15 +32,18 @@ from storage.managed_ledger.writer import GroupCallback
 from txn.buffer import SegmentBuffer
 
 _NO_ID: Final = 2**64 - 1
-"""-1 in an unsigned field: the message id of a receipt for what was stored before."""
+"""-1 in an unsigned field: the message id of a duplicate's receipt."""
 _Sent = tuple["Producer", int, int, int, int, Chunk | None, MagnetarError | None]
 """Producer, sequence id, highest id, size, messages, chunk, and why it was not appended."""
 
 
-class Publishing:
+class PublishPipeline:
     """Appends the SENDs of one topic and answers each with a receipt or an error, in order.
 
-    `failed` is told of errors after which the ledger is useless.
+    SENDs of one producer that arrive together are appended together; those that become durable
+    together get their receipts in one buffer.  A producer whose message the ledger does not store
+    is closed, because nothing may be stored behind the gap: its client comes back and sends again
+    what has no receipt.  `failed` is called with errors after which the ledger is useless.
     """
 
     def __init__(
@@ -78,24 +58,27 @@ class Publishing:
         self._largest = largest_message(ledger.max_entry_bytes)
         self._limits = limits
         self._failed = failed
+        # Appends complete in order, so one queue is enough: a message needs no task, no future and
+        # no callback object of its own.
         self._in_flight: deque[_Sent] = deque()
         self._done = self._appended
         self._done_in_transaction = self._appended_in_transaction
         self._store = store
         self._buffer = buffer
         self._txns: deque[TxnId] = deque()
-        """Of the appends in flight that are in transactions."""
+        """Transactions of the appends in flight that have one, in order."""
 
     @property
     def in_flight(self) -> int:
-        """SENDs that are not answered yet."""
+        """Number of SENDs that are not answered yet."""
         return len(self._in_flight)
 
     def publish(self, producer: Producer, sends: Sequence[Received], at: int) -> int:
-        """Append the SEND at sends[at], with those behind it that need no closer look.
+        """Append the SEND at sends[at], with those behind it that need no examination.
 
-        Returns where those end: at anything but a plain SEND of the same producer, and where the
-        connection is to be read no further.  Receipts (or SEND_ERRORs) follow by themselves.
+        Returns the index behind the last one: that of anything but a plain SEND of the same
+        producer, or where the connection is to be read no further.  Receipts (or SEND_ERRORs)
+        follow by themselves.
         """
         if not producer.examined:
             entries = self._enqueue_plain(producer, sends, at)
@@ -109,7 +92,7 @@ class Publishing:
         return at + 1
 
     def _enqueue_plain(self, producer: Producer, sends: Sequence[Received], at: int) -> list[bytes]:
-        """Take the plain SENDs of `producer` from sends[at] on; their entries."""
+        """Take the plain SENDs of `producer` from sends[at] on; returns their entries."""
         producer_id, connection = producer.producer_id, producer.connection
         paused, started, largest = connection.paused, self._limits.started, self._largest
         enqueue = self._in_flight.append
@@ -140,56 +123,56 @@ class Publishing:
         return entries
 
     def _append(self, entries: Sequence[bytes], done: GroupCallback) -> int:
-        """Hand over what was enqueued last; how many were taken."""
+        """Append the entries that were enqueued last; returns how many the ledger took."""
         taken = 0
         try:
             while taken < len(entries):
                 taken += self._append_all(entries[taken:] if taken else entries, done)
         except MagnetarError as error:
-            self._not_taken(len(entries) - taken, error)
+            self._answer_not_taken(len(entries) - taken, error)
         return taken
 
     def _append_one(
         self, producer: Producer, send: Send, chunk: Chunk | None, done: GroupCallback
     ) -> bool:
-        """Hand over the one that was enqueued last; whether it was taken."""
+        """Append the entry that was enqueued last; returns whether the ledger took it."""
         taken = bool(self._append((send.entry or b"",), done))
         if taken:
+            # From here on the sequence id is used.  If the ledger loses the entry, the producer is
+            # closed, and its count with it.
             producer.accepted(last_sequence(send.sequence_id, send.highest_sequence_id), chunk)
         else:
-            self._break_off(producer)
+            self._drop_held_behind(producer)
         return taken
 
     def refuse(self, producer: Producer, send: Send, error: MagnetarError) -> None:
         """Answer a SEND with SEND_ERROR, in its turn."""
-        if not producer.behind_hole(send.sequence_id):
+        if not producer.is_behind_gap(send.sequence_id):
             self._take(producer, HeldSend(send, 0, error))
 
     def damaged(self, producer: Producer, send: Send) -> None:
-        """Answer a SEND whose checksum is wrong; the client sends it again, and what followed it.
-
-        Chunks have one sequence id, so nobody could tell which is missing: they start anew.
-        """
-        if producer.behind_hole(send.sequence_id):
+        """Answer a SEND whose checksum is wrong; the client sends it and what followed it again."""
+        if producer.is_behind_gap(send.sequence_id):
             return
         error: MagnetarError = DamagedMessage(
             f"The message with sequence id {send.sequence_id} was damaged: send it again."
         )
         if send.is_chunk:
+            # All chunks have one sequence id, so the missing one cannot be named: all start anew.
             producer.stop_taking()
             error = InternalError("A chunk was damaged on its way: open the producer again.")
         else:
-            producer.leave_hole(send.sequence_id)
+            producer.await_resend(send.sequence_id)
         self._take(producer, HeldSend(send, 0, error))
 
     def _examine(self, producer: Producer, send: Send) -> None:
-        """`publish` for what needs a closer look."""
+        """Publish one SEND that cannot be appended unseen."""
         entry = send.entry
-        if entry is not None and not producer.behind_hole(send.sequence_id):
+        if entry is not None and not producer.is_behind_gap(send.sequence_id):
             self._take(producer, HeldSend(send, len(entry), None))
 
     def _take(self, producer: Producer, taken: HeldSend) -> None:
-        """It is in flight from now on; decided when nothing of its producer waits before it."""
+        """Count a SEND as in flight, and decide on it when nothing of its producer waits before."""
         self._limits.started(producer.connection, taken.size)
         producer.pending += 1
         if producer.held is None:
@@ -198,24 +181,28 @@ class Publishing:
             producer.held.add(taken)
 
     def _decide(self, producer: Producer, taken: HeldSend) -> bool:
-        """Append or refuse it; False: it waits for its transaction."""
+        """Append or refuse a SEND; False: it waits for its transaction."""
         send, size, refusal = taken
         chunk: Chunk | None = None
         if refusal is None:
-            chunk, refusal = self._verdict(producer, send)
+            chunk, refusal = self._check(producer, send)
+        # A duplicate is answered without its transaction.
         if refusal is None and send.txnid is not None:
             return self._admit(producer, send, size, chunk)
         self._enqueue(producer, send, size, chunk, refusal)
         if refusal is None and send.entry is not None:
             self._append_one(producer, send, chunk, self._done)
-        elif refusal is not None and breaks_off(refusal):
-            self._break_off(producer)
+        elif refusal is not None and closes_producer(refusal):
+            self._drop_held_behind(producer)
         return True
 
     # In transactions
 
     def _publish_joined(self, producer: Producer, sends: Sequence[Received], at: int) -> int:
-        """Append the SENDs of `producer` in joined transactions from sends[at] on; how many."""
+        """Append the SENDs of `producer` in joined transactions from sends[at] on.
+
+        Returns how many they are.
+        """
         connection, buffer, txns = producer.connection, self._buffer, self._txns
         paused = connection.paused
         entries: list[bytes] = []
@@ -223,7 +210,7 @@ class Publishing:
             send = sends[index]
             if type(send) is not Send or send.producer_id != producer.producer_id:
                 break
-            txn = self._joined(send)
+            txn = self._joined_transaction(send)
             if txn is None or send.entry is None:
                 break
             size = len(send.entry)
@@ -239,8 +226,8 @@ class Publishing:
             buffer.not_taken(txns.pop())
         return len(entries)
 
-    def _joined(self, send: Send) -> TxnId | None:
-        """Its transaction, if that is joined and nothing about the SEND needs a closer look."""
+    def _joined_transaction(self, send: Send) -> TxnId | None:
+        """The transaction of a SEND, if it is joined and the SEND needs no further examination."""
         entry = send.entry
         if send.txnid is None or send.is_chunk or entry is None or len(entry) > self._largest:
             return None
@@ -252,9 +239,12 @@ class Publishing:
         return txn if named == send.txnid else None
 
     def _admit(self, producer: Producer, send: Send, size: int, chunk: Chunk | None) -> bool:
-        """Append it if its transaction is joined; False: `_answered` follows."""
+        """Append a SEND if its transaction is joined; False: `_joining_ended` follows.
+
+        The SENDs of its producer wait in `producer.held` until then.
+        """
         txn = TxnId(*(send.txnid or (0, 0)))
-        then = partial(self._answered, producer, send, size, chunk)
+        then = partial(self._joining_ended, producer, send, size, chunk)
         if not self._buffer.admit(txn, then):
             if producer.held is None:
                 producer.hold(HeldSends(producer.connection, producer.producer_id))
@@ -267,7 +257,7 @@ class Publishing:
             self._buffer.not_taken(txn)
         return True
 
-    def _answered(
+    def _joining_ended(
         self,
         producer: Producer,
         send: Send,
@@ -275,7 +265,7 @@ class Publishing:
         chunk: Chunk | None,
         error: MagnetarError | None,
     ) -> None:
-        """What waited first may be appended, or not; then it is the turn of what came behind."""
+        """Append or refuse the SEND that waited for its transaction, then those behind it."""
         held = producer.held
         if held is None:
             return
@@ -283,8 +273,8 @@ class Publishing:
             self._drop(producer, size)
         elif error is not None:
             self._enqueue(producer, send, size, chunk, error)
-            if breaks_off(error):
-                self._break_off(producer)
+            if closes_producer(error):
+                self._drop_held_behind(producer)
         elif not self._admit(producer, send, size, chunk):
             return
         while held:
@@ -297,8 +287,8 @@ class Publishing:
         if not producer.pending:
             producer.now_idle()
 
-    def _break_off(self, producer: Producer) -> None:
-        """One was not taken: nothing that is held behind it may be stored."""
+    def _drop_held_behind(self, producer: Producer) -> None:
+        """Have the held SENDs of a producer dropped: they may not be stored behind a gap."""
         if producer.held is not None:
             producer.held.broken = True
             producer.stop_taking()
@@ -310,7 +300,8 @@ class Publishing:
     def _appended_in_transaction(
         self, positions: Sequence[Position], error: MagnetarError | None
     ) -> None:
-        """As `_appended`; the buffer hears of it first, so a receipt never precedes its pin."""
+        """Do as `_appended` for appends in transactions."""
+        # The buffer is called first, so that a receipt never precedes its pin.
         try:
             if error is not None:
                 self._buffer.appended(self._txns.popleft(), None, error)
@@ -319,15 +310,17 @@ class Publishing:
         finally:
             self._appended(positions, error)
 
-    def _verdict(self, producer: Producer, send: Send) -> tuple[Chunk | None, MagnetarError | None]:
+    def _check(self, producer: Producer, send: Send) -> tuple[Chunk | None, MagnetarError | None]:
+        """The chunk of a SEND, if it is one, and why it is refused, if it is."""
         try:
-            return self._examined(producer, send, send.entry or b"")
+            return self._check_entry(producer, send, send.entry or b"")
         except FrameError as error:
             return None, MessageRefused(str(error))
 
-    def _examined(
+    def _check_entry(
         self, producer: Producer, send: Send, entry: bytes
     ) -> tuple[Chunk | None, MagnetarError | None]:
+        # Checked before anything is appended, so that a message that is too large fails alone.
         if len(entry) > self._largest:
             payload = len(payload_of(entry))
             around = len(entry) - payload
@@ -337,11 +330,14 @@ class Publishing:
                     f"{self._largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
                     "compressed, or with less metadata."
                 )
+        # Metadata is parsed only for chunks and transactions (neither is plain), deduplication, and
+        # while a reconnected producer resends.
         guarded = producer.guard is not None or producer.resend is not None
         if send.plain and not guarded:
             return None, None
         metadata = parse_metadata(entry)
         named = transaction_named_by(metadata)
+        # The write path goes by the SEND's transaction, readers by the message's.
         if send.txnid != named:
             return None, MessageRefused(
                 f"The SEND is in {_transaction(send.txnid)} and its message names "
@@ -361,6 +357,7 @@ class Publishing:
         chunk: Chunk | None,
         refusal: MagnetarError | None,
     ) -> None:
+        # A refused SEND takes its place too: answers leave in SEND order.
         self._in_flight.append(
             (
                 producer,
@@ -373,10 +370,10 @@ class Publishing:
             )
         )
         if refusal is not None and len(self._in_flight) == 1:
-            self._settle()
+            self._answer_refusals()
 
-    def _not_taken(self, count: int, error: MagnetarError) -> None:
-        """The ledger did not take the newest `count`: the first is answered, the rest dropped."""
+    def _answer_not_taken(self, count: int, error: MagnetarError) -> None:
+        """Answer the first of the newest `count`, which the ledger did not take; drop the rest."""
         in_flight = self._in_flight
         producer = in_flight[-1][0]
         for _ in range(count - 1):
@@ -386,25 +383,25 @@ class Publishing:
         in_flight.append((*sent[:6], error))
         producer.stop_taking()
         if len(in_flight) == 1:
-            self._settle()
+            self._answer_refusals()
 
     def _appended(self, positions: Sequence[Position], error: MagnetarError | None) -> None:
-        """The oldest appends in flight are durable at `positions`, of one ledger; or one failed."""
+        """Answer the oldest appends in flight: stored at `positions` in a ledger, or one failed."""
         if error is not None:
-            self._lost(error)
+            self._answer_lost(error)
             return
         rest = deque(positions)
         while rest:
             try:
-                self._stored(rest)
-                self._settle()
+                self._answer_stored(rest)
+                self._answer_refusals()
             except Exception as failure:  # noqa: BLE001 - reported to the loop; the others go on
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a receipt failed", "exception": failure}
                 )
 
-    def _stored(self, rest: deque[Position]) -> None:
-        """Account and answer what is durable: as many as one producer has in a row."""
+    def _answer_stored(self, rest: deque[Position]) -> None:
+        """Count and answer durable appends: as many as one producer has in a row."""
         in_flight = self._in_flight
         position = rest.popleft()
         producer, chunk = in_flight[0][0], in_flight[0][5]
@@ -437,20 +434,20 @@ class Publishing:
         if not producer.pending:
             producer.now_idle()
 
-    def _lost(self, error: MagnetarError) -> None:
-        """The oldest append in flight failed."""
+    def _answer_lost(self, error: MagnetarError) -> None:
+        """Answer the oldest append in flight, which failed, and close its producer."""
         producer, sequence_id, _, size, _, _, _ = self._in_flight.popleft()
         self._limits.finished(producer.connection, size)
         producer.pending -= 1
-        self._refused(producer, sequence_id, error)
+        self._answer_refused(producer, sequence_id, error)
         # Whatever its code: what comes behind is lost too, or would be stored behind the gap.
         producer.disconnect()
         if not producer.pending:
             producer.now_idle()
-        self._settle()
+        self._answer_refusals()
 
-    def _settle(self) -> None:
-        """Answer what was refused, as far as nothing older is in flight."""
+    def _answer_refusals(self) -> None:
+        """Answer refused SENDs, as far as nothing older is in flight."""
         in_flight = self._in_flight
         while in_flight and in_flight[0][6] is not None:
             producer, sequence_id, highest, size, _, _, refusal = in_flight.popleft()
@@ -460,15 +457,15 @@ class Publishing:
                 if producer.attached:
                     producer.receipt(sequence_id, highest, _NO_ID, _NO_ID)
             elif refusal is not None:
-                self._refused(producer, sequence_id, refusal)
+                self._answer_refused(producer, sequence_id, refusal)
             if not producer.pending:
                 producer.now_idle()
 
-    def _refused(self, producer: Producer, sequence_id: int, error: MagnetarError) -> None:
+    def _answer_refused(self, producer: Producer, sequence_id: int, error: MagnetarError) -> None:
         if producer.attached:
             producer.send_error(sequence_id, error.code, str(error))
             if error.code not in KEEPS_PRODUCER:
-                producer.disconnected()
+                producer.close_at_once()
         if isinstance(error, LEDGER_LOST):
             self._failed(error)
 

@@ -1,20 +1,4 @@
-"""PLAN_RANGE: which entries of a topic to read next, and what they add up to.
-
-Rules:
-
-- Positions are those of the entry to be read next.  A range ends right after its last entry, in
-  that entry's ledger, and where it begins if there is nothing in it: the end of a range, and so
-  the offset of a reader, does not change because a ledger is rolled over.
-- Nothing past the horizon is in a range.  Entries of aborted transactions are, and are counted:
-  they are left out when the range is read.
-- Of two bounds the lower one counts, to the entry; one entry is in the range if there is one.
-- A time is looked for from the start on: the range begins at the first entry that was published
-  then or later, by its producer's clock, and ends before the first such one.  Publish times need
-  not rise, so later entries may be of an earlier time; but a range from a to b and one from b to c
-  meet, without a gap and without an overlap.
-- `lost` tells that entries at or after the start that was asked for were trimmed; the range then
-  begins at the first one that is there.
-"""
+"""PLAN_RANGE: choose the entries of a topic that a bulk reader reads next, and count them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -28,7 +12,12 @@ from storage.managed_ledger.stream_ranges import after
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """What is asked.  None is no bound: the first retained entry, the horizon."""
+    """A decoded PLAN_RANGE.  None is no bound: the first retained entry, the max read position.
+
+    Of `max_messages` and `max_bytes` the lower bound counts; one entry always fits.  `from_ms`
+    moves the start to the first entry that was published then or later, by its producer's clock;
+    `before_ms` ends the range before such an entry.
+    """
 
     start: Position | None = None
     end: Position | None = None
@@ -40,9 +29,16 @@ class RangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class RangePlan:
-    """Plans the next range to read: where it ends, and its messages and bytes.
+    """The next range to read: its bounds, and its messages and bytes.
 
-    `backlog` and `hidden` are None while indexes of it are made.
+    Positions are those of the entry to be read next.  A range ends right after its last entry, in
+    that entry's ledger, so a rollover of the ledger does not change a reader's offset.  An empty
+    range ends where it begins.  `horizon` is right after the max read position.  Entries of aborted
+    transactions are in the range and are counted; reading leaves them out.
+
+    `lost` tells that entries at or after the requested start were trimmed; the range then begins at
+    the first retained entry.  `backlog` (from the start to the horizon) and `hidden` (from there to
+    the end) are None while their indexes are built.
     """
 
     start: Position
@@ -58,13 +54,13 @@ class RangePlan:
 
 
 def horizon_of(topic: Topic) -> Position:
-    """What comes before it may be read."""
+    """The position right after the max read position: entries before it may be read."""
     horizon, ledger = topic.max_read_position(), topic.ledger
     return ledger.ranges.end if horizon >= ledger.last_confirmed else after(horizon)
 
 
 async def plan_range(topic: Topic, request: RangeRequest) -> RangePlan:
-    """The range.  Raises `TopicUnavailable`, and what reading raises."""
+    """Plan a range.  Raises `TopicUnavailable`, and the errors of reading."""
     ranges = topic.ledger.ranges
     for _ in range(PLAN_RANGE_TRIES):
         topic.require_readable()
@@ -78,7 +74,7 @@ async def plan_range(topic: Topic, request: RangeRequest) -> RangePlan:
 
 
 async def _plan(topic: Topic, request: RangeRequest) -> RangePlan:
-    """As of one moment, but for what is trimmed meanwhile."""
+    """Plan for the present state of the topic, except for what is trimmed meanwhile."""
     ledger, ranges = topic.ledger, topic.ledger.ranges
     sealed, raw_end = topic.sealed, ranges.end
     horizon = horizon_of(topic)
@@ -90,6 +86,8 @@ async def _plan(topic: Topic, request: RangeRequest) -> RangePlan:
         if start == LATEST:
             start = raw_end
     limit = horizon if request.end is None else min(request.end, horizon)
+    # Publish times need not rise, so later entries may be of an earlier time.  The search from the
+    # start on makes the ranges from a to b and from b to c meet, without a gap or an overlap.
     if request.from_ms is not None:
         found = await ranges.first_published(start, limit, request.from_ms)
         start = max(start, limit) if found is None else found
@@ -97,22 +95,22 @@ async def _plan(topic: Topic, request: RangeRequest) -> RangePlan:
         found = await ranges.first_published(start, limit, request.before_ms)
         limit = limit if found is None else found
     end, sums = await ranges.fitting(
-        start, limit, _most(request.max_messages), _most(request.max_bytes)
+        start, limit, _or_unbounded(request.max_messages), _or_unbounded(request.max_bytes)
     )
-    backlog, hidden = await _rest(topic, start, horizon, raw_end)
+    backlog, hidden = await _backlog_and_hidden(topic, start, horizon, raw_end)
     return RangePlan(start, end, sums, earliest, horizon, raw_end, sealed, lost, backlog, hidden)
 
 
-def _most(bound: int | None) -> int:
+def _or_unbounded(bound: int | None) -> int:
     return LONG_MAX if bound is None else bound
 
 
-async def _rest(
+async def _backlog_and_hidden(
     topic: Topic, start: Position, horizon: Position, raw_end: Position
 ) -> tuple[Sums | None, Sums | None]:
-    """From the start to the horizon, and from there to the end, if that can be said soon."""
+    """The sums up to the horizon, and behind it; None if they are not known in time."""
     ranges = topic.ledger.ranges
-    ranges.look_ahead(start)  # goes on when nobody waits any more
+    ranges.look_ahead(start)  # it goes on after the timeout
     try:
         async with asyncio.timeout(PLAN_BACKLOG_WAIT_S) as limit:
             backlog = await ranges.sums(start, horizon)

@@ -1,17 +1,4 @@
-"""The topics of this broker: found, created, loaded once, unloaded, deleted.
-
-Rules:
-
-- One `Topic` for each name.  Who asks while it is being loaded shares that load; a load belongs to
-  the registry, so the one who asked may go away.
-- Loading, unloading and deleting of one name happen one after the other.
-- A topic is acquired before it is loaded, made or deleted, and released when it is unloaded.  One
-  that this process no longer owns is closed.
-- Loading keeps W7 of transactions: the epoch first where others may own the topic too, then the
-  ledger, which fences, then claims and what they lead to.
-- A persistent topic is made on first use if its namespace allows it, unless a scalable topic has
-  the name.  A segment exists by the word of its scalable topic only.
-"""
+"""The topics of this broker: finding, creating, loading, unloading and deleting them."""
 
 import asyncio
 import random
@@ -26,9 +13,9 @@ import structlog
 
 from broker.placement import OwnedElsewhere
 from broker.policies.namespaces import Namespaces, Policies, retention
+from broker.topics.cluster_topics import ClusterTopics, ClusterTopicsHost, LocalScalableTopics
 from broker.topics.context import TopicContext
 from broker.topics.dispatch.errors import ConsumerBusy
-from broker.topics.elsewhere import ElsewhereHost, ScalableTopicsHere, TopicsElsewhere
 from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics
 from broker.topics.producer_access import ProducerBusy
 from broker.topics.producer_names import ProducerNames
@@ -76,41 +63,41 @@ class TopicNotAllowed(PeerError):
 
 
 class TopicExists(PeerError):
-    """The name is taken."""
+    """A topic of that name exists."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
 
 
 class LegacyTransactionsNotServed(PeerError):
-    """A v4 client looks for transaction coordinators of the form before PIP-473."""
+    """A v4 client asks for transaction coordinators of the form before PIP-473."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
-class ScalableNames(TopicEvents, ScalableTopicsHere, Protocol):
-    """Scalable topics, as the registry asks and tells them."""
+class ScalableNames(TopicEvents, LocalScalableTopics, Protocol):
+    """Scalable topics, as the registry uses them."""
 
     async def is_sealed(self, segment: SegmentName) -> bool:
-        """Whether the layout says SEALED of a segment.  Raises `TopicNotFound` if it names none."""
+        """Whether a segment is SEALED in its layout.  Raises `TopicNotFound` if it is in none."""
         ...
 
     async def exists(self, name: TopicName) -> bool:
-        """Whether there is a scalable topic of that name."""
+        """Whether a scalable topic of that name exists."""
         ...
 
 
 class TransactionsOfTopics(Protocol):
-    """Transactions, as the registry gives them to topics."""
+    """Transactions, as the registry passes them to topics."""
 
     @property
     def parts(self) -> TransactionParts:
-        """What every part of transactions in this process is given."""
+        """Shared parts of all transactional components in this process."""
         ...
 
 
-class RegistryHost(ElsewhereHost, Protocol):
-    """What the registry needs of the broker."""
+class RegistryHost(ClusterTopicsHost, Protocol):
+    """The parts of a broker that the registry uses."""
 
     settings: Settings
     clock: Clock
@@ -134,7 +121,12 @@ class RegistryHost(ElsewhereHost, Protocol):
 
 
 class TopicRegistry:
-    """Finds, creates, loads, unloads and deletes the topics of this broker; loads each one once."""
+    """Finds, creates, loads, unloads and deletes the topics of this broker; loads each one once.
+
+    Loading, unloading and deleting of one name happen one after the other.  A topic is acquired
+    before it is loaded, created or deleted, and released when it is unloaded.  A topic that this
+    process no longer owns is closed.
+    """
 
     buffer_class: ClassVar[type[SegmentBuffer]] = SegmentBuffer
 
@@ -150,7 +142,7 @@ class TopicRegistry:
         self._closed = False
         self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
-        self.elsewhere = TopicsElsewhere(broker, self)
+        self.cluster = ClusterTopics(broker, self)
         self._lists = TopicLists(broker.metadata, ledger_key)
         self._context = TopicContext(
             clock=broker.clock,
@@ -165,11 +157,14 @@ class TopicRegistry:
     # Finding
 
     def loaded(self) -> Mapping[str, Topic]:
-        """The topics that are loaded, by full name."""
+        """The loaded topics by full name."""
         return MappingProxyType(self._topics)
 
     def require_served(self, name: TopicName) -> None:
-        """Raise for domains that this broker does not serve, or not now."""
+        """Raise for names that this broker does not serve, or not as it is configured.
+
+        `NonPersistentTopicRefused`, `LegacyTransactionsNotServed`, `InvalidTopicName`.
+        """
         require_persistent(name)
         if str(name.partitioned) == _LEGACY_COORDINATORS:
             raise LegacyTransactionsNotServed(
@@ -183,7 +178,7 @@ class TopicRegistry:
             )
 
     async def create(self, name: TopicName, properties: Mapping[str, str] | None = None) -> Topic:
-        """Make a persistent topic because an operator says so, whatever policies say.
+        """Create a persistent topic for an operator, whatever the policies say.
 
         Raises `TopicExists`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
         """
@@ -195,16 +190,16 @@ class TopicRegistry:
         require_creatable(name)
         await self._broker.namespaces.require(name.namespace_name)
         async with self._lock(str(name)), self._acquired(name):
-            await self.make_way(name)
+            await self.purge_leftovers_if_new(name)
             ledger = await self._broker.managed_ledgers.open(name.ledger_path, create=True)
             if properties:
                 await ledger.set_properties(properties)
         topic = await self.get(name, create=False)
-        self._tell(name, exists=True)
+        self._notify(name, exists=True)
         return topic
 
     async def get(self, name: TopicName, *, create: bool) -> Topic:
-        """The topic, loaded; made if it is missing, `create` is set and that is allowed.
+        """The topic, loaded; created if it is missing, `create` is set and policies allow it.
 
         Raises `TopicNotFound`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
         """
@@ -225,6 +220,7 @@ class TopicRegistry:
                 self._loads[key] = (create, load)
                 load.add_done_callback(lambda load: self._load_ended(key, load))
             try:
+                # All callers share one load; it goes on if a caller is cancelled.
                 topic = await asyncio.shield(load)
             except TopicNotFound:
                 if creates or not create:
@@ -236,23 +232,23 @@ class TopicRegistry:
     def _load_ended(self, key: str, load: asyncio.Task[Topic]) -> None:
         self._loads.pop(key, None)
         if not load.cancelled():
-            load.exception()  # whoever asked may be gone
+            load.exception()  # no caller may be left that retrieves it
 
     async def exists(self, name: TopicName) -> bool:
-        """Whether a topic of that name, partitioned or not, is stored."""
+        """Whether a topic of that name exists, partitioned or not."""
         if str(name) in self._topics or await self._is_stored(name):
             return True
         return name.partition_index is None and await self.partitioned.count(name) > 0
 
     async def may_be_opened(self, name: TopicName) -> bool:
-        """Whether it exists, or is a partition that is made when somebody first uses it."""
+        """Whether a topic exists, or is a partition that is created at its first use."""
         if await self.exists(name):
             return True
         index = name.partition_index
         return index is not None and index < await self.partitioned.count(name.partitioned)
 
     async def list_names(self, namespace: NamespaceName) -> list[str]:
-        """Full names of the persistent topics of a namespace, partitions each, sorted."""
+        """Sorted full names of the persistent topics of a namespace; each partition is one."""
         parent = ledger_key(f"{namespace}/{TopicDomain.PERSISTENT.value}")
         children = await self._broker.metadata.children(parent)
         prefix = f"{namespace}/{TopicDomain.PERSISTENT.value}/"
@@ -263,17 +259,21 @@ class TopicRegistry:
         return sorted(stored)
 
     async def follow(self, namespace: NamespaceName, listener: TopicListener) -> Callable[[], None]:
-        """Call `listener` when any broker makes or deletes a topic of a namespace.
+        """Call `listener` when any broker creates or deletes a topic of a namespace.
 
-        Perhaps for those of others too.  Returns its removal.  Where stores are shared it waits
-        until the namespace could be read: what fails there is tried again, and raises nothing.
+        It may be called for other namespaces too.  Returns a function that removes it.  Where
+        stores are shared this waits until the namespace could be read; failures of that are tried
+        again, and not raised.
         """
         if self._broker.placement.shared:
             return await self._lists.follow(namespace, self.list_names, listener)
         return self.on_change(listener)
 
     def on_change(self, listener: TopicListener) -> Callable[[], None]:
-        """Call `listener` when this broker makes or deletes a topic; returns its removal."""
+        """Call `listener` when this broker creates or deletes a topic.
+
+        Returns a function that removes it.
+        """
         token = object()
         self._listeners[token] = listener
         return lambda: (self._listeners.pop(token, None), None)[1]
@@ -293,9 +293,9 @@ class TopicRegistry:
             sealed_by_layout = await self._require_openable(name, policies, create=create)
             async with self._acquired(name):
                 if self._broker.placement.shared:
-                    # Once more: what another owner did until now counts.
+                    # Checked again: another owner may have changed the topic until now.
                     sealed_by_layout = await self._require_openable(name, policies, create=create)
-                created = await self.make_way(name)
+                created = await self.purge_leftovers_if_new(name)
                 topic = await self._open(name)
             self._topics[str(name)] = topic
             topic.opened()
@@ -303,14 +303,17 @@ class TopicRegistry:
                 topic.begin_seal()
             log.debug("topic_loaded", topic=str(name), state=topic.state.value, created=created)
             if created:
-                self._tell(name, exists=True)
+                self._notify(name, exists=True)
             if not self._broker.placement.owns(name):
                 self.give_up(topic)  # lost while it was being loaded
             return topic
 
     @asynccontextmanager
     async def _acquired(self, name: TopicName) -> AsyncIterator[None]:
-        """Held from now on, but let go of again after a failure; the caller has the name's lock."""
+        """Acquire a topic, and release it again if the block raises.
+
+        The caller has the lock of the name.
+        """
         await self._broker.placement.acquire(name)
         try:
             yield
@@ -328,10 +331,10 @@ class TopicRegistry:
             log.warning("topic_lost", topic=str(name))
             self.give_up(topic)
 
-    async def make_way(self, name: TopicName) -> bool:
-        """Whether there is no log; then nothing is left of what transactions kept of another one.
+    async def purge_leftovers_if_new(self, name: TopicName) -> bool:
+        """Delete records of transactions that an earlier topic left, if the topic has no ledger.
 
-        Raises `MetadataError`, `CorruptTransactionRecord`.
+        Returns whether it has none.  Raises `MetadataError`, `CorruptTransactionRecord`.
         """
         if await self._is_stored(name):
             return False
@@ -341,7 +344,10 @@ class TopicRegistry:
         return True
 
     async def _open(self, name: TopicName) -> Topic:
-        """W7, A3: epoch, log, claims, headers, aborted set, acknowledgements; in this order."""
+        """Open the ledger of a topic, and load its state.
+
+        W7, A3: epoch, ledger, claims, headers, aborted set, acknowledgements; in this order.
+        """
         store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
         owner = await self._owner(name)
         async with AsyncExitStack() as on_failure:
@@ -363,7 +369,7 @@ class TopicRegistry:
         return topic
 
     async def _owner(self, name: TopicName) -> SegmentOwner:
-        """Who writes; takes its epoch before the log where others may own the topic (W7)."""
+        """Create the `SegmentOwner`.  In a cluster, take its epoch before the ledger opens (W7)."""
 
         def lost(error: MagnetarError) -> None:
             topic = self._topics.get(str(name))
@@ -377,13 +383,14 @@ class TopicRegistry:
         return owner
 
     async def _require_openable(self, name: TopicName, policies: Policies, *, create: bool) -> bool:
-        """Raise unless the topic exists or may be made.  Whether its layout says SEALED."""
+        """Raise unless the topic exists or may be created; returns whether its layout is SEALED."""
         if name.domain is TopicDomain.TOPIC:
             raise TopicNotAllowed(
                 f"{name} is a scalable topic: use a v5 client, or open its segments."
             )
         stored = await self._is_stored(name)
         if name.domain is TopicDomain.SEGMENT:
+            # Only the layout of its scalable topic decides whether a segment exists.
             sealed = await self._broker.scalable.is_sealed(segment_name(name))
             if sealed and not stored:
                 raise TopicNotFound(f"{name} is gone: look its topic up again.")
@@ -393,7 +400,7 @@ class TopicRegistry:
         return False
 
     async def require_auto_creation(self, name: TopicName) -> None:
-        """Raise, as opening it would, unless a missing topic would be made at its first use."""
+        """Raise, as opening it would, unless a missing topic would be created at its first use."""
         self.require_served(name)
         policies = await self._broker.namespaces.require(name.namespace_name)
         await self._require_auto_creation(name, policies, create=True)
@@ -401,7 +408,7 @@ class TopicRegistry:
     async def _require_auto_creation(
         self, name: TopicName, policies: Policies, *, create: bool
     ) -> None:
-        """Raise unless a missing persistent topic may be made now."""
+        """Raise unless a missing persistent topic may be created now."""
         if name.partition_index is not None:
             count = await self.partitioned.count(name.partitioned)
             if name.partition_index < count:
@@ -423,9 +430,9 @@ class TopicRegistry:
         return await self._broker.scalable.exists(name.in_domain(TopicDomain.TOPIC))
 
     async def partitions_of(self, name: TopicName, *, create: bool) -> int:
-        """Partitions of a topic, 0 when it has none.
+        """The number of a topic's partitions, 0 when it is not partitioned.
 
-        With `create` a missing topic is made partitioned if its namespace's policy says so;
+        With `create` a missing topic is created with partitions if its namespace's policy says so;
         without it a missing topic raises `TopicNotFound`.
         """
         self.require_served(name)
@@ -466,7 +473,10 @@ class TopicRegistry:
     # Ending
 
     def give_up(self, topic: Topic) -> None:
-        """The topic's ledger failed: close it, so that the next one who asks loads it anew."""
+        """Close a topic in the background, so that the next request loads it anew.
+
+        Its ledger failed, or its ownership was lost.
+        """
         self._work.start(self._give_up(topic))
 
     async def _give_up(self, topic: Topic) -> None:
@@ -476,11 +486,14 @@ class TopicRegistry:
                 await self._unload(key)
 
     async def unload(self, name: TopicName) -> None:
-        """Close the topic; clients connect again and load it anew."""
+        """Close a topic; clients connect again and load it anew."""
         await self._work.finish(self._unload_alone(str(name)))
 
     async def unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
-        """Close the topic if `still()` is true in the turn in which that begins; whether it was."""
+        """Close a topic if `still()` is true in the turn of the loop in which closing begins.
+
+        Returns whether it was closed.
+        """
         return await self._work.finish(self._unload_if(topic, still))
 
     async def _unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
@@ -501,7 +514,7 @@ class TopicRegistry:
             await self._broker.placement.release(name)
 
     async def _close(self, key: str) -> TopicName | None:
-        """Close what is loaded, if anything is; it stays acquired."""
+        """Close a topic, if it is loaded; it stays acquired."""
         topic = self._topics.get(key)
         if topic is None:
             return None
@@ -522,7 +535,7 @@ class TopicRegistry:
         force: bool,
         require_unused: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Remove the topic with everything in it; `require_unused` as of a managed ledger.
+        """Delete a topic with all its data; `require_unused` as of a managed ledger.
 
         Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
         """
@@ -540,7 +553,7 @@ class TopicRegistry:
                 _require_unused(topic)
             await self._close(str(name))
             async with self._acquired(name):
-                if topic is None and await self.make_way(name):
+                if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")
                 await self._broker.managed_ledgers.delete(
                     name.ledger_path, require_unused=require_unused
@@ -549,10 +562,10 @@ class TopicRegistry:
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
                 await self._forget_schemas(name)
             await self._broker.placement.release(name)
-        self._tell(name, exists=False)
+        self._notify(name, exists=False)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
-        """Remove a partitioned topic with all its partitions.  Raises as `delete`."""
+        """Delete a partitioned topic with all its partitions.  Raises as `delete`."""
         count = await self.partitioned.count(name)
         if not count:
             raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
@@ -569,23 +582,24 @@ class TopicRegistry:
         await self._forget_schemas(name)
 
     async def _require_unused_anywhere(self, name: TopicName) -> None:
-        topic, owner = self._topics.get(str(name)), self.elsewhere.owner_elsewhere(name)
+        topic, owner = self._topics.get(str(name)), self.cluster.other_owner(name)
         if topic is not None:
             _require_unused(topic)
-        elif owner is not None and await self.elsewhere.is_used(owner, name):
+        elif owner is not None and await self.cluster.is_used(owner, name):
             raise ProducerBusy(f"{name} is in use on {owner.broker_id}: close that, or use force.")
 
     async def _delete_anywhere(self, name: TopicName, *, force: bool) -> None:
         try:
             await self.delete(name, force=force)
         except OwnedElsewhere:
-            owner = self.elsewhere.owner_elsewhere(name)
+            owner = self.cluster.other_owner(name)
             if owner is None:
                 raise
-            await self.elsewhere.delete(owner, name, force=force)
+            await self.cluster.delete(owner, name, force=force)
 
     async def _forget_transactions(self, name: TopicName) -> None:
-        """What is left after a failure goes with the next try, or before the name is used again."""
+        """Delete the records of transactions of a topic."""
+        # What is left after a failure is deleted at the next try, or before the name is used again.
         try:
             await forget_segment(self._broker.transactions.parts.store, str(name))
         except MagnetarError as error:
@@ -596,11 +610,11 @@ class TopicRegistry:
             await self._broker.schemas.forget(name.schema_id)
 
     async def hand_over(self) -> None:
-        """Close and release one topic after another, for other brokers to take."""
-        room = asyncio.Semaphore(DRAIN_TOPICS_AT_ONCE)
+        """Close and release all topics, a few at a time, for other brokers to load."""
+        slots = asyncio.Semaphore(DRAIN_TOPICS_AT_ONCE)
 
         async def unload(key: str) -> None:
-            async with room:
+            async with slots:
                 await self._unload_alone(key)
 
         await asyncio.gather(*(unload(key) for key in list(self._topics)))
@@ -621,7 +635,7 @@ class TopicRegistry:
             lock = self._locks[key] = asyncio.Lock()
         return lock
 
-    def _tell(self, name: TopicName, *, exists: bool) -> None:
+    def _notify(self, name: TopicName, *, exists: bool) -> None:
         if name.domain is TopicDomain.PERSISTENT:
             for listener in list(self._listeners.values()):
                 listener(name, exists)

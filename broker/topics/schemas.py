@@ -1,14 +1,6 @@
-"""One schema history for each topic name; segments and partitions share their topic's.
+"""Schema histories, one for each topic name; segments and partitions share their topic's.
 
-Rules:
-
-- A version is a record `/schemas/<schema id>/<20 digits>`, created once and never changed; who
-  loses the race for a number reads again and decides anew.
-- A schema that is in the history already has the version it got then.
-- Deleting adds a tombstone: what came before no longer counts, and versions go on from there.
-- A client that reads whatever is there (AUTO_CONSUME) brings no schema.  One of bytes (NONE) does,
-  as in Pulsar, whose Java client sends none then, and whose Go client sends it.
-- On the wire a version is 8 bytes, big-endian.
+A version is a record at `/schemas/<schema id>/<20 digits>`, created once and never changed.
 """
 
 import base64
@@ -52,18 +44,18 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """The end of all versions before it."""
+    """The deletion of a history: no version before it counts, and versions go on after it."""
 
     version: int
 
 
 def version_bytes(version: int) -> bytes:
-    """A version as the wire has it."""
+    """A version as on the wire: 8 bytes, big-endian."""
     return version.to_bytes(VERSION_BYTES, "big")
 
 
 def definition_from_wire(schema: Schema) -> SchemaDefinition:
-    """What a client sent."""
+    """Decode the schema that a client sent."""
     return SchemaDefinition(
         SchemaType(schema.type),
         schema.schema_data,
@@ -73,7 +65,7 @@ def definition_from_wire(schema: Schema) -> SchemaDefinition:
 
 
 def definition_to_wire(definition: SchemaDefinition) -> Schema:
-    """What a client gets."""
+    """Encode a schema for a client."""
     schema = Schema(
         name=definition.name,
         schema_data=definition.data,
@@ -95,7 +87,7 @@ class SchemaRegistry:
         self._clock = clock
 
     async def history(self, schema_id: str) -> list[SchemaVersion]:
-        """Every version since the last deletion, oldest first."""
+        """All versions since the last deletion, oldest first."""
         return _alive(await self._all(schema_id))
 
     async def get(self, schema_id: str, version: int | None = None) -> SchemaVersion:
@@ -103,16 +95,20 @@ class SchemaRegistry:
         for entry in reversed(await self.history(schema_id)):
             if version is None or entry.version == version:
                 return entry
-        what = "no schema" if version is None else f"no schema version {version}"
-        raise SchemaNotFound(f"The topic {schema_id} has {what}: add one with a producer or REST.")
+        missing = "no schema" if version is None else f"no schema version {version}"
+        raise SchemaNotFound(
+            f"The topic {schema_id} has {missing}: add one with a producer or REST."
+        )
 
     async def add(
         self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
     ) -> int | None:
-        """Its version in the history, added if need be; None for AUTO_CONSUME.
+        """The version of a schema in the history, added if need be; None for AUTO_CONSUME.
 
-        Bytes (NONE) are a type as any other.  Raises `IncompatibleSchema`.
+        Raises `IncompatibleSchema`.
         """
+        # AUTO_CONSUME reads any schema and brings none.  Bytes (NONE) are a type as any other, as
+        # in Pulsar: its Java client sends no schema for bytes, but its Go client does.
         if definition.kind is SchemaType.AUTO_CONSUME:
             return None
         for _ in range(RECORD_CHANGE_TRIES):
@@ -128,6 +124,7 @@ class SchemaRegistry:
                     "be: use one of them."
                 )
             version = entries[-1].version + 1 if entries else 0
+            # Another writer may have taken the number: then read again and decide anew.
             if await self._store(schema_id, version, definition):
                 return version
         raise VersionConflict(f"The schemas of {schema_id} change all the time: try again.")
@@ -135,7 +132,7 @@ class SchemaRegistry:
     async def check_consumer(
         self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
     ) -> None:
-        """A consumer's schema must read the topic's; on a topic without any it becomes the first.
+        """Require that a consumer's schema reads the topic's; the first schema of a topic is added.
 
         Raises `IncompatibleSchema`.
         """
@@ -148,7 +145,7 @@ class SchemaRegistry:
             await self.add(schema_id, definition, strategy)
 
     async def delete(self, schema_id: str) -> int:
-        """End the history; the version of the tombstone."""
+        """End the history; returns the version of the tombstone."""
         for _ in range(RECORD_CHANGE_TRIES):
             entries = await self._all(schema_id)
             version = entries[-1].version + 1 if entries else 0
@@ -157,7 +154,7 @@ class SchemaRegistry:
         raise VersionConflict(f"The schemas of {schema_id} change all the time: try again.")
 
     async def forget(self, schema_id: str) -> None:
-        """Remove every trace: the topic itself is being deleted."""
+        """Delete all records: the topic itself is being deleted."""
         for entry in await self._all(schema_id):
             await self._metadata.delete(_key(schema_id, entry.version))
 

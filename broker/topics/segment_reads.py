@@ -1,19 +1,4 @@
-"""READ_ENTRIES: stored entries of a topic, in bulk and as they are.
-
-Rules:
-
-- What is readable comes: up to the horizon, without aborted entries and brokers' markers.  `raw`
-  brings everything, each with why it is not readable.
-- An answer is bounded in bytes, what surrounds the entries included, and so is what is looked at
-  for it: one that found nothing readable says how far it came.  One entry always fits.
-- Reads of a connection are answered in their order, one after the other: the next is read while the
-  one before is on its way, and handed over once the peer has taken that.
-- SEGMENT_READS_AT_ONCE are read at the same time, and SEGMENT_READS_AHEAD answers wait for peers;
-  above that a peer must have taken what it got before there is more for it.
-- The entry cache is asked and never filled: these are other entries than consumers wait for.
-- An entry whose ledger was trimmed while it was read is left out: whether it was aborted may be
-  forgotten by then.
-"""
+"""READ_ENTRIES: send the stored entries of a topic to bulk readers, as they are."""
 
 import asyncio
 from collections.abc import Sequence
@@ -47,13 +32,18 @@ _MARKER = int(ReadEntry.MARKER)
 
 
 class EntryTooLarge(PeerError):
-    """An entry that does not fit into any frame."""
+    """The entry is larger than the largest frame."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class ReadRange(NamedTuple):
-    """What is asked."""
+    """A decoded READ_ENTRIES: entries from `start` up to, but not including, `end`.
+
+    Readable are entries up to the max read position, except those of aborted transactions and
+    brokers' markers.  With `raw` all entries are sent, each with its visibility.  `max_bytes` 0 is
+    the broker's own bound.
+    """
 
     start: Position
     end: Position
@@ -61,20 +51,24 @@ class ReadRange(NamedTuple):
     raw: bool
 
 
-class _Piece:
-    """What was found so far, and where to go on."""
+class _Answer:
+    """The entries of one answer, and the position where the next one goes on."""
 
-    __slots__ = ("at", "at_end", "found", "room")
+    __slots__ = ("at", "at_end", "bytes_left", "found")
 
-    def __init__(self, at: Position, room: int) -> None:
+    def __init__(self, at: Position, bytes_left: int) -> None:
         self.at = at
-        self.room = room
+        self.bytes_left = bytes_left
         self.found: list[_Found] = []
         self.at_end = False
 
 
 class SegmentReads:
-    """Serves READ_ENTRIES: ranges of stored entries, within a bounded memory."""
+    """Serves READ_ENTRIES: ranges of stored entries, within a bounded memory.
+
+    SEGMENT_READS_AT_ONCE are read at the same time, and SEGMENT_READS_AHEAD answers wait for peers.
+    Above that a peer must have taken its last answer before the next one is read.
+    """
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[ClientConnection, asyncio.Lock] = WeakKeyDictionary()
@@ -82,22 +76,26 @@ class SegmentReads:
         self._ahead = 0
 
     def turn(self, connection: ClientConnection) -> asyncio.Lock:
-        """Held while a read of that connection is made and handed over; given in order."""
+        """The lock of a connection's reads, which serves them in the order of their arrival."""
         return self._turns.setdefault(connection, asyncio.Lock())
 
     async def read(
         self, connection: ClientConnection, topic: Topic, request_id: int, asked: ReadRange
     ) -> None:
-        """Send one answer.  Raises `TopicUnavailable`, `EntryTooLarge`, what reading raises."""
+        """Send one answer.
+
+        Raises `TopicUnavailable`, `EntryTooLarge`, and the errors of reading.
+        """
         await self._begin(connection)
         try:
             try:
-                piece = await _read(topic, asked)
-                frame = _encoded(topic, request_id, piece)
+                answer = await _read(topic, asked)
+                frame = _encode(topic, request_id, answer)
             finally:
                 self._under_way.release()
-            entries, size_bytes = len(piece.found), sum(len(each[2]) for each in piece.found)
-            del piece  # The frame has it, and may wait for long.
+            entries, size_bytes = len(answer.found), sum(len(each[2]) for each in answer.found)
+            del answer  # The frame has the entries, and may wait for long.
+            # This answer is read while the one before is on its way, and sent when that is taken.
             await _until_writable(connection)
         finally:
             self._ahead -= 1
@@ -106,12 +104,10 @@ class SegmentReads:
         topic.bytes_read_total += size_bytes
 
     async def _begin(self, connection: ClientConnection) -> None:
-        """Wait for a place, and for the peer if too many answers wait already.
-
-        Decided with the place in hand: all who wait for one would see the same count before.
-        """
+        """Wait for a free read, and for the peer if too many answers wait already."""
         while True:
             await self._under_way.acquire()
+            # Decided after the wait: all that wait would see the same count before it.
             if connection.writable or self._ahead < SEGMENT_READS_AHEAD:
                 self._ahead += 1
                 return
@@ -127,11 +123,11 @@ async def _until_writable(connection: ClientConnection) -> None:
     await writable.wait()
 
 
-def _encoded(topic: Topic, request_id: int, piece: _Piece) -> Sequence[bytes]:
-    following = to_wire(piece.at.ledger_id), to_wire(piece.at.entry_id)
-    frame = encode_read_entries(request_id, following, piece.found, at_end=piece.at_end)
+def _encode(topic: Topic, request_id: int, answer: _Answer) -> Sequence[bytes]:
+    following = to_wire(answer.at.ledger_id), to_wire(answer.at.entry_id)
+    frame = encode_read_entries(request_id, following, answer.found, at_end=answer.at_end)
     if sum(map(len, frame)) > MAX_FRAME_SIZE:
-        ledger_id, entry_id, data, _ = piece.found[0]
+        ledger_id, entry_id, data, _ = answer.found[0]
         raise EntryTooLarge(
             f"Entry {ledger_id}:{entry_id} of {topic.name} has {len(data)} bytes and fits into no "
             "frame: read it with a consumer, or go on behind it."
@@ -139,44 +135,48 @@ def _encoded(topic: Topic, request_id: int, piece: _Piece) -> Sequence[bytes]:
     return frame
 
 
-async def _read(topic: Topic, asked: ReadRange) -> _Piece:
+async def _read(topic: Topic, asked: ReadRange) -> _Answer:
+    """Read one answer.  It may have no entry; then `at` says how far the read came."""
     most = min(asked.max_bytes, SEGMENT_READ_BYTES) if asked.max_bytes else SEGMENT_READ_BYTES
-    piece = _Piece(asked.start, most)
+    answer = _Answer(asked.start, most)
     while True:
-        if not await _read_on(topic, asked, piece):
-            return piece
+        if not await _read_on(topic, asked, answer):
+            return answer
         await asyncio.sleep(0)
 
 
-async def _read_on(topic: Topic, asked: ReadRange, piece: _Piece) -> bool:
-    """One turn's worth; whether to go on."""
+async def _read_on(topic: Topic, asked: ReadRange, answer: _Answer) -> bool:
+    """Read as much as fits one turn of the loop; returns whether there is more to read."""
     topic.require_readable()
-    ledger, at = topic.ledger, piece.at
+    ledger, at = topic.ledger, answer.at
     limit = min(asked.end, ledger.ranges.end if asked.raw else horizon_of(topic))
     if at >= limit:
-        piece.at_end = True
+        answer.at_end = True
         return False
     last = Position(limit.ledger_id, limit.entry_id - 1)
+    # The entry cache is read and never filled: consumers wait for other entries.
     entries = await ledger.read(
-        at, max_entries=SEGMENT_READ_ENTRIES, max_bytes=max(piece.room, 0), up_to=last
+        at, max_entries=SEGMENT_READ_ENTRIES, max_bytes=max(answer.bytes_left, 0), up_to=last
     )
     first_ledger_id = ledger.ranges.first_retained.ledger_id
     horizon = horizon_of(topic)
     for entry in entries:
+        # Entries that are not sent count too: this bounds what is read.  One entry always fits.
         size = len(entry.data) + ENTRY_OVERHEAD_BYTES
-        if size > piece.room and piece.at != asked.start:
+        if size > answer.bytes_left and answer.at != asked.start:
             return False
-        piece.room -= size
+        answer.bytes_left -= size
         (ledger_id, entry_id), data = entry
-        piece.at = Position(ledger_id, entry_id + 1)
+        answer.at = Position(ledger_id, entry_id + 1)
+        # Trimmed while it was read: whether the entry was aborted may be forgotten by now.
         if ledger_id < first_ledger_id:
             continue
         visibility = _visibility(topic, entry, horizon)
         if visibility == _READABLE or asked.raw:
-            piece.found.append((ledger_id, entry_id, data, visibility))
+            answer.found.append((ledger_id, entry_id, data, visibility))
     if not entries:
-        piece.at = limit
-    return not entries or len(entries) == SEGMENT_READ_ENTRIES or piece.at >= limit
+        answer.at = limit
+    return not entries or len(entries) == SEGMENT_READ_ENTRIES or answer.at >= limit
 
 
 def _visibility(topic: Topic, entry: Entry, horizon: Position) -> int:

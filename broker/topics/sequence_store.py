@@ -1,18 +1,4 @@
-"""Keeps the producers' sequence ids of one topic on disk.
-
-Rules:
-
-- A snapshot is one property of the managed ledger.  It is taken after SEQUENCE_SNAPSHOT_ENTRIES
-  entries, SEQUENCE_SNAPSHOT_BYTES bytes or SEQUENCE_SNAPSHOT_S, and at close.
-- A load takes the snapshot and replays what follows it.  A reader cursor at the snapshot keeps that
-  from being trimmed; until it stands, nothing is.
-- The last snapshot of a sealed stream covers all its entries and has the publish times of the last
-  messages, since later loads may find no entries any more.  If sealing broke off before it was
-  taken, the next load takes it.
-- Only producers that come back need the sequence ids of a sealed stream.  If its entries are lost
-  for good, it knows no producers; the load goes on, for readers.  Any other read error fails the
-  load, which is tried again: who came back meanwhile would send again what is stored.
-"""
+"""Durable sequence ids of a topic's producers: snapshots, and the replay of later entries."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,7 +40,9 @@ READER_NAME = "magnetar.producer-sequences"
 class SequenceStore:
     """Saves and loads the sequence ids by which repeated SENDs are recognised.
 
-    `durable` and the `unsaved` counters are kept by `Publishing`.
+    A snapshot is one property of the managed ledger.  It is taken after SEQUENCE_SNAPSHOT_ENTRIES
+    entries, SEQUENCE_SNAPSHOT_BYTES bytes or SEQUENCE_SNAPSHOT_S, when the topic is sealed, and at
+    close.  `PublishPipeline` updates `durable` and the `unsaved` counters.
     """
 
     def __init__(self, clock: Clock, policy: Callable[[], Retention | None]) -> None:
@@ -75,33 +63,40 @@ class SequenceStore:
         return self._policy() if self._loaded else KEEP_ALL
 
     async def load(self, ledger: ManagedLedger) -> None:
-        """Take what is stored and replay the entries after it."""
+        """Load the snapshot and replay the entries after it.
+
+        Raises the errors of reading: without its sequence ids a producer that comes back would
+        store its messages again, so the load of the topic fails and is tried again.
+        """
         self._ledger = ledger
         self.durable = self._take_snapshot(ledger)
+        # The cursor keeps the entries after the snapshot from being trimmed.
         self._reader = ledger.open_reader_cursor(READER_NAME, self.durable)
         if ledger.state is ManagedLedgerState.TERMINATED:
             await self._load_sealed(ledger)
         else:
             await self._replay(ledger, self.durable)
         self._loaded = True
-        # Until here all was kept: let go of what may go, and be told when time lets more go.
+        # Nothing was trimmed until now; from now on the policy of the namespace holds.
         ledger.use_retention(self.retention)
 
     async def _load_sealed(self, ledger: ManagedLedger) -> None:
         try:
             await self._replay(ledger, self.durable)
         except (NoSuchLedger, CorruptEntry) as error:
+            # These entries are lost for good.  The topic loads for its readers; only producers that
+            # come back need sequence ids.  With half of them, a stored message would pass for new.
             log.warning("sequence_ids_unknown", name=ledger.name, error=str(error))
-            # Half of it would pass what is stored for what is not.
             self.sequences = _no_sequences()
             self.unsaved_entries = 0
         if self.unsaved_entries:
+            # Sealing failed before the last snapshot was taken.
             await self.end()
         else:
             await self._release(ledger)
 
     def _take_snapshot(self, ledger: ManagedLedger) -> Position:
-        """Where to go on from; a snapshot that cannot be read is as good as none."""
+        """Load the snapshot; returns its position.  An unreadable snapshot counts as none."""
         snapshot = ledger.properties.get(SNAPSHOT_PROPERTY)
         if snapshot is None:
             return NO_POSITION
@@ -131,7 +126,7 @@ class SequenceStore:
             self.unsaved_entries += len(entries)
 
     def appended(self) -> None:
-        """A group of appends has completed: see to it that a snapshot follows."""
+        """Have a snapshot taken, now or later: a group of appends has completed."""
         if (
             self.unsaved_entries >= SEQUENCE_SNAPSHOT_ENTRIES
             or self.unsaved_bytes >= SEQUENCE_SNAPSHOT_BYTES
@@ -142,7 +137,7 @@ class SequenceStore:
             self._timer = loop.call_later(SEQUENCE_SNAPSHOT_S, self._start_saving)
 
     async def save(self) -> None:
-        """Make everything that is durable so far known to the next load."""
+        """Take a snapshot of all that is durable so far."""
         if self._ledger is None or self._reader is None or self.durable == NO_POSITION:
             return
         position = self.durable
@@ -154,7 +149,11 @@ class SequenceStore:
         self._reader.acknowledge_up_to(position)
 
     async def end(self) -> None:
-        """The stream is sealed: take the last snapshot, unless that was done before."""
+        """Take the last snapshot, of a sealed stream, unless that was done before.
+
+        It covers all entries and has the publish times of the last messages, because later loads
+        may find no entries any more.
+        """
         await self._quiet()
         if self._ledger is None or self._reader is None:
             return
@@ -168,7 +167,7 @@ class SequenceStore:
         await self._release(self._ledger)
 
     async def _read_publish_times(self) -> None:
-        """Find out those of all producers, at most SEQUENCE_READS_AT_ONCE at the same time."""
+        """Read the publish times of all producers, SEQUENCE_READS_AT_ONCE at the same time."""
         left = iter(tuple(self.sequences.known))
 
         async def read_some() -> None:
@@ -176,32 +175,32 @@ class SequenceStore:
                 await self.publish_time_of(sequence)
 
         readers = (read_some() for _ in range(SEQUENCE_READS_AT_ONCE))
-        # None goes on alone when another one fails.
+        # All are awaited even if one fails, so that none goes on alone.
         results = await asyncio.gather(*readers, return_exceptions=True)
         for result in results:
             if result is not None:
                 raise result
 
     async def _release(self, ledger: ManagedLedger) -> None:
-        """No entry is needed for a replay any more."""
+        """Delete the cursor: no entry is needed for a replay any more."""
         self._reader = None
         await ledger.delete_cursor(READER_NAME)
 
     async def close(self) -> None:
-        """Save what is not saved."""
+        """Take a snapshot if anything is not saved yet."""
         await self._quiet()
         if self.unsaved_entries:
             await self.save()
 
     async def _quiet(self) -> None:
-        """No more snapshots by themselves; the one being taken is waited for."""
+        """Cancel the timer, and wait for a snapshot that is being taken."""
         if self._timer is not None:
             self._timer.cancel()
         if self._saving is not None:
             await asyncio.wait({self._saving})
 
     async def publish_time_of(self, sequence: ProducerSequence) -> None:
-        """Find out when the last message of a producer was published, if its entry is there."""
+        """Read when the last message of a producer was published, if its entry is still stored."""
         if sequence.publish_time_ms is not None or self._ledger is None:
             return
         position = sequence.position

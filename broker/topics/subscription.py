@@ -1,18 +1,4 @@
-"""One subscription of a topic: its cursor, its consumers, and the dispatcher between them.
-
-Rules:
-
-- The type is that of the connected consumers; with none connected it may change.
-- Exclusive: the second consumer gets ConsumerBusy if the first one's connection lives.  On a
-  segment it is held instead until the first one is gone, EXCLUSIVE_HANDOVER_WAIT_S at most:
-  ordered consumers hand segments over without agreeing on who is first, and do not try again.
-- A seek disconnects the consumers that get messages, so that what they prefetched is thrown away
-  and their permits are counted anew.
-- `drained` is reported once for each time that a sealed topic has nothing more for it: everything
-  may be read (W14) and is acknowledged, and no open transaction holds an acknowledgement.
-- A non-durable subscription ends with its last consumer; a seek gives it SEEK_REATTACH_S to come
-  back.
-"""
+"""One subscription of a topic: its cursor, its consumers, and the dispatcher between them."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class SubscribedTopic(AckedTopic, Protocol):
-    """The topic of a subscription, and what it is told."""
+    """The topic of a subscription."""
 
     @property
     def last_message(self) -> LastMessage:
@@ -63,24 +49,29 @@ class SubscribedTopic(AckedTopic, Protocol):
         ...
 
     def consumer_attached(self, subscription: str, consumer: Consumer) -> None:
-        """A consumer was added to a subscription."""
+        """Report that a consumer was added to a subscription."""
         ...
 
     def consumer_closed(self, subscription: str, consumer: Consumer, *, by_command: bool) -> None:
-        """A consumer is gone: by CLOSE_CONSUMER (`by_command`) or with its connection."""
+        """Report that a consumer left: by CLOSE_CONSUMER (`by_command`) or with its connection."""
         ...
 
     def subscription_drained(self, subscription: str) -> None:
-        """The topic is sealed and the subscription's backlog has become 0."""
+        """Report that the topic is sealed and the subscription's backlog has become 0."""
         ...
 
     def subscription_rewound(self, subscription: str) -> None:
-        """A seek: what was drained need not be drained any longer."""
+        """Report a seek: a drained subscription need not be drained any longer."""
         ...
 
 
 class Subscription:
-    """One subscription of a topic: its cursor, its consumers and their dispatcher."""
+    """One subscription of a topic: its cursor, its consumers and their dispatcher.
+
+    Its type is that of the connected consumers; with none connected it may change.  A subscription
+    that is not durable ends with its last consumer; after a seek that has SEEK_REATTACH_S to come
+    back.
+    """
 
     def __init__(self, topic: SubscribedTopic, name: str, cursor: Cursor) -> None:
         self.topic = topic
@@ -95,7 +86,7 @@ class Subscription:
         self.drained = False
         self.transactional: TransactionalAcks | None = None
         self.messages_held: HeldMessages | None = None
-        """What open transactions have acknowledged; None if none ever could."""
+        """Messages that open transactions acknowledged; None for a non-durable subscription."""
         self._counts = RedeliveryCounts()
         self._change = asyncio.Lock()
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -103,11 +94,11 @@ class Subscription:
         self._retirement: asyncio.Task[None] | None = None
         self._past = _PastConsumers()
 
-    # What is asked about it
+    # Queries
 
     @property
     def consumers(self) -> Sequence[Consumer]:
-        """Who is connected."""
+        """The connected consumers."""
         return () if self.dispatcher is None else tuple(self.dispatcher.consumers)
 
     @property
@@ -117,7 +108,7 @@ class Subscription:
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives its consumers."""
+        """Whether the subscription outlives its consumers."""
         return self.cursor.durable
 
     @property
@@ -127,23 +118,27 @@ class Subscription:
 
     @property
     def unacked(self) -> int:
-        """Messages sent to Shared and Key_Shared consumers and not acknowledged."""
+        """Number of messages sent to Shared and Key_Shared consumers and not acknowledged."""
         return sum(consumer.unacked for consumer in self.consumers)
 
     @property
     def delayed(self) -> int:
-        """Entries of the backlog that are kept back until their time; 0 while nobody consumes."""
+        """Entries of the backlog that are delayed until their time; 0 without consumers."""
         return 0 if self.dispatcher is None else self.dispatcher.delayed
 
     @property
     def active_consumer(self) -> Consumer | None:
-        """Who gets the messages of an Exclusive or Failover subscription."""
+        """The consumer that gets the messages of an Exclusive or Failover subscription."""
         dispatcher = self.dispatcher
         return dispatcher.active if isinstance(dispatcher, SingleActiveDispatcher) else None
 
     @property
     def at_end(self) -> bool:
-        """Whether a sealed topic has nothing more for it: all acknowledged, or read by a reader."""
+        """Whether a sealed topic has nothing more for this subscription.
+
+        Everything may be read (W14) and is acknowledged, or was read by a reader, and no open
+        transaction holds an acknowledgement.
+        """
         topic, held = self.topic, self.messages_held
         if topic.max_read_position() != topic.ledger.last_confirmed or (held and held.any):
             return False
@@ -156,7 +151,7 @@ class Subscription:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody uses it and all that is known of it is durable."""
+        """Whether it has no consumers and no work in progress, and its state is durable."""
         return (
             self.durable
             and not self.consumers
@@ -168,7 +163,7 @@ class Subscription:
 
     @property
     def messages_out_total(self) -> int:
-        """Messages sent, by all consumers that ever were."""
+        """Messages sent to all present and past consumers."""
         return self._past.messages_out + sum(each.messages_out_total for each in self.consumers)
 
     @property
@@ -191,7 +186,7 @@ class Subscription:
         return self.topic.context.clock.now_ms()
 
     async def load_transactions(self) -> None:
-        """What is acknowledged in transactions; before anybody may consume."""
+        """Load the acknowledgements of transactions; called before consumers attach."""
         if self.durable:
             self.transactional = await TransactionalAcks.load(self)
             self.messages_held = self.transactional.pending.core.held
@@ -199,7 +194,10 @@ class Subscription:
     # Consumers
 
     async def add_consumer(self, request: SubscribeRequest) -> Consumer:
-        """Attach a consumer, after a hand-over if need be.
+        """Attach a consumer.
+
+        A second Exclusive consumer is refused while the connection of the first one is alive.  On a
+        segment it waits until the first one left, EXCLUSIVE_HANDOVER_WAIT_S at most.
 
         Raises `ConsumerBusy`, `ConsumerAssignError`, `SubscriptionUnavailable`.
         """
@@ -214,7 +212,7 @@ class Subscription:
         checked: set[Consumer] = set()
         while True:
             async with self._change:
-                holder = self._in_the_way(request)
+                holder = self._exclusive_holder(request)
                 if holder is None:
                     return self._attach(request)
             if holder not in checked:
@@ -227,33 +225,33 @@ class Subscription:
             await self._wait_for_change(deadline)
 
     def consumer_opened(self, consumer: Consumer) -> None:
-        """SUBSCRIBE was answered."""
+        """Send a consumer what it could not take in before the answer to its SUBSCRIBE."""
         if self.dispatcher is not None:
             self.dispatcher.announce(consumer)
-        self.look_at_end()
+        self.report_end_if_reached()
 
     def remove_consumer(self, consumer: Consumer, *, by_command: bool) -> None:
-        """Let a consumer go; what it had goes to others.  Nothing happens the second time."""
+        """Remove a consumer; its unacknowledged messages go to others.  Idempotent."""
         if self._detach(consumer, by_command=by_command) and not self.consumers:
-            self._lost_all()
+            self._on_no_consumers()
 
     def disconnect_consumers(self) -> None:
-        """CLOSE_CONSUMER to everyone; clients subscribe again by themselves."""
+        """Send CLOSE_CONSUMER to all; clients subscribe again by themselves."""
         for consumer in self.consumers:
             consumer.disconnect()
             self._detach(consumer, by_command=False)
 
-    # What consumers do
+    # Requests of consumers
 
     def wake(self) -> None:
-        """Something may be sent: permits, a moved horizon."""
+        """Run the dispatcher: permits came, or the max read position moved."""
         if self.dispatcher is not None:
             self.dispatcher.wake()
         elif self.topic.sealed:
-            self.look_at_end()
+            self.report_end_if_reached()
 
     def acknowledge(self, consumer: Consumer, acks: Iterable[Ack]) -> None:
-        """Individual acknowledgements, whole entries or messages of batches."""
+        """Take individual acknowledgements of whole entries or of messages of batches."""
         dispatcher, cursor = self.dispatcher, self.cursor
         if consumer.closed or dispatcher is None:
             return
@@ -265,15 +263,15 @@ class Subscription:
             if ack_set:
                 size = _trusted_size(batch_size, ack_set)
                 if not cursor.acknowledge_batch(position, ack_set, size):
-                    left = self._left(position)
+                    left = self._unacknowledged_in(position)
             else:
                 cursor.acknowledge(position)
             consumer.acknowledged_total += 1
             dispatcher.settled(consumer, position, left)
         if self.topic.sealed:
-            self.look_at_end()
+            self.report_end_if_reached()
 
-    def _left(self, position: Position) -> int:
+    def _unacknowledged_in(self, position: Position) -> int:
         """The messages of an entry that are not acknowledged."""
         if words := self.cursor.ack_set(position):
             return from_words(words, len(words) * 64)
@@ -282,19 +280,19 @@ class Subscription:
     def acknowledge_up_to(
         self, consumer: Consumer, position: Position, ack_set: Sequence[int]
     ) -> None:
-        """Cumulative acknowledgement.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
+        """Acknowledge cumulatively.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
         self._require_cumulative(consumer)
         if consumer.closed or position > self.topic.ledger.last_confirmed:
             return
         self.cursor.acknowledge_up_to(position, ack_set)
         consumer.acknowledged_total += 1
         if self.topic.sealed:
-            self.look_at_end()
+            self.report_end_if_reached()
 
     def acknowledge_in(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool
     ) -> asyncio.Task[None]:
-        """Acknowledge when the transaction commits; the task ends when that may be answered.
+        """Acknowledge when the transaction commits; the task ends when the ACK may be answered.
 
         Await it through `asyncio.shield`.  Raises `ConsumerNotAllowed`, `SubscriptionUnavailable`,
         `TransactionConflict`, `InvalidTxnStatus`, `TransactionNotFound`; the task too.
@@ -315,15 +313,15 @@ class Subscription:
             )
 
     def skip(self, position: Position) -> None:
-        """Acknowledge what no consumer is to see."""
+        """Acknowledge an entry that no consumer may see."""
         self.cursor.acknowledge(position)
         if self.topic.sealed:
-            self.look_at_end()
+            self.report_end_if_reached()
 
     def redeliver(
         self, consumer: Consumer, messages: Mapping[Position, int] | None, epoch: int | None
     ) -> None:
-        """Send again what is not acknowledged: of these entries, or all that the consumer has."""
+        """Send unacknowledged messages again: of these entries, or all that the consumer has."""
         if consumer.closed or self.dispatcher is None:
             return
         if epoch is not None:
@@ -346,47 +344,47 @@ class Subscription:
         """Continue at the first entry at or after `position`.
 
         With `ack_set` only those messages of a batch of `batch_size` at `position` are delivered.
-        What ended transactions acknowledged is finished first, so that a crash cannot apply it over
-        the new place (A7); what open ones acknowledged stays pending, as in Pulsar.
+        Consumers are disconnected, so that they drop prefetched messages and their permits are
+        counted anew.  Acknowledgements of ended transactions are finished first (A7); those of open
+        ones stay pending, as in Pulsar.
         """
         try:
             async with self._change:
                 self._require_open()
                 if not self.durable:
-                    self._expect_back()
-                # Before what follows, which under their acknowledgements might never end.
+                    self._allow_reattach()
+                # Consumers go first: with their acknowledgements the rest might never end.
                 self.disconnect_consumers()
                 self._drop_dispatcher()
                 if self.transactional is not None:
+                    # A7: after a crash they must not be applied over the new position.
                     await self.transactional.pending.finish_ended()
                 try:
                     await self.cursor.reset(position)
                 finally:
                     # The cursor has moved, even if that is not durable yet or the caller is gone.
-                    self._moved(position, ack_set, batch_size)
+                    self._after_move(position, ack_set, batch_size)
         finally:
-            self._changed()
+            self._notify_waiting()
 
-    def _moved(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
+    def _after_move(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
         if ack_set and batch_size:
             self.cursor.acknowledge_batch(position, ack_set, batch_size)
         self._counts.forget_all()
         self.drained = False
         self.topic.subscription_rewound(self.name)
-        self.look_at_end()
+        self.report_end_if_reached()
 
     def topic_sealed(self) -> None:
-        """The ledger was terminated just now, or was so when the topic was loaded.
-
-        One that was drained may have a backlog when it is loaded: what was acknowledged last had
-        not become durable.
-        """
-        self.look_at_end()
+        """Report the end, or that it is not reached, of a topic that is sealed or loaded sealed."""
+        self.report_end_if_reached()
+        # A subscription that was drained may have a backlog after a load, because its last
+        # acknowledgements had not become durable.
         if self.durable and not self.drained:
             self.topic.subscription_rewound(self.name)
 
-    def look_at_end(self) -> None:
-        """Report `drained`, and the end of a sealed topic to consumers, when it is so far."""
+    def report_end_if_reached(self) -> None:
+        """Report `drained` once, and the end of the topic to consumers, if that is reached."""
         if not self.topic.sealed or self.closed:
             return
         if self.durable and not self.drained and self.at_end:
@@ -397,21 +395,21 @@ class Subscription:
                 consumer.send_end_of_topic()
 
     async def close(self, *, persist: bool) -> None:
-        """Let everybody go, with CLOSE_CONSUMER, and if `persist` make the cursor durable."""
+        """Send CLOSE_CONSUMER to all consumers, and with `persist` make the cursor durable."""
         self.closed = True
         if self._reattach is not None:
             self._reattach.cancel()
             self._reattach = None
         self.disconnect_consumers()
         self._drop_dispatcher()
-        self._changed()
+        self._notify_waiting()
         async with self._change:
             if self.transactional is not None:
                 await self.transactional.pending.close()
             if persist and self.durable:
                 await self.cursor.persist()
 
-    # Within
+    # Internals
 
     def _require_open(self) -> None:
         if self.closed:
@@ -419,8 +417,8 @@ class Subscription:
                 f"Subscription {self.name!r} is being closed: subscribe again."
             )
 
-    def _in_the_way(self, request: SubscribeRequest) -> Consumer | None:
-        """The exclusive consumer that has to go first.  Raises if waiting would not help."""
+    def _exclusive_holder(self, request: SubscribeRequest) -> Consumer | None:
+        """The exclusive consumer that has to leave first.  Raises if waiting would not help."""
         self._require_open()
         consumers = self.consumers
         if not consumers:
@@ -441,11 +439,13 @@ class Subscription:
         return consumers[0] if request.type is SubscriptionType.EXCLUSIVE else None
 
     async def _wait_for_change(self, deadline: float) -> None:
-        """Return when consumers went.  Raises `ConsumerBusy` where nobody waits, or too late."""
+        """Return when consumers left.  Raises `ConsumerBusy` at the deadline, or at once."""
         if not self.consumers:
             return
         loop = asyncio.get_running_loop()
         left_s = deadline - loop.time()
+        # Ordered consumers pass segments on without agreeing on who is first, and do not try again
+        # after ConsumerBusy.
         if self.topic.name.domain is TopicDomain.SEGMENT and left_s > 0:
             changed: asyncio.Future[None] = loop.create_future()
             self._waiting[changed] = None
@@ -494,7 +494,7 @@ class Subscription:
         return SingleActiveDispatcher(self, self._counts, request.type)
 
     def _detach(self, consumer: Consumer, *, by_command: bool) -> bool:
-        """Take one consumer out; False if it was out already."""
+        """Detach one consumer; False if it was detached before."""
         if consumer.closed or self.dispatcher is None:
             return False
         consumer.closed = True
@@ -505,9 +505,9 @@ class Subscription:
         self.topic.consumer_closed(self.name, consumer, by_command=by_command)
         return True
 
-    def _lost_all(self) -> None:
+    def _on_no_consumers(self) -> None:
         self._drop_dispatcher()
-        self._changed()
+        self._notify_waiting()
         if not self.durable and self._reattach is None:
             self._retire()
 
@@ -516,24 +516,24 @@ class Subscription:
             self.dispatcher.close()
             self.dispatcher = None
 
-    def _changed(self) -> None:
+    def _notify_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
-    def _expect_back(self) -> None:
+    def _allow_reattach(self) -> None:
         if self.consumers and self._reattach is None:
             loop = asyncio.get_running_loop()
-            self._reattach = loop.call_later(SEEK_REATTACH_S, self._not_back)
+            self._reattach = loop.call_later(SEEK_REATTACH_S, self._reattach_late)
 
-    def _not_back(self) -> None:
+    def _reattach_late(self) -> None:
         self._reattach = None
         if not self.consumers:
             self._retire()
 
     def _retire(self) -> None:
-        """Nobody reads a non-durable subscription any longer: the topic forgets it."""
+        """Have the topic forget a non-durable subscription without consumers."""
         if self.closed:
             return
         self.closed = True
@@ -547,16 +547,15 @@ class Subscription:
 
 
 def _trusted_size(batch_size: int, ack_set: Sequence[int]) -> int:
-    """A batch size to make bits of: the peer's, but not more than one beyond the bits it sent.
-
-    That is enough, because messages beyond the bits are acknowledged.
-    """
+    """The peer's batch size, but not more than one beyond the bits that it sent."""
+    # Bits are made for that many messages.  One more is enough: all beyond the bits are
+    # acknowledged.
     enough = len(ack_set) * 64 + 1
     return min(batch_size, enough) if batch_size > 0 else enough
 
 
 class _PastConsumers:
-    """What consumers that are gone had counted."""
+    """Sums of the counters of consumers that left."""
 
     __slots__ = ("acknowledged", "bytes_out", "messages_out", "redelivered")
 

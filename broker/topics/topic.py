@@ -1,17 +1,4 @@
-"""One topic: producers and subscriptions over one managed ledger.
-
-Rules:
-
-- States move only as `_MOVES` says.  SEALING takes no new producers and lets attached ones
-  finish; SEALED is a terminated ledger, for ever; CLOSING answers nothing new.
-- A producer that comes back may do so while SEALING and SEALED, if it may have something stored:
-  it gets the receipts of that, and TopicTerminated for the first message that is not taken.
-- Receipts leave in SEND order of a producer, one each, and never for a producer that is closed.
-- A ledger that failed so that its end is not known, or that was FENCED, is given up: the topic
-  closes, and the next one who asks for it loads it anew.  So is a topic whose ownership was lost.
-- Consumers read up to the max read position and never see an entry of an aborted transaction.
-- What transactions left of a subscription that is gone is deleted before one of that name is made.
-"""
+"""One topic: producers and subscriptions over one managed ledger."""
 
 import asyncio
 import enum
@@ -27,7 +14,7 @@ from broker.topics.deduplication import Deduplication
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.producer import Producer, ProducerRequest
-from broker.topics.publishing import Publishing
+from broker.topics.publishing import PublishPipeline
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.subscription import Subscription
 from broker.topics.topic_producers import TopicProducers
@@ -52,13 +39,13 @@ log = structlog.get_logger(__name__)
 
 
 class TopicNotFound(PeerError):
-    """There is no such topic and it may not be created."""
+    """The topic does not exist and may not be created."""
 
     code: ClassVar[ServerError] = ServerError.TOPIC_NOT_FOUND
 
 
 class TopicTerminated(PeerError):
-    """The topic is sealed: look the layout up again and write to its successors."""
+    """The topic is sealed: read the layout again and write to its successors."""
 
     code: ClassVar[ServerError] = ServerError.TOPIC_TERMINATED_ERROR
 
@@ -70,7 +57,7 @@ class TopicUnavailable(PeerError):
 
 
 class SubscriptionNotFound(PeerError):
-    """The topic has no such subscription and it may not be made."""
+    """The topic has no such subscription and it may not be created."""
 
     code: ClassVar[ServerError] = ServerError.SUBSCRIPTION_NOT_FOUND
 
@@ -82,13 +69,16 @@ class SubscriptionRefused(PeerError):
 
 
 class TopicState(enum.Enum):
-    """Where a topic stands in its life."""
+    """State of a topic; `_MOVES` has the moves between them."""
 
     LOADING = "loading"
     OPEN = "open"
     SEALING = "sealing"
+    """New producers are refused; attached ones finish."""
     SEALED = "sealed"
+    """The ledger is terminated, for ever."""
     CLOSING = "closing"
+    """New requests are refused."""
     CLOSED = "closed"
 
 
@@ -108,9 +98,9 @@ _READABLE = (_S.OPEN, _S.SEALING, _S.SEALED)
 
 
 class TopicEvents(Protocol):
-    """What is told of topics.  Calls run on the event loop, return at once and never raise.
+    """Receives events of all topics.  Calls run on the event loop, return at once and never raise.
 
-    A topic that is no segment is told of too; the receiver ignores it.
+    Receivers ignore events of topics that are no segments.
     """
 
     def consumer_attached(self, topic: "Topic", subscription: str, consumer: Consumer) -> None:
@@ -120,7 +110,7 @@ class TopicEvents(Protocol):
     def consumer_closed(
         self, topic: "Topic", subscription: str, consumer: Consumer, *, by_command: bool
     ) -> None:
-        """A consumer is gone: by CLOSE_CONSUMER (`by_command`) or with its connection."""
+        """A consumer left: by CLOSE_CONSUMER (`by_command`) or with its connection."""
         ...
 
     def subscription_drained(self, topic: "Topic", subscription: str) -> None:
@@ -128,18 +118,20 @@ class TopicEvents(Protocol):
         ...
 
     def subscription_rewound(self, topic: "Topic", subscription: str) -> None:
-        """A seek: what was drained need not be drained any longer."""
+        """A seek: a drained subscription need not be drained any longer."""
         ...
 
     def topic_unloaded(self, topic: "Topic") -> None:
-        """The topic is not loaded here any more: what is so now others may know."""
+        """The topic is not loaded here any more; another broker may load it."""
         ...
 
 
 class Topic:
     """One loaded topic: producers and subscriptions over a managed ledger.
 
-    Made by `TopicRegistry`, used by handlers and scalable topics.
+    Made by `TopicRegistry`, used by handlers and scalable topics.  When its ledger failed, so that
+    its end is not known, or when its ownership is lost, the topic is given up: it closes, and the
+    next request loads it anew.
     """
 
     def __init__(
@@ -152,16 +144,16 @@ class Topic:
         events: TopicEvents,
         give_up: "Callable[[Topic], None]",
     ) -> None:
-        """Over an open ledger, its loaded sequence ids and transactions.
+        """Take an open ledger, its loaded sequence ids and transactions.
 
-        `give_up` is called when the ledger, or its ownership, is lost: the topic is to be closed.
+        `give_up` is called when the ledger or its ownership is lost: the topic is to be closed.
         """
         self.context = context
         self.name = name
         self.ledger = ledger
         self.state = TopicState.LOADING
         self.uses = 0
-        """How often it was asked for since it was loaded; see `broker.topics.idle_topics`."""
+        """Number of requests for the topic since it was loaded; see `broker.topics.idle_topics`."""
         self.sequence_store = store
         self.buffer = buffer
         self.owner = buffer.owner
@@ -169,7 +161,7 @@ class Topic:
         self._events = events
         self._give_up = give_up
         self._producers = TopicProducers(self)
-        self._publishing = Publishing(
+        self._publishing = PublishPipeline(
             ledger, context.publish_limits, store, buffer, self._ledger_failed
         )
         self._subscriptions: dict[str, Subscription] = {
@@ -177,7 +169,7 @@ class Topic:
             for cursor_name, cursor in ledger.cursors.items()
         }
         self.entries_read_total = 0
-        """Of bulk readers, which are no consumers, since the topic was loaded."""
+        """Entries sent to bulk readers, which are no consumers, since the topic was loaded."""
         self.bytes_read_total = 0
         self._past_messages_out = 0
         self._past_bytes_out = 0
@@ -207,9 +199,9 @@ class Topic:
         give_up: "Callable[[Topic], None]",
         buffer_class: type[SegmentBuffer] = SegmentBuffer,
     ) -> "Topic":
-        """Load the topic of a ledger that was just opened; call `opened` to have it serve.
+        """Load the topic of a ledger that was just opened; `opened` lets it serve.
 
-        After a failure the ledger is still open, and the caller's.
+        After a failure the ledger is still open: the caller closes it.
         """
         await store.load(ledger)
         async with AsyncExitStack() as on_failure:
@@ -223,19 +215,19 @@ class Topic:
         return topic
 
     async def load_transactions(self) -> None:
-        """Load what is acknowledged in open transactions; before anybody consumes (A3)."""
+        """Load the acknowledgements of open transactions, before consumers attach (A3)."""
         for subscription in self._subscriptions.values():
             await subscription.load_transactions()
 
     async def _abandon(self) -> None:
-        """Loading failed: let go of what was loaded.  The ledger and the buffer are others'."""
+        """Close the subscriptions after a failed load; the caller closes ledger and buffer."""
         self._forget_appends()
         self._forget_read_listener()
         for subscription in self._subscriptions.values():
             await subscription.close(persist=False)
 
     def opened(self) -> None:
-        """Loaded: serve."""
+        """Begin to serve: the topic is loaded."""
         if self.ledger.state is ManagedLedgerState.TERMINATED:
             self._move(TopicState.SEALED)
             for subscription in self.subscriptions.values():
@@ -244,10 +236,10 @@ class Topic:
             self._move(TopicState.OPEN)
         failure = self._failure or self.owner.lost
         if failure is not None:
-            # It came while nobody could give up what was not there yet.
+            # It came during the load, when the topic could not be given up yet.
             self._ledger_failed(failure)
 
-    # What is asked about it
+    # Queries
 
     @property
     def sealed(self) -> bool:
@@ -256,12 +248,12 @@ class Topic:
 
     @property
     def closing(self) -> bool:
-        """Whether this instance serves nothing any more: the next one is loaded anew."""
+        """Whether this instance serves no more: the next request loads a new one."""
         return self.state in (TopicState.CLOSING, TopicState.CLOSED)
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is attached and nothing is under way: closing it now disturbs nobody."""
+        """Whether no client is attached and no work is in progress."""
         return (
             self.state in (TopicState.OPEN, TopicState.SEALED)
             and self.ledger.state in (ManagedLedgerState.OPEN, ManagedLedgerState.TERMINATED)
@@ -276,12 +268,12 @@ class Topic:
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
-        """By name, durable and not."""
+        """Subscriptions by name, durable or not."""
         return self._subscriptions
 
     @property
     def producers(self) -> Mapping[str, Producer]:
-        """By name: attached, waiting, or with something still in flight."""
+        """Producers by name: attached, waiting, or with something still in flight."""
         return self._producers.by_name
 
     @property
@@ -291,7 +283,7 @@ class Topic:
 
     @property
     def deduplicates(self) -> bool:
-        """Whether the policies want every send held against the last sequence id."""
+        """Whether the policies have every SEND checked against the last sequence id."""
         return self.context.deduplicates(self.name)
 
     @property
@@ -308,7 +300,7 @@ class Topic:
 
     @property
     def messages_out_total(self) -> int:
-        """Messages sent to consumers since the topic was loaded, also of subscriptions now gone."""
+        """Messages sent to consumers since the topic was loaded, deleted subscriptions included."""
         now = sum(each.messages_out_total for each in self._subscriptions.values())
         return self._past_messages_out + now
 
@@ -319,7 +311,7 @@ class Topic:
         return self._past_bytes_out + now
 
     def max_read_position(self) -> Position:
-        """Up to where consumers may read: the max read position of transactions."""
+        """The last position that consumers may read: the max read position of transactions."""
         return self.buffer.max_read_position
 
     def is_aborted(self, entry: Entry) -> bool:
@@ -336,11 +328,12 @@ class Topic:
         for subscription in list(self._subscriptions.values()):
             subscription.wake()
             if self.sealed:
-                subscription.look_at_end()
+                subscription.report_end_if_reached()
 
     def require_open(self, request: ProducerRequest) -> None:
-        """Raise unless this producer may come: `TopicTerminated`, `TopicUnavailable`."""
+        """Raise `TopicTerminated` or `TopicUnavailable` unless the topic takes this producer."""
         if self.state in (TopicState.SEALING, TopicState.SEALED):
+            # It gets the receipts of its stored messages, and TopicTerminated for the first other.
             if self._producers.returns(request):
                 return
             raise TopicTerminated(
@@ -350,7 +343,7 @@ class Topic:
             raise self._unavailable()
 
     def require_readable(self) -> None:
-        """Raise `TopicUnavailable` unless what is stored may be read."""
+        """Raise `TopicUnavailable` unless the stored entries may be read."""
         if self.state not in _READABLE:
             raise self._unavailable()
 
@@ -365,15 +358,16 @@ class Topic:
         return await self._producers.add(request)
 
     def producer_gone(self, producer: Producer) -> None:
-        """A closed producer has nothing in flight any more."""
+        """Remove a closed producer that has nothing in flight any more."""
         self._producers.remove(producer)
 
     # Subscriptions
 
     async def subscribe(self, request: SubscribeRequest) -> Consumer:
-        """Attach a consumer, making the subscription if need be.
+        """Attach a consumer, and create its subscription if need be.
 
-        Raises `SubscriptionNotFound`, `SubscriptionRefused`, `ConsumerBusy` ...
+        Raises `SubscriptionNotFound`, `SubscriptionRefused`, `TopicUnavailable`, and as
+        `Subscription.add_consumer`.
         """
         self.require_readable()
         subscription = self._subscriptions.get(request.subscription)
@@ -390,7 +384,7 @@ class Topic:
     async def create_subscription(
         self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
     ) -> Subscription:
-        """The durable subscription `name`, made at `start` unless it exists (then untouched)."""
+        """Return the durable subscription `name`; it is created at `start` if it is missing."""
         return await self._work.finish(self._create_subscription(name, start, properties or {}))
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
@@ -434,7 +428,7 @@ class Topic:
                 await self._forget_transactions_of(name)
 
     async def _restore(self, subscription: Subscription) -> None:
-        """It could not be deleted, so it is still there."""
+        """Keep a subscription whose deletion failed."""
         try:
             await subscription.load_transactions()
         except MagnetarError as error:
@@ -467,6 +461,7 @@ class Topic:
     async def _make_durable(
         self, name: str, start: Position, properties: Mapping[str, str]
     ) -> Subscription:
+        # Records of an earlier subscription of that name may be left.
         await forget_subscription(self, name)
         cursor = await self.ledger.open_cursor(name, start, properties=properties)
         subscription = Subscription(self, name, cursor)
@@ -479,7 +474,7 @@ class Topic:
             subscription.topic_sealed()
         return subscription
 
-    # What its subscriptions tell
+    # Events of its subscriptions
 
     def consumer_attached(self, subscription: str, consumer: Consumer) -> None:
         """See `TopicEvents`."""
@@ -500,7 +495,7 @@ class Topic:
     # The end of a segment
 
     def begin_seal(self) -> None:
-        """OPEN -> SEALING: new producers get TopicTerminated, others finish."""
+        """Move from OPEN to SEALING: new producers get TopicTerminated, attached ones finish."""
         if self.state in (TopicState.SEALING, TopicState.SEALED):
             return
         if self.state is not TopicState.OPEN:
@@ -509,10 +504,8 @@ class Topic:
         self._producers.refuse_waiting(TopicTerminated(f"{self.name} is being sealed."))
 
     async def seal(self) -> Position:
-        """Terminate, and tell everybody.  The last position.
+        """Terminate the ledger, and report the end to all clients; returns the last position.
 
-        A segment's producers know that it is being sealed and go by themselves: they are waited
-        for, but not for long.  Those of other topics are not told before.
         Idempotent; after a failure it may be called again.
         """
         self.begin_seal()
@@ -527,6 +520,7 @@ class Topic:
 
     async def _seal(self) -> Position:
         if self.state is TopicState.SEALING and self.name.domain is TopicDomain.SEGMENT:
+            # A segment's producers follow its layout and leave by themselves.
             gone = await self._producers.wait_gone(SEAL_WAIT_S)
             log.debug("segment_sealing", topic=str(self.name), producers_gone=gone)
         last = await self.ledger.terminate()
@@ -541,7 +535,7 @@ class Topic:
     # The end of this instance
 
     async def close(self) -> None:
-        """Disconnect everybody, make cursors durable, release the ledger.
+        """Disconnect all clients, make cursors durable, release the ledger.
 
         Raises the first failure, after everything was tried.
         """
@@ -571,12 +565,13 @@ class Topic:
             raise failures[0]
 
     def ownership_lost(self, error: MagnetarError) -> None:
-        """Another process owns the segment now."""
+        """Give the topic up: another process owns the segment now."""
         self._ledger_failed(error)
 
     def _ledger_failed(self, error: MagnetarError) -> None:
-        """The ledger must be opened anew; what is in flight may turn up later (W4)."""
+        """Give the topic up: its ledger must be opened anew."""
         self._failure = error
+        # W4: appends in flight may still be stored.
         self.buffer.stop(error)
         if self.state in _READABLE:
             log.warning("topic_given_up", topic=str(self.name), error=str(error))

@@ -1,14 +1,4 @@
-"""The topics of namespaces as they come and go, whichever broker makes or deletes them.
-
-Rules:
-
-- Only namespaces that somebody follows are watched: the records of their topics, and those of
-  partitioned topics.  Watches are taken before the names are read.
-- Records change with every ledger of a topic; what is told is whether a name is there or not.
-- After a resync, when a watch broke, or when a partitioned topic changes, names are read again and
-  compared, one read after another.  A list takes long and may be older than what is told meanwhile:
-  of such names the watch's word counts, and its last word is the newest state.
-"""
+"""Changes of the topic names of namespaces, whichever broker creates or deletes a topic."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,7 +28,7 @@ ListNames = Callable[[NamespaceName], Awaitable[list[str]]]
 
 
 class _Namespace:
-    """One namespace that is followed."""
+    """One followed namespace: its topic names and the listeners for their changes."""
 
     def __init__(self, name: NamespaceName) -> None:
         self.name = name
@@ -48,26 +38,28 @@ class _Namespace:
         self.begun = False
         self.ready = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._told_meanwhile: set[str] = set()
-        """Names that the watch told of while the newest read was under way."""
+        self._changed_while_reading: set[str] = set()
+        """Names of which events came while the newest read was in progress."""
 
     async def read(self, list_names: ListNames) -> None:
-        """Compare with what is there now.  Raises as `list_names`."""
+        """Read all names, and report what changed.  Raises as `list_names`."""
         async with self._reading:
-            self._told_meanwhile.clear()
+            self._changed_while_reading.clear()
             found = set(await list_names(self.name))
-            for text in (found ^ self.names) - self._told_meanwhile:
-                self._tell(text, exists=text in found)
+            # The list may be older than events that came meanwhile: for their names these count.
+            for text in (found ^ self.names) - self._changed_while_reading:
+                self._update(text, exists=text in found)
         self.ready.set()
 
     def take(self, text: str, *, exists: bool) -> None:
-        """The watch's word of one name."""
+        """Report an event of the watch."""
         if self._reading.locked():
-            self._told_meanwhile.add(text)
-        self._tell(text, exists=exists)
+            self._changed_while_reading.add(text)
+        self._update(text, exists=exists)
 
-    def _tell(self, text: str, *, exists: bool) -> None:
-        """Somebody made or deleted it."""
+    def _update(self, text: str, *, exists: bool) -> None:
+        """Call the listeners if a name was created or deleted."""
+        # Records change with every ledger of a topic, so most events change no name.
         if (text in self.names) is exists:
             return
         (self.names.add if exists else self.names.discard)(text)
@@ -79,10 +71,13 @@ class _Namespace:
 
 
 class TopicLists:
-    """Follows which topics a namespace has, at all brokers."""
+    """Follows the topic names of namespaces in the metadata store that all brokers share.
+
+    Only namespaces with listeners are watched.
+    """
 
     def __init__(self, metadata: MetadataStore, ledgers_of: Callable[[str], str]) -> None:
-        """`ledgers_of` is the level that has the records under a ledger path."""
+        """`ledgers_of` maps a prefix of ledger paths to the parent key of their records."""
         self._metadata = metadata
         self._ledgers_of = ledgers_of
         self._followed: dict[NamespaceName, _Namespace] = {}
@@ -90,9 +85,10 @@ class TopicLists:
     async def follow(
         self, name: NamespaceName, list_names: ListNames, listener: TopicListener
     ) -> Callable[[], None]:
-        """Call `listener` for what is made or deleted from now on; returns its removal.
+        """Call `listener` for topics that are created or deleted from now on.
 
-        Waits until names could be read once: what fails is tried again, and raises nothing here.
+        Returns a function that removes it.  Waits until names could be read once; failures of that
+        are tried again, and not raised.
         """
         space = self._followed.get(name)
         token = object()
@@ -127,7 +123,7 @@ class TopicLists:
             await read()
 
         async def read_unless_first() -> None:
-            # What follows topics begins after this, and reads what there is of either kind.
+            # At the start the watch of topics reads the names, those of partitions included.
             if space.begun:
                 await read()
             space.begun = True

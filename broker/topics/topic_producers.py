@@ -1,15 +1,4 @@
-"""The producers of one topic: names, access, coming and going.
-
-Rules:
-
-- A name belongs to one producer.  Who comes back (same producer, higher epoch) replaces its stale
-  self; anybody else waits for proof that the holder is dead, or gets ProducerBusy.
-- A producer is admitted only when nothing is in flight any more of the one that it replaces, or of
-  those that it puts out: what is stored later was sent later.
-- A producer comes back to a sealed topic if something is stored there under its name, or its
-  predecessor still has something in flight.
-- The topic epoch is a property of the managed ledger, durable before an exclusive producer starts.
-"""
+"""The producers of one topic: their names, their access to the topic, and their removal."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -49,17 +38,17 @@ class AdmittingTopic(PublishedTopic, Protocol):
 
     @property
     def context(self) -> TopicContext:
-        """What all topics are given."""
+        """Services that all topics use."""
         ...
 
     @property
     def ledger(self) -> ManagedLedger:
-        """Where the topic epoch is kept."""
+        """The topic's ledger, whose properties have the topic epoch."""
         ...
 
     @property
     def sequence_store(self) -> SequenceStore:
-        """Keeps the sequence ids of producers."""
+        """The store of the producers' sequence ids."""
         ...
 
     @property
@@ -69,16 +58,20 @@ class AdmittingTopic(PublishedTopic, Protocol):
 
     @property
     def deduplicates(self) -> bool:
-        """Whether the policies want every send held against the last sequence id."""
+        """Whether the policies have every SEND checked against the last sequence id."""
         ...
 
     def require_open(self, request: ProducerRequest) -> None:
-        """Raise unless this producer may come."""
+        """Raise unless the topic takes this producer."""
         ...
 
 
 class TopicProducers:
-    """Admits the producers of one topic by their access mode and name, and removes them."""
+    """Admits the producers of one topic by their access mode and name, and removes them.
+
+    A name belongs to one producer.  A producer that reconnects (with a higher epoch) replaces its
+    predecessor.  Another one is refused, unless the connection of the present holder is dead.
+    """
 
     def __init__(self, topic: AdmittingTopic) -> None:
         self._topic = topic
@@ -92,11 +85,14 @@ class TopicProducers:
 
     @property
     def by_name(self) -> Mapping[str, Producer]:
-        """Everybody who is attached, waits, or still has something in flight."""
+        """Producers that are attached, wait, or still have something in flight."""
         return self._producers
 
     def returns(self, request: ProducerRequest) -> bool:
-        """Whether it is a producer that comes back, for receipts that it may not have got."""
+        """Whether a producer reconnects that may have something stored or in flight here.
+
+        It may lack receipts, so it is admitted even while the topic is sealed.
+        """
         name = request.name
         if request.epoch == 0 or not name:
             return False
@@ -104,9 +100,9 @@ class TopicProducers:
         return name in self._producers or (known is not None and known.position != NO_POSITION)
 
     async def add(self, request: ProducerRequest) -> Producer:
-        """A producer that is OPEN, or WAITING with `ready` to wait for.
+        """Admit a producer: it is OPEN then, or WAITING with `ready` to wait for.
 
-        Raises `ProducerBusy`, `ProducerFenced`, and what the topic's state forbids.
+        Raises `ProducerBusy`, `ProducerFenced`, and as `require_open`.
         """
         name = request.name or self._topic.context.producer_names.next()
         now_ms = self._topic.context.clock.now_ms()
@@ -115,12 +111,12 @@ class TopicProducers:
             await self._take_name(producer)
             await self._admit(producer)
         except BaseException:
-            producer.disconnected()
+            producer.close_at_once()
             raise
         return producer
 
     def remove(self, producer: Producer) -> None:
-        """It is closed and nothing of it is in flight."""
+        """Remove a producer that is closed and has nothing in flight."""
         name = producer.name
         if self._producers.get(name) is not producer:
             return
@@ -136,19 +132,19 @@ class TopicProducers:
             self._nobody.set_result(None)
 
     async def wait_gone(self, timeout_s: float) -> bool:
-        """Whether everybody left within the time."""
+        """Wait until all producers left; returns whether they did within the time."""
         if self._producers:
             self._nobody = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._nobody,), timeout=timeout_s)
         return not self._producers
 
     def refuse_waiting(self, error: MagnetarError) -> None:
-        """Whoever waits to be exclusive gets `error`."""
+        """Refuse all producers that wait to be exclusive, with `error`."""
         for name in self._access.clear_queue():
             self._fail_waiting(self._producers[name], error)
 
     async def disconnect_all(self) -> None:
-        """Put everybody out, after the receipts of what was sent before."""
+        """Close all producers, after the receipts of earlier SENDs."""
         self._promotions.cancel()
         await _dismiss(list(self._producers.values()))
 
@@ -157,15 +153,16 @@ class TopicProducers:
     async def _take_name(self, producer: Producer) -> None:
         while (holder := self._producers.get(producer.name)) is not None:
             await self._displace(holder, producer)
-            self._require_wanted(producer)
+            self._require_still_open(producer)
         self._producers[producer.name] = producer
 
     async def _displace(self, holder: Producer, producer: Producer) -> None:
-        """Return when `holder` has moved a step out of the way.  Raises `ProducerBusy`."""
+        """Return when `holder` is closed, or has nothing in flight.  Raises `ProducerBusy`."""
         if holder.state is ProducerState.CLOSED:
+            # Messages must be stored in the order in which both producers sent them.
             await holder.idle()
         elif producer.replaces(holder):
-            holder.disconnected()
+            holder.close_at_once()
         elif holder.connection is producer.connection or await holder.connection.is_alive():
             raise ProducerBusy(
                 f"A producer named {producer.name!r} is connected to {self._topic.name}: close "
@@ -173,10 +170,10 @@ class TopicProducers:
             )
         else:
             holder.connection.abort("another producer took over and this peer is silent")
-            holder.disconnected()
+            holder.close_at_once()
 
-    def _require_wanted(self, producer: Producer) -> None:
-        """The topic takes producers, and this one was not closed while it waited."""
+    def _require_still_open(self, producer: Producer) -> None:
+        """Raise unless the topic takes the producer, and it was not closed while it waited."""
         self._topic.require_open(producer.request)
         if producer.state is ProducerState.CLOSED:
             raise ProducerReplaced(
@@ -188,8 +185,8 @@ class TopicProducers:
     async def _admit(self, producer: Producer) -> None:
         mode = producer.request.access_mode
         if mode is not AccessMode.SHARED:
-            await self._drained()
-            self._require_wanted(producer)
+            await self._wait_until_drained()
+            self._require_still_open(producer)
         if mode is AccessMode.WAIT_FOR_EXCLUSIVE and len(self._access.waiting) >= WAITING_PRODUCERS:
             raise ProducerBusy(
                 f"{WAITING_PRODUCERS} producers wait for {self._topic.name}: try again later."
@@ -200,16 +197,16 @@ class TopicProducers:
             producer.ready = asyncio.get_running_loop().create_future()
             return
         if admission is Admission.ADMITTED_ALONE:
-            await self._put_others_out(producer)
+            await self._fence_others(producer)
         await self._open(producer)
 
-    async def _drained(self) -> None:
-        """Wait for what closed producers still have in flight."""
+    async def _wait_until_drained(self) -> None:
+        """Wait until closed producers have nothing in flight."""
         for other in list(self._producers.values()):
             if other.state is ProducerState.CLOSED:
                 await other.idle()
 
-    async def _put_others_out(self, producer: Producer) -> None:
+    async def _fence_others(self, producer: Producer) -> None:
         self.refuse_waiting(
             ProducerFenced(
                 f"Producer {producer.name!r} took {self._topic.name} by fencing: open a new "
@@ -219,7 +216,7 @@ class TopicProducers:
         await _dismiss([other for other in self._producers.values() if other is not producer])
 
     async def _open(self, producer: Producer) -> None:
-        """The admitted producer begins to count its sequence ids."""
+        """Open an admitted producer, and count its sequence ids from now on."""
         store = self._topic.sequence_store
         request = producer.request
         producer.sequence = store.sequences.attach(producer.name)
@@ -231,11 +228,12 @@ class TopicProducers:
             resends=request.epoch > 0,
         )
         if request.access_mode is not AccessMode.SHARED:
+            # The topic epoch is durable before an exclusive producer is open.
             producer.topic_epoch = self._access.epoch
             await self._topic.ledger.set_properties(
                 {TOPIC_EPOCH_PROPERTY: str(producer.topic_epoch)}
             )
-        self._require_wanted(producer)
+        self._require_still_open(producer)
         producer.move(ProducerState.OPEN)
 
     def _promote_next(self) -> None:
@@ -262,7 +260,7 @@ class TopicProducers:
         if producer.ready is not None and not producer.ready.done():
             producer.ready.set_exception(error)
             producer.ready.exception()
-        producer.disconnected()
+        producer.close_at_once()
 
 
 async def _dismiss(producers: Sequence[Producer]) -> None:

@@ -1,27 +1,4 @@
-"""What a durable subscription keeps of transactions: acknowledgements that wait for their end.
-
-Rules:
-
-- Messages that an open transaction acknowledged are skipped by dispatch, and not acknowledged; of
-  a batch the others are delivered.  Its consumers do not count them as unacknowledged any more.
-- An abort, or the end of a transaction without header, delivers them again at once: to Shared and
-  Key_Shared with a redelivery more, to Exclusive and Failover by reading again from the first
-  message that is not acknowledged.
-- What comes back does so in the order of its positions and when all of it is released, a slice in
-  each turn of the loop: a half of an abort would change the order that is kept for keys.  What was
-  asked for again, or read again, meanwhile is with whoever got it and does not come once more.
-- To Exclusive and Failover nothing is delivered that comes after what a transaction of another
-  consumer acknowledged, until that has ended (A9): acknowledging it cumulatively would, if it
-  aborts, acknowledge what comes back and was never seen.  A transaction in which the consumer
-  acknowledged something too is its own: it knows it, and gets what follows.
-- A consumer that tells its incarnation is the same one on a new connection and after a load, for
-  the record of an acknowledgement says whose it is.  Any other one is another one each time that it
-  attaches: a process that was started again with the name of an earlier one knows nothing of that
-  one's transactions.
-- What the ledger does not have is refused: a transaction must not commit what was passed over.
-- Subscriptions that are not durable take no acknowledgements in transactions: nobody would keep
-  them.
-"""
+"""Acknowledgements of a durable subscription that wait for the end of their transactions."""
 
 import asyncio
 import hashlib
@@ -50,44 +27,44 @@ class AckedTopic(ReadableTopic, Protocol):
 
     @property
     def owner(self) -> SegmentOwner:
-        """Who may write records of transactions for the topic."""
+        """The owner of the topic, which writes its records of transactions."""
         ...
 
 
 class AckedSubscription(Protocol):
-    """What transactions acknowledge messages of."""
+    """The subscription that transactions acknowledge messages of."""
 
     @property
     def name(self) -> str:
-        """Of the subscription."""
+        """Name of the subscription."""
         ...
 
     @property
     def topic(self) -> AckedTopic:
-        """Whose messages they are."""
+        """The topic of the subscription."""
         ...
 
     @property
     def cursor(self) -> Cursor:
-        """What is acknowledged."""
+        """The acknowledged positions."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether it takes nothing any more."""
+        """Whether it takes no acknowledgements any more."""
         ...
 
     @property
     def dispatcher(self) -> Dispatcher | None:
-        """Who sends; None while nobody consumes."""
+        """The dispatcher; None without consumers."""
         ...
 
     def wake(self) -> None:
-        """Something may be sent."""
+        """Run the dispatcher: something may be sent."""
         ...
 
-    def look_at_end(self) -> None:
-        """Report the end of a sealed topic, when it is so far."""
+    def report_end_if_reached(self) -> None:
+        """Report the end of a sealed topic, if it is reached."""
         ...
 
 
@@ -99,7 +76,13 @@ _COMMON_BATCH = 4096
 class TransactionalAcks:
     """Acknowledgements of one durable subscription that wait for the end of their transactions.
 
-    Listens to the pending acknowledgements of one subscription.
+    Dispatch skips the messages that an open transaction acknowledged, and delivers the others of a
+    batch.  The consumer no longer counts them as unacknowledged.  An abort, or the end of a
+    transaction without header, delivers them again: to Shared and Key_Shared with a higher
+    redelivery count, to Exclusive and Failover by reading again from the first message that is not
+    acknowledged.
+
+    It is the `AckListener` of the subscription's pending acknowledgements.
     """
 
     pending_acks_class: ClassVar[type[PendingAcks]] = PendingAcks
@@ -108,12 +91,12 @@ class TransactionalAcks:
 
     def __init__(self, subscription: AckedSubscription) -> None:
         self._subscription = subscription
-        self._kept = False
-        """Whether a consumer got nothing because of another one's transaction."""
+        self._waits = False
+        """Whether dispatch waits for the end of another consumer's transaction (A9)."""
 
     @classmethod
     async def load(cls, subscription: AckedSubscription) -> Self:
-        """What earlier owners left.  Raises as `PendingAcks.load`."""
+        """Load the acknowledgements that earlier owners stored.  Raises as `PendingAcks.load`."""
         topic = subscription.topic
         loaded = cls(subscription)
         loaded.pending = await cls.pending_acks_class.load(
@@ -126,7 +109,7 @@ class TransactionalAcks:
         )
         return loaded
 
-    # Taking
+    # Acknowledgements
 
     def acknowledge(
         self,
@@ -136,7 +119,7 @@ class TransactionalAcks:
         *,
         cumulative: bool,
     ) -> asyncio.Task[None]:
-        """Take what a consumer acknowledges; the task ends when it may be answered.
+        """Take acknowledgements of a consumer; the task ends when they may be answered.
 
         Raises `SubscriptionUnavailable`, and as `PendingAcks.acknowledge`.
         """
@@ -153,6 +136,7 @@ class TransactionalAcks:
                 f"An acknowledgement came with {len(acks)} message ids: send one or, if it is not "
                 "cumulative, more."
             )
+        # A transaction must not commit an acknowledgement that would be passed over.
         end = subscription.topic.ledger.last_confirmed
         for position, _, _ in acks:
             if position > end or position.entry_id < 0:
@@ -174,36 +158,43 @@ class TransactionalAcks:
             require=require_consumer,
         )
         consumer.acknowledged_total += len(named)
-        if self._kept:
+        if self._waits:
             subscription.wake()
         return task
 
-    def keeps_from(self, consumer: Consumer, txns: Iterable[TxnId]) -> bool:
-        """Whether one of these is another one's and has to end before a consumer gets more (A9).
+    def must_wait_for(self, consumer: Consumer, txns: Iterable[TxnId]) -> bool:
+        """Whether one of these transactions must end before the consumer gets more (A9).
 
-        Remembers it, so that the dispatcher runs again when that may have changed.
+        Such a transaction has no acknowledgement of the consumer.  The dispatcher runs again when
+        the answer may have changed.
         """
+        # A9: a consumer that acknowledges cumulatively behind messages that it never got would
+        # acknowledge them too, if their transaction aborts.  Transactions in which it acknowledged
+        # something are its own: it knows what they hold.
         identity, is_of = self._identity(consumer), self.pending.core.is_of
-        self._kept = any(not is_of(txn, identity) for txn in txns)
-        return self._kept
+        self._waits = any(not is_of(txn, identity) for txn in txns)
+        return self._waits
 
     def open_of(self, consumer: Consumer) -> list[TxnId]:
-        """Transactions in which a consumer acknowledged, and whose end is not known."""
+        """Transactions without a known end in which a consumer acknowledged."""
         identity, core = self._identity(consumer), self.pending.core
         return [txn for txn in core.open_transactions if core.is_of(txn, identity)]
 
     def _identity(self, consumer: Consumer) -> str:
+        # Stored with each acknowledgement.  A consumer with an incarnation is the same one on a new
+        # connection and after a load.  Any other is a new one each time that it attaches: a process
+        # with the name of an earlier one knows nothing of that one's transactions.
         if not consumer.identity:
             incarnation = consumer.metadata.get(INCARNATION)
             if incarnation is None:
                 bits = self._subscription.topic.context.random.getrandbits(8 * _IDENTITY_BYTES)
                 consumer.identity = f"{bits:0{2 * _IDENTITY_BYTES}x}"
             else:
-                told = f"{consumer.name}\0{incarnation}".encode()
-                consumer.identity = hashlib.blake2b(told, digest_size=_IDENTITY_BYTES).hexdigest()
+                name = f"{consumer.name}\0{incarnation}".encode()
+                consumer.identity = hashlib.blake2b(name, digest_size=_IDENTITY_BYTES).hexdigest()
         return consumer.identity
 
-    # What becomes of it
+    # Events of pending acknowledgements
 
     def held(self, acks: Sequence[PendingAck]) -> None:
         """See `AckListener`."""
@@ -211,7 +202,7 @@ class TransactionalAcks:
         if dispatcher is not None:
             for each in _individual(acks):
                 dispatcher.held(each.position, bits_of(each))
-            if self._kept:
+            if self._waits:
                 dispatcher.wake()
 
     def refused(self, acks: Sequence[PendingAck]) -> None:
@@ -229,8 +220,8 @@ class TransactionalAcks:
                 else:
                     dispatcher.held(each.position, bits_of(each))
             dispatcher.wake()
-        self._bring_back_whole()
-        subscription.look_at_end()
+        self._redeliver_released()
+        subscription.report_end_if_reached()
 
     def released(self, acks: Sequence[PendingAck]) -> None:
         """See `AckListener`."""
@@ -247,30 +238,31 @@ class TransactionalAcks:
                 dispatcher.coming_back |= positions
             else:
                 dispatcher.released(sorted(positions), again=False)
-        self._bring_back_whole()
-        subscription.look_at_end()
+        self._redeliver_released()
+        subscription.report_end_if_reached()
 
-    def _bring_back_whole(self) -> None:
-        """Bring back what was released, once every end that is known is carried out."""
+    def _redeliver_released(self) -> None:
+        """Deliver released messages again, once all transactions of known end are finished."""
+        # Half of an abort would change the order of messages of one key.
         dispatcher = self._subscription.dispatcher
         if dispatcher is not None and dispatcher.coming_back and not self.pending.core.ending:
             positions = sorted(dispatcher.coming_back)
             dispatcher.coming_back.clear()
-            self._bring_back(dispatcher, positions)
+            self._redeliver(dispatcher, positions)
 
-    def _bring_back(self, dispatcher: Dispatcher, positions: Sequence[Position]) -> None:
-        """Bring them back in slices; a dispatcher that took over meanwhile reads them by itself."""
+    def _redeliver(self, dispatcher: Dispatcher, positions: Sequence[Position]) -> None:
+        """Have a dispatcher deliver entries again, a slice in each turn of the loop."""
         if dispatcher is not self._subscription.dispatcher:
-            return
+            return  # A later dispatcher reads them by itself.
         slice_size = len(positions) if dispatcher.reads_again else TXN_SLICE_POSITIONS
         dispatcher.released(positions[:slice_size], again=True)
         rest = positions[slice_size:]
         if rest:
-            asyncio.get_running_loop().call_soon(self._bring_back, dispatcher, rest)
+            asyncio.get_running_loop().call_soon(self._redeliver, dispatcher, rest)
 
 
 async def forget_subscription(topic: ReadableTopic, subscription: str) -> None:
-    """Delete the records of a subscription whose cursor is gone, or not made yet."""
+    """Delete the records of a subscription whose cursor is deleted, or not created yet."""
     store = topic.context.transactions.store
     await ack_records.forget_subscription(store, str(topic.name), subscription)
 
@@ -280,6 +272,6 @@ def _individual(acks: Sequence[PendingAck]) -> list[AckedPosition]:
 
 
 def _batch_size(batch_size: int, words: Sequence[int]) -> int:
-    """The peer's, but not much more than the bits that it sent."""
+    """The peer's batch size, but not much more than the bits that it sent."""
     enough = max(len(words) * 64 + 1, _COMMON_BATCH)
     return min(batch_size, enough) if batch_size > 0 else len(words) * 64

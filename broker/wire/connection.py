@@ -1,17 +1,4 @@
-"""One peer: frames in, replies out.
-
-Rules:
-
-- States move only as `_MOVES` says; READY begins with CONNECT, and nothing else is heard before.
-- Whatever a peer sends wrongly ends this connection with one (rate-bounded) log line, never the
-  process.
-- Writes of one loop turn leave in one write.  Above CONNECTION_WRITE_HIGH_WATER `writable` is
-  False and reading stops, so a peer that does not read cannot make us queue more replies.
-- Reading stops for named reasons and goes on when the last one is gone; frames that were decoded
-  already are held back, in order.
-- Requests in progress are tasks of the connection; above MAX_PENDING_REQUESTS nothing more is
-  read, and the end of the connection cancels them.
-"""
+"""The connection of one peer: frames in, replies out."""
 
 import asyncio
 import enum
@@ -26,7 +13,7 @@ from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
 from broker.wire.outbox import Outbox
 from broker.wire.protocol_violation import ProtocolViolation
-from broker.wire.served import ServedBroker
+from broker.wire.services import BrokerServices
 from config.bounds import (
     CLOSE_FLUSH_S,
     CONNECTION_WRITE_HIGH_WATER,
@@ -59,11 +46,13 @@ _PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing
 
 
 class ConnectionState(enum.Enum):
-    """Where a connection stands in its life."""
+    """State of a connection; `_MOVES` has the moves between them."""
 
     HANDSHAKE = "handshake"
+    """Only CONNECT is served."""
     READY = "ready"
     CLOSING = "closing"
+    """Queued replies are flushed; nothing more is served."""
     CLOSED = "closed"
 
 
@@ -85,12 +74,12 @@ class TopicWatch(Protocol):
     """A watch that ends with its connection."""
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Send nothing more."""
         ...
 
 
-class ConnectionHost(ServedBroker, Protocol):
-    """The broker, as its connections know it."""
+class ConnectionHost(BrokerServices, Protocol):
+    """The parts of a broker that its connections use."""
 
     connections: "set[Connection]"
 
@@ -98,8 +87,10 @@ class ConnectionHost(ServedBroker, Protocol):
 class Connection(asyncio.Protocol):
     """One connection of a client: decodes frames, runs their handlers, writes the replies.
 
-    `producers` and `consumers` hold what is attached under the peer's ids; while an open is in
-    progress its place is taken by a future.
+    `producers` and `consumers` have the attached ones by the peer's ids; while one is being opened,
+    a future takes its id.  Asynchronous requests are tasks of the connection, which its end
+    cancels.  Reading stops for named reasons: too many requests, more than
+    CONNECTION_WRITE_HIGH_WATER of queued output, or the reasons of `pause_reading`.
     """
 
     def __init__(
@@ -115,7 +106,7 @@ class Connection(asyncio.Protocol):
         self.protocol_version = 0
         self.features = FeatureFlags()
         self.principal: str | None = None
-        """Who the peer is; None without authentication."""
+        """Identity of the peer; None without authentication."""
         self.connected_ms = 0
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
@@ -126,30 +117,31 @@ class Connection(asyncio.Protocol):
         self._send = send
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
         self._forward: Callable[[bytes], None] | None = None
-        """Who gets all that is read, once the connection is handed over."""
+        """Receiver of all that is read, once the connection is handed over."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._outbox: Outbox
         self.put: Callable[[bytes], None]
         """Queue one encoded frame, without asking whether the connection is still open."""
         self._held: list[Received] = []
+        """Frames that were decoded before reading was paused, in order."""
         self._frame_error: FrameError | None = None
         self.paused: set[str] = set()
-        """Why nothing is read."""
+        """Reasons why reading is paused; empty while the connection is read."""
         self._reading = True
         # No `BackgroundTasks`: it is a bounded queue, which pauses reading.
         self._tasks: set[asyncio.Future[None]] = set()
         self._on_close: dict[object, Callable[[], None]] = {}
         self._liveness: list[asyncio.Future[None]] = []
         self._pings: deque[asyncio.Future[None] | None] = deque()
-        """PINGs without their PONG, oldest first, and who waits for it."""
-        self._heard = True
+        """PINGs without their PONG, oldest first, each with the future that waits for it."""
+        self._received_any = True
         self._ping_sent = False
         self._output_seen = 0
         self._timer: asyncio.TimerHandle
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
-    # What the transport calls
+    # Calls of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set up output, limits and the handshake timer."""
@@ -170,9 +162,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve the frames that `data` completes."""
-        self._heard = True
+        self._received_any = True
         if self._liveness:
-            self._answer_liveness()
+            self._end_liveness_checks()
         if self.closing:
             return
         if self._forward is not None:
@@ -188,22 +180,22 @@ class Connection(asyncio.Protocol):
         else:
             self._serve(frames)
         if self._frame_error is not None and not self._held and not self.closing:
-            self._violated(self._frame_error)
+            self._close_for_violation(self._frame_error)
 
     def eof_received(self) -> bool:
-        """The peer is done: so are we."""
+        """Have the transport closed: the peer sends nothing more."""
         return False
 
     def pause_writing(self) -> None:
-        """The transport's buffer is above the high water."""
+        """Note that the transport's buffer is above the high water."""
         self._outbox.transport_full(True)
 
     def resume_writing(self) -> None:
-        """The transport's buffer has drained."""
+        """Note that the transport's buffer has drained."""
         self._outbox.transport_full(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """End the connection: the socket is closed."""
         self._end()
         self._move(ConnectionState.CLOSED)
         self._timer.cancel()
@@ -226,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._outbox.put(encode_command(command))
 
     def send_encoded(self, *buffers: bytes) -> None:
-        """Queue encoded frames.  Look at `writable` before each batch of messages."""
+        """Queue encoded frames.  Check `writable` before each batch of messages."""
         if not self.closing:
             for buffer in buffers:
                 self._outbox.put(buffer)
@@ -257,7 +249,7 @@ class Connection(asyncio.Protocol):
             self.remember_closed(producer_id)
 
     def remember_closed(self, producer_id: int) -> None:
-        """SENDs for this id that are still on their way are no violation."""
+        """Let SENDs for this id pass for a while: those on their way are no violation."""
         closed = self.closed_producers
         closed.pop(producer_id, None)
         closed[producer_id] = None
@@ -269,18 +261,18 @@ class Connection(asyncio.Protocol):
         if self.consumers.get(consumer_id) is consumer:
             del self.consumers[consumer_id]
 
-    # Life
+    # Life cycle
 
     def ready(self) -> None:
-        """CONNECT was accepted: begin to keep alive."""
+        """Move to READY after CONNECT, and begin to keep the connection alive."""
         self._move(ConnectionState.READY)
         self._timer.cancel()
         self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
 
     def hand_over(self, receiver: Callable[[bytes], None]) -> bool:
-        """From now on give everything that is read to `receiver`, keep-alive included.
+        """Pass everything that is read to `receiver` from now on, keep-alive included.
 
-        False if the peer has sent more already: what that is meant for cannot be told.
+        False if the peer has sent more already, for which the destination is not known.
         """
         if self._held or self._decoder.buffered_size:
             return False
@@ -290,7 +282,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` when the connection ends; returns what takes it off the list again."""
+        """Run `callback` when the connection ends; returns a function that removes it."""
         if self.closing:
             self._loop.call_soon(callback)
             return lambda: None
@@ -321,19 +313,22 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     async def is_alive(self) -> bool:
-        """Whether the peer says anything within LIVENESS_CHECK_S, PONG at least."""
+        """Whether the peer sends anything within LIVENESS_CHECK_S, PONG at least.
+
+        A connection that is not read counts as alive.
+        """
         if self.closing:
             return False
         if self.paused:
             return True
-        heard: asyncio.Future[None] = self._loop.create_future()
-        self._liveness.append(heard)
+        received: asyncio.Future[None] = self._loop.create_future()
+        self._liveness.append(received)
         self._ping()
-        await asyncio.wait((heard,), timeout=LIVENESS_CHECK_S)
-        return heard.done() and not self.closing
+        await asyncio.wait((received,), timeout=LIVENESS_CHECK_S)
+        return received.done() and not self.closing
 
     async def echo(self) -> None:
-        """Return when the peer has answered a PING of now: what it wrote before has been served.
+        """Return when the peer has answered a new PING: all that it wrote before is served then.
 
         Returns after ECHO_WAIT_S in any case, and when the connection ends.
         """
@@ -344,7 +339,7 @@ class Connection(asyncio.Protocol):
         await asyncio.wait((answered,), timeout=ECHO_WAIT_S)
 
     def pong(self) -> None:
-        """PONG came: the answer to the oldest PING."""
+        """Take a PONG, the answer to the oldest PING."""
         answered = self._pings.popleft() if self._pings else None
         if answered is not None and not answered.done():
             answered.set_result(None)
@@ -355,20 +350,20 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(self._tasks)
 
     async def closed(self) -> None:
-        """Return when the socket is gone."""
+        """Return when the socket is closed."""
         await asyncio.shield(self._gone)
 
     # Input
 
     def pause_reading(self, why: str) -> None:
-        """Hear nothing until every reason is taken back."""
+        """Read nothing until every reason is withdrawn."""
         if self._reading and not self.closing:
             self._reading = False
             self._transport.pause_reading()
         self.paused.add(why)
 
     def resume_reading(self, why: str) -> None:
-        """Take one reason back."""
+        """Withdraw one reason."""
         if why not in self.paused:
             return
         self.paused.discard(why)
@@ -376,7 +371,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Serve what was held back, then read again."""
+        """Serve held frames, then read again."""
         if self.paused or self.closing:
             return
         held, self._held = self._held, []
@@ -384,7 +379,7 @@ class Connection(asyncio.Protocol):
         if self.paused or self.closing:
             return
         if self._frame_error is not None:
-            self._violated(self._frame_error)
+            self._close_for_violation(self._frame_error)
             return
         if not self._reading:
             self._reading = True
@@ -408,32 +403,35 @@ class Connection(asyncio.Protocol):
             command = frame.command
             handler = handlers.get(command.type)
             if handler is None:
-                self._unexpected(command)
+                self._refuse_command(command)
                 continue
             try:
                 result = handler(self, command, frame.entry)
             except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
-                self._failed(command, error)
+                self._answer_failure(command, error)
                 continue
             if result is not None:
                 self._start(command, result)
 
     def _serve_sends(self, frames: Sequence[Received], at: int) -> int:
-        """Serve the SEND at frames[at], and what can be served with it; returns where that ends."""
+        """Serve the SEND at frames[at], with those behind it that can be published with it.
+
+        Returns the index behind the last one.
+        """
         try:
             return self._send(self, frames, at)
         except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
-            self._violated(self._as_answer("SEND", error))
+            self._close_for_violation(self._error_for_peer("SEND", error))
             return at + 1
 
     def _may_begin(self, frame: Received) -> bool:
-        """Whether a connection that is not READY may hear this."""
+        """Whether a connection that is not READY may serve this; if not, it is closed."""
         if self.closing:
             return False
         kind = BaseCommand.SEND if isinstance(frame, Send) else frame.command.type
         if kind == _CONNECT:
             return True
-        self._violated(
+        self._close_for_violation(
             ProtocolViolation(
                 f"{BaseCommand.Type.Name(kind)} came before CONNECT: send CONNECT first."
             )
@@ -452,36 +450,36 @@ class Connection(asyncio.Protocol):
         if len(self._tasks) < MAX_PENDING_REQUESTS // 2:
             self.resume_reading(_REQUESTS)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(command, error)
+            self._answer_failure(command, error)
 
-    def _failed(self, command: BaseCommand, error: BaseException) -> None:
-        """Answer what a handler raised."""
+    def _answer_failure(self, command: BaseCommand, error: BaseException) -> None:
+        """Answer a command with the error of its handler."""
         name = BaseCommand.Type.Name(command.type)
-        answer = self._as_answer(name, error)
+        answer = self._error_for_peer(name, error)
         request_id = getattr(getattr(command, FIELD_OF_TYPE[command.type]), "request_id", None)
         if request_id is None or isinstance(answer, ProtocolViolation | FrameError):
-            self._violated(answer)
+            self._close_for_violation(answer)
         else:
             log.debug("request_refused", command=name, remote=self.remote, error=str(answer))
             self.reply_error(request_id, answer)
 
-    def _as_answer(self, name: str, error: BaseException) -> MagnetarError:
-        """What the peer is told of an error; a fault of ours is logged."""
+    def _error_for_peer(self, name: str, error: BaseException) -> MagnetarError:
+        """The error that the peer gets; a fault of the broker is logged, and not described."""
         if isinstance(error, MagnetarError):
             return error
         log.error("request_failed", command=name, remote=self.remote, exc_info=error)
         return UnexpectedFailure(f"The broker failed on {name}: its log has the cause.")
 
-    def _unexpected(self, command: BaseCommand) -> None:
-        self._violated(
+    def _refuse_command(self, command: BaseCommand) -> None:
+        self._close_for_violation(
             ProtocolViolation(
                 f"{BaseCommand.Type.Name(command.type)} is no request that a broker serves: "
                 "check the client against protocol version 21."
             )
         )
 
-    def _violated(self, error: MagnetarError) -> None:
-        """End the connection for what the peer did."""
+    def _close_for_violation(self, error: MagnetarError) -> None:
+        """Close the connection because of what the peer sent; log that at a bounded rate."""
         held_back = self.broker.violations.take()
         if held_back is not None:
             log.warning(
@@ -504,11 +502,11 @@ class Connection(asyncio.Protocol):
         self.closing = to not in _SERVING
 
     def _end(self) -> None:
-        """Once: cancel requests, tell who listens."""
+        """Cancel requests and run the callbacks of the end, once."""
         self._held.clear()
         for task in self._tasks:
             task.cancel()
-        self._answer_liveness()
+        self._end_liveness_checks()
         while self._pings:
             self.pong()
         callbacks = list(self._on_close.values())
@@ -520,27 +518,28 @@ class Connection(asyncio.Protocol):
                 log.exception("close_callback_failed", remote=self.remote)
 
     def _ping(self, answered: asyncio.Future[None] | None = None) -> None:
-        """One without a waiter is enough for all: any sign of life will do for them."""
+        """Send PING; with `answered` the PONG sets it."""
+        # Without it any sign of life will do, so one PING in flight is enough.
         if answered is not None or not self._pings:
             self._pings.append(answered)
             self.send_encoded(_PING_FRAME)
 
-    def _answer_liveness(self) -> None:
+    def _end_liveness_checks(self) -> None:
         waiting, self._liveness = self._liveness, []
-        for heard in waiting:
-            if not heard.done():
-                heard.set_result(None)
+        for received in waiting:
+            if not received.done():
+                received.set_result(None)
 
     def _handshake_late(self) -> None:
         self.abort(f"no CONNECT within {HANDSHAKE_TIMEOUT_S} s")
 
     def _keep_alive(self) -> None:
-        """Every KEEP_ALIVE_S: PING a silent peer, give up one that stays silent or never reads."""
+        """Every KEEP_ALIVE_S: PING a silent peer; abort if it stays silent, or reads nothing."""
         self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
         stuck = _WRITING in self.paused and self._outbox.drained_bytes == self._output_seen
         self._output_seen = self._outbox.drained_bytes
-        silent = not self._heard and not self.paused
-        self._heard = False
+        silent = not self._received_any and not self.paused
+        self._received_any = False
         if not silent and not stuck:
             self._ping_sent = False
         elif self._ping_sent:
@@ -550,6 +549,7 @@ class Connection(asyncio.Protocol):
             self._ping()
 
     def _writable_changed(self, writable: bool) -> None:
+        # A peer that does not read must not make the broker queue more replies.
         if writable:
             self.resume_reading(_WRITING)
         else:
@@ -560,10 +560,10 @@ class Connection(asyncio.Protocol):
 
 
 class UnexpectedFailure(MagnetarError):
-    """A fault of ours, as the peer is told."""
+    """The broker failed on a request; its log has the cause."""
 
 
 Handler = Callable[[Connection, BaseCommand, bytes | None], Awaitable[None] | None]
 """Serves a command, with its entry if it has one: see `broker.wire.handlers`."""
 SendHandler = Callable[[Connection, Sequence[Received], int], int]
-"""Publishes the SEND at a place of these, with those behind it; where they end."""
+"""Publishes the SEND at an index, with those behind it; returns the index behind the last one."""

@@ -1,17 +1,7 @@
-"""Bytes both ways between a client and the broker that it named in CONNECT.
+"""Forwarding of bytes between a client and the broker that it named in CONNECT.
 
-Clients of several brokers reach a coordinator's leader through any broker of the service URL:
-they connect here and name the leader (`proxy_to_broker_url`).
-
-Rules:
-
-- Only live brokers of this cluster are forwarded to; anything else would be an open relay.
-- The far broker answers the handshake, and everything after it; nothing is looked at here.
-- A side that does not read stops the other one; when one side ends, so does the other.
-- A broker that reads nothing any more (it stands still) does not keep what is queued for it for
-  ever: CLOSE_FLUSH_S after the client has gone it is given up, and so it is when it has kept the
-  client from being read for two keep-alives.
-- What a client sends before the handshake is answered is a violation: it may not be for here.
+A client reaches a coordinator's leader through any broker of the service URL: it connects there and
+names the leader (`proxy_to_broker_url`).
 """
 
 import asyncio
@@ -41,35 +31,45 @@ class BrokerUnreachable(PeerError):
 
 
 async def forward(connection: Connection, request: CommandConnect, target: BrokerAddress) -> None:
-    """Hand the connection over to another broker.  Raises `BrokerUnreachable`."""
+    """Hand the connection over to another live broker of this cluster.
+
+    That broker answers the handshake and everything after it; bytes pass unread.  A side that does
+    not read stops the other one; when one side ends, so does the other.
+
+    Raises `BrokerUnreachable`, and `ProtocolViolation` if the client did not wait for CONNECTED.
+    """
     connection.pause_reading(_FORWARDING)
     address = urlsplit(target.url)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(FORWARD_CONNECT_TIMEOUT_S):
-            _, far = await loop.create_connection(
-                lambda: _FarSide(connection), address.hostname or "", address.port or 0
+            _, target_side = await loop.create_connection(
+                lambda: _TargetConnection(connection), address.hostname or "", address.port or 0
             )
     except OSError as error:  # a timeout is one too
         raise BrokerUnreachable(
             f"{target.url} cannot be reached from here ({error or 'no answer'}): look up again."
         ) from error
-    if not connection.hand_over(far.send):
-        far.close()
+    if not connection.hand_over(target_side.send):
+        target_side.close()
         raise ProtocolViolation("More came before CONNECT was answered: wait for CONNECTED.")
-    connection.on_close(far.close)
+    connection.on_close(target_side.close)
     direct = CommandConnect()
     direct.CopyFrom(request)
     direct.ClearField("proxy_to_broker_url")
-    far.send(encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=direct)))
+    target_side.send(encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=direct)))
     connection.resume_reading(_FORWARDING)
 
 
-class _FarSide(asyncio.Protocol):
-    """The connection to the other broker."""
+class _TargetConnection(asyncio.Protocol):
+    """The connection to the other broker.
+
+    If that broker stops reading, the connection is aborted: CLOSE_FLUSH_S after the client left, or
+    when it has kept the client from being read for two keep-alives.
+    """
 
     def __init__(self, connection: Connection) -> None:
-        self._near = connection
+        self._client = connection
         self._transport: asyncio.Transport
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -80,44 +80,44 @@ class _FarSide(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=FORWARD_HIGH_WATER)
 
     def close(self) -> None:
-        """Deliver what is queued, if that can be done in time, and end."""
+        """Flush what is queued, for at most CLOSE_FLUSH_S, and end."""
         if not self._closing:
             self._closing = True
-            self._give_up_in(CLOSE_FLUSH_S)
+            self._abort_in(CLOSE_FLUSH_S)
             self._transport.close()
 
     def send(self, data: bytes) -> None:
-        """What the client sent."""
+        """Forward bytes of the client."""
         self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        near = self._near
-        near.send_encoded(data)
-        if not near.writable and not near.closing:
+        client = self._client
+        client.send_encoded(data)
+        if not client.writable and not client.closing:
             self._transport.pause_reading()
-            near.on_writable(self._transport.resume_reading)
+            client.on_writable(self._transport.resume_reading)
 
     def pause_writing(self) -> None:
-        self._near.pause_reading(_FORWARDING)
+        self._client.pause_reading(_FORWARDING)
         if not self._closing:
-            # That the client has gone is not noticed while it is not read.
-            self._give_up_in(2 * KEEP_ALIVE_S)
+            # While the client is not read, its end is not noticed.
+            self._abort_in(2 * KEEP_ALIVE_S)
 
     def resume_writing(self) -> None:
-        self._near.resume_reading(_FORWARDING)
+        self._client.resume_reading(_FORWARDING)
         if not self._closing:
-            self._do_not_give_up()
+            self._cancel_abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._do_not_give_up()
-        self._near.close("the broker that it was forwarded to has closed")
+        self._cancel_abort()
+        self._client.close("the broker that it was forwarded to has closed")
 
-    def _give_up_in(self, delay_s: float) -> None:
-        self._do_not_give_up()
+    def _abort_in(self, delay_s: float) -> None:
+        self._cancel_abort()
         self._timer = self._loop.call_later(delay_s, self._transport.abort)
 
-    def _do_not_give_up(self) -> None:
+    def _cancel_abort(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,14 +1,14 @@
-"""Rate-bounded logging: what peers can provoke must not fill the disk.
-
-A window of one second lets `per_second` lines through; what is held back is counted and told with
-the first line of the next window.
-"""
+"""Rate-bounded logging: lines that peers can provoke must not fill the disk."""
 
 from collections.abc import Callable
 
 
 class LogLimit:
-    """Says for each line whether it may be written.  `now` is any monotonic clock in seconds."""
+    """Decides for each line whether it may be written: `per_second` in a window of one second.
+
+    Suppressed lines are counted, for the next line that is written.  `now` is any monotonic clock
+    in seconds.
+    """
 
     __slots__ = ("_allowed", "_held_back", "_now", "_per_second", "_window_start")
 
@@ -20,7 +20,7 @@ class LogLimit:
         self._held_back = 0
 
     def take(self) -> int | None:
-        """None: keep silent.  Else write the line; the number is how many were held back before."""
+        """None if the line is to be suppressed, else the number of suppressed lines before it."""
         now = self._now()
         if now - self._window_start >= 1.0:
             self._window_start = now

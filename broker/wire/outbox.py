@@ -1,23 +1,22 @@
-"""What is on its way to one peer.
-
-Rules: everything queued in one loop turn leaves in one write.  `writable` is False while more than
-the high water is queued, here or in the transport.  Above the hard limit the peer has stopped
-reading while being sent what it did not ask for: it is given up.
-"""
+"""Output queue and back pressure in front of one transport."""
 
 import asyncio
 from collections.abc import Callable
 
 JOIN_BELOW_BYTES = 256 * 1024
-"""Up to here one copy is cheaper than many buffers."""
+"""Up to this size one copy is cheaper than many buffers."""
 
 
 class Outbox:
-    """Queue and back pressure in front of one transport."""
+    """Output queue of one transport; all of one turn of the loop leaves in one write.
+
+    `writable` is False while more than the high water is queued, here or in the transport.
+    """
 
     __slots__ = (
         "_buffers",
         "_bytes",
+        "_bytes_left",
         "_bytes_out",
         "_callbacks",
         "_give_up",
@@ -25,7 +24,6 @@ class Outbox:
         "_limit",
         "_loop",
         "_on_change",
-        "_room",
         "_transport",
         "_transport_full",
         "writable",
@@ -40,7 +38,10 @@ class Outbox:
         on_change: Callable[[bool], None],
         give_up: Callable[[], None],
     ) -> None:
-        """`on_change(writable)` at each change; `give_up()` once above `limit` bytes."""
+        """Call `on_change(writable)` at each change, and `give_up()` above `limit` bytes.
+
+        A peer that is above the limit has stopped reading while it gets what it did not request.
+        """
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._high_water = high_water
@@ -49,7 +50,7 @@ class Outbox:
         self._give_up = give_up
         self._buffers: list[bytes] = []
         self._bytes = 0
-        self._room = high_water
+        self._bytes_left = high_water
         self._transport_full = False
         self._callbacks: list[Callable[[], None]] = []
         self.writable = True
@@ -62,11 +63,11 @@ class Outbox:
             self._loop.call_soon(self.flush)
         self._buffers.append(buffer)
         self._bytes += len(buffer)
-        if self._bytes > self._room or not self.writable:
+        if self._bytes > self._bytes_left or not self.writable:
             self._check_bounds()
 
     def flush(self) -> None:
-        """Hand everything queued to the transport."""
+        """Pass everything queued to the transport."""
         buffers = self._buffers
         if not buffers:
             return
@@ -81,7 +82,7 @@ class Outbox:
         else:
             self._transport.writelines(buffers)
         self._update()
-        self._room = self._high_water - self._transport.get_write_buffer_size()
+        self._bytes_left = self._high_water - self._transport.get_write_buffer_size()
 
     @property
     def drained_bytes(self) -> int:
@@ -89,7 +90,7 @@ class Outbox:
         return self._bytes_out - self._transport.get_write_buffer_size()
 
     def discard(self) -> None:
-        """Forget what is queued and who waits."""
+        """Drop the queue and the waiting callbacks."""
         self._buffers = []
         self._bytes = 0
         self._callbacks = []
@@ -102,7 +103,7 @@ class Outbox:
             self._callbacks.append(callback)
 
     def transport_full(self, full: bool) -> None:
-        """What the transport says of its own buffer."""
+        """Note whether the transport's own buffer is full."""
         self._transport_full = full
         self._update()
 

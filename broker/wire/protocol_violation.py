@@ -1,4 +1,4 @@
-"""What a peer does that the protocol forbids."""
+"""The error for peers that violate the protocol."""
 
 from typing import ClassVar
 

@@ -1,8 +1,4 @@
-"""The listening socket of the binary protocol.
-
-Rules: every accepted socket gets a `Connection`; above `max_connections` it is closed at once, and
-that is logged at a bounded rate.
-"""
+"""The listening socket of the binary protocol."""
 
 import asyncio
 import socket
@@ -17,7 +13,10 @@ log = structlog.get_logger(__name__)
 
 
 class BinaryServer:
-    """Listens for connections of the binary protocol, a bounded number of them."""
+    """Listens for connections of the binary protocol.
+
+    Above `max_connections` a new one is closed at once, and that is logged at a bounded rate.
+    """
 
     def __init__(
         self, broker: ConnectionHost, handlers: Mapping[int, Handler], send: SendHandler
@@ -30,14 +29,14 @@ class BinaryServer:
         self.port = 0
 
     def bind(self, host: str, port: int) -> None:
-        """Take the port; `port` is then the one really used.  Raises OSError when it is taken."""
+        """Bind the socket, and set `port` to its port.  Raises OSError if the port is in use."""
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind((host, port))
         self.port = self._socket.getsockname()[1]
 
     async def start(self) -> None:
-        """Let clients in."""
+        """Accept connections."""
         loop = asyncio.get_running_loop()
         if self._socket is None:
             raise RuntimeError("The server was started before it was bound.")
@@ -57,10 +56,10 @@ class BinaryServer:
                 max_connections=broker.settings.max_connections,
                 not_logged_before=held_back,
             )
-        return _Refused()
+        return _RefusedConnection()
 
     async def stop(self) -> None:
-        """Accept nothing more; connections live on."""
+        """Accept no more connections; present ones stay open."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -69,8 +68,8 @@ class BinaryServer:
             self._socket = None
 
 
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
+class _RefusedConnection(asyncio.Protocol):
+    """A connection above the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close it."""

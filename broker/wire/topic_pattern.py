@@ -1,10 +1,10 @@
-r"""Which topic names a client's pattern matches, in time linear in the name.
+r"""Matching of topic names with a client's pattern, in time linear in the name.
 
 Clients send Java patterns and anybody may send one, so no backtracking engine may run them: a
-pattern becomes a non-deterministic automaton, and the sets of states that names lead to are
-remembered.  Understood are literals, `.`, classes, `\d \w \s` and their complements, `\Q...\E`,
-groups, `|`, `* + ? {m,n}` (lazy and possessive marks change nothing: a whole name is matched), and
-`^ $` where they say nothing new.  Anything else is refused.
+pattern becomes a non-deterministic automaton, and the sets of states that names lead to are cached.
+Supported are literals, `.`, classes, `\d \w \s` and their complements, `\Q...\E`, groups, `|`,
+`* + ? {m,n}` (lazy and possessive marks change nothing: a whole name is matched), and `^ $` at the
+ends of the pattern.  Anything else is refused.
 """
 
 import string
@@ -24,7 +24,7 @@ _SPECIAL = frozenset(".[](){}*+?|^$\\")
 
 
 class UnsupportedPattern(PeerError):
-    """The pattern is wrong, too long, or uses what is not understood here: simplify it."""
+    """The pattern is wrong, too long, or uses what is not supported here: simplify it."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -107,7 +107,7 @@ class _Builder:
         self.next: list[list[int]] = []
 
     def state(self, test: Test | None) -> int:
-        """A new state."""
+        """Add a state; returns its number."""
         if len(self.tests) >= MAX_PATTERN_STATES:
             raise self._wrong("repeats too much")
         self.tests.append(test)
@@ -115,7 +115,7 @@ class _Builder:
         return len(self.tests) - 1
 
     def whole(self) -> _Fragment:
-        """The whole pattern."""
+        """Parse the whole pattern."""
         fragment = self._alternatives()
         if self._at < len(self._pattern):
             raise self._wrong("has a parenthesis too many")
@@ -175,7 +175,7 @@ class _Builder:
         return int(least), int(most) if most else None
 
     def _times(self, begin: int, least: int, most: int | None) -> _Fragment:
-        """The atom at `begin`, so many times.  It is read again for each time."""
+        """Repeat the atom at `begin`.  It is parsed again for each repetition."""
         if most is not None and most < least:
             raise self._wrong("has a repetition that ends before it begins")
         start = self.state(None)
@@ -220,7 +220,7 @@ class _Builder:
 
     def _group(self) -> _Fragment:
         if self._take("?") and not self._take(":"):
-            raise self._wrong("has a group that looks around, names or sets something")
+            raise self._wrong("has a look-around, a named group or inline flags")
         fragment = self._alternatives()
         if not self._take(")"):
             raise self._wrong("has a group without end")
@@ -238,7 +238,7 @@ class _Builder:
         return self._taking(self._escaped())
 
     def _escaped(self) -> Test:
-        """What follows a backslash, in or out of a class."""
+        """Parse what follows a backslash, in or out of a class."""
         if self._at >= len(self._pattern):
             raise self._wrong("ends with a backslash")
         character = self._pattern[self._at]
@@ -248,7 +248,7 @@ class _Builder:
             wanted = character.islower()
             return lambda other: (other in members) is wanted
         if character.isalnum():
-            raise self._wrong(f"has \\{character}, which is not understood here")
+            raise self._wrong(f"has \\{character}, which is not supported here")
         return lambda other: other == character
 
     def _class(self) -> Test:
@@ -293,5 +293,5 @@ class _Builder:
             return True
         return False
 
-    def _wrong(self, what: str) -> UnsupportedPattern:
-        return UnsupportedPattern(f"The pattern {self._pattern!r} {what}: simplify it.")
+    def _wrong(self, problem: str) -> UnsupportedPattern:
+        return UnsupportedPattern(f"The pattern {self._pattern!r} {problem}: simplify it.")

@@ -1,9 +1,4 @@
-"""WATCH_TOPIC_LIST: a client hears which topics of a namespace match its pattern, from now on.
-
-Rules: the first answer holds everything (nothing if the client's hash says it has that already);
-later ones hold what changed, several changes together.  The hash is CRC32C of the sorted names
-joined by commas, as clients make it.
-"""
+"""WATCH_TOPIC_LIST: send a client the topics of a namespace that match its pattern."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,21 +19,25 @@ from magnetar.protocol.server_error import PeerError, ServerError
 
 
 class TooManyWatchers(PeerError):
-    """The connection watches enough: close a watch first."""
+    """The connection has the most watches that it may have: close one first."""
 
     code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
 
 
 def without_domain(name: str) -> str:
-    """What patterns are held against."""
+    """The part of a topic name that patterns are matched with."""
     return name.partition("://")[2] or name
 
 
 class TopicListWatch:
-    """One watch of one connection.  Ends with it, or by `close`."""
+    """One watch of one connection, which ends with it, or by `close`.
+
+    The first answer has all names, or none if the client's hash is the present one; later ones have
+    several changes together.
+    """
 
     def __init__(self, connection: Connection, request: CommandWatchTopicList) -> None:
-        """Raises `UnsupportedPattern`, `InvalidNamespaceName`."""
+        """Compile the pattern.  Raises `UnsupportedPattern`, `InvalidNamespaceName`."""
         self._connection = connection
         self._watcher_id = request.watcher_id
         self._namespace = parse_namespace_name(request.namespace)
@@ -75,7 +74,7 @@ class TopicListWatch:
         )
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Send nothing more."""
         for forget in self._forget:
             forget()
         self._forget.clear()
@@ -94,9 +93,9 @@ class TopicListWatch:
         gone.discard(str(name))
         if self._answered and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._tell)
+            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._send_changes)
 
-    def _tell(self) -> None:
+    def _send_changes(self) -> None:
         self._timer = None
         added = self._added - self._names
         removed = self._removed & self._names
@@ -118,8 +117,8 @@ class TopicListWatch:
         )
 
 
-def require_room(connection: Connection, watcher_id: int) -> None:
-    """End the watch that has the id; refuse a new one above the bound."""
+def require_watch_capacity(connection: Connection, watcher_id: int) -> None:
+    """Close a watch that has the id.  Raises `TooManyWatchers` above the bound."""
     former = connection.topic_watches.pop(watcher_id, None)
     if former is not None:
         former.close()

@@ -15,7 +15,7 @@ import pytest
 
 TIMEOUT_S: Final = 60
 OF_CLUSTERS: Final = (
-    "broker.app.joining",
+    "broker.app.cluster_membership",
     "broker.placement.peers",
     "broker.placement.several",
     "broker.scalable.feed_follower",

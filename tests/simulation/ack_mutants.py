@@ -98,7 +98,7 @@ class SeeksAtOnce(PendingAcks):
 
 def passes_unread(self: Holds, txns: Collection[TxnId], consumer: Consumer) -> bool:
     """A8 broken: what a transaction holds is passed over, and its header is not read before."""
-    return not self._transactional.keeps_from(consumer, txns)
+    return not self._transactional.must_wait_for(consumer, txns)
 
 
 class RefusesUnread(PendingAcks):

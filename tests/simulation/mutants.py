@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant("A8-seek", with_acks(acks.SeeksUnread), "seek_after_an_unseen_commit"),
     Mutant(
         "A9",
-        {(TransactionalAcks, "keeps_from"): acks.keeps_nothing},
+        {(TransactionalAcks, "must_wait_for"): acks.keeps_nothing},
         "hold_of_another_consumer",
     ),
     Mutant(

@@ -1,1 +1,1 @@
-"""Which consumer gets which entry: pure selection, and the shells that feed it."""
+"""Dispatchers, which send the entries of a subscription to its consumers."""

@@ -1,11 +1,4 @@
-"""When a dispatcher looks for what has become due: one timer, on the earliest.
-
-Rules:
-
-- Due times are of the wall clock, the timer is the loop's: it only wakes, and who is woken asks the
-  clock.  It wakes at least every DELAYED_LOOK_S, so that a clock that is put forward is noticed.
-- It wakes not more often than once in a tick.
-"""
+"""The timer of a dispatcher's delayed messages, set on the earliest due time."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +7,10 @@ from config.bounds import DELAYED_LOOK_S
 
 
 class DelayTimer:
-    """Calls `wake` when a due time has come; times are milliseconds, `now_ms` is the clock."""
+    """Calls `wake` when a due time has come, at most once in `tick_ms`.
+
+    Due times are milliseconds of the wall clock `now_ms`.
+    """
 
     __slots__ = ("_for_ms", "_loop", "_not_before_s", "_now_ms", "_tick_s", "_timer", "_wake")
 
@@ -28,7 +24,7 @@ class DelayTimer:
         self._for_ms = 0
 
     def aim(self, due_ms: int | None) -> None:
-        """Wake at `due_ms`, instead of at what was said before; None: not at all."""
+        """Wake at `due_ms` instead of the time given before; None: not at all."""
         if self._timer is not None:
             if due_ms == self._for_ms:
                 return
@@ -36,6 +32,9 @@ class DelayTimer:
             self._timer = None
         if due_ms is not None:
             self._for_ms = due_ms
+            # The loop's timer does not follow changes of the wall clock, so it wakes after
+            # DELAYED_LOOK_S at the latest.  Waking too early is harmless: the dispatcher checks
+            # what is due.
             now_s = self._loop.time()
             in_s = min((due_ms - self._now_ms()) / 1000, DELAYED_LOOK_S)
             self._timer = self._loop.call_at(max(now_s + in_s, self._not_before_s), self._ring)

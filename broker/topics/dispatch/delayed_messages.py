@@ -1,14 +1,4 @@
-"""Entries that may not be sent before their time: pure, without entries, timers or a clock.
-
-Rules:
-
-- What is due comes out by time, then by position, each position once.
-- It is memory only: whoever reads the entries again tracks them again.  The time of a position
-  never changes.
-- It is `full` at MAX_DELAYED_PER_SUBSCRIPTION positions.  Then nothing new may be read; what comes
-  back from elsewhere, which has bounds of its own, is still taken.
-- What is discarded leaves the heap lazily: it is built anew when most of it is stale.
-"""
+"""Positions of entries that may not be sent before their time: pure, without timers or a clock."""
 
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -20,13 +10,20 @@ _STALE_ALLOWED: Final = 1024
 
 
 class DelayedMessages:
-    """Positions by due time (ms since 1970), with the hash that each was read with."""
+    """Positions by due time (ms since 1970), each with the key hash of its entry.
+
+    Due positions come out by time, then by position, each once.  They are kept in memory only: a
+    dispatcher that reads the entries again adds them again.
+    """
 
     __slots__ = ("_bound", "_heap", "_tracked", "full")
 
     def __init__(self, bound: int = MAX_DELAYED_PER_SUBSCRIPTION) -> None:
         self.full = False
-        """Whether the bound is reached."""
+        """Whether the bound is reached, so that no new entry may be read.
+
+        Entries that were read before and come back have bounds of their own: they are still added.
+        """
         self._bound = bound
         self._heap: list[tuple[int, Position]] = []
         self._tracked: dict[Position, int] = {}
@@ -39,7 +36,7 @@ class DelayedMessages:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the earliest is due; None if there is none."""
+        """The earliest due time; None if there is none."""
         heap, tracked = self._heap, self._tracked
         while heap and heap[0][1] not in tracked:
             heappop(heap)
@@ -53,18 +50,19 @@ class DelayedMessages:
             self.full = len(self._tracked) >= self._bound
 
     def discard(self, position: Position) -> int | None:
-        """It need not come out (it was acknowledged); its hash if it was tracked."""
+        """Remove a position, say because it was acknowledged; its hash if it was tracked."""
         key_hash = self._tracked.pop(position, None)
         if key_hash is None:
             return None
         self.full = len(self._tracked) >= self._bound
+        # Its place in the heap is stale now; the heap is built anew when most places are.
         if len(self._heap) > 2 * len(self._tracked) + _STALE_ALLOWED:
             self._heap = [each for each in self._heap if each[1] in self._tracked]
             heapify(self._heap)
         return key_hash
 
     def pop_due(self, now_ms: int, at_most: int) -> list[tuple[Position, int]]:
-        """Take out what is due, with hashes."""
+        """Take out the due positions, with their hashes."""
         heap, tracked = self._heap, self._tracked
         due: list[tuple[Position, int]] = []
         while heap and heap[0][0] <= now_ms and len(due) < at_most:

@@ -1,14 +1,4 @@
-"""What every dispatcher does: wake up, read, leave out what no consumer may see, look at the end.
-
-Rules:
-
-- A dispatcher runs on events only: appended entries, permits, acknowledgements, a socket that
-  takes bytes again, a read that ended.  Events of one loop turn make one run.
-- One run sends READ_BATCH_ENTRIES at most, then lets the loop go on before the next.
-- Nothing past `Topic.max_read_position` is read.  Markers and entries of aborted transactions are
-  acknowledged in passing.
-- Messages that open transactions acknowledged are skipped in passing, and not acknowledged.
-"""
+"""The base class of all dispatchers."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -26,10 +16,16 @@ from txn.held_messages import HeldMessages
 
 
 class Dispatcher(ABC):
-    """Sends the entries of one subscription to its consumers, as they have permits."""
+    """Sends the entries of one subscription to its consumers, as they have permits.
+
+    It runs on events only: appended entries, permits, acknowledgements, a socket that takes bytes
+    again, a read that ended.  Nothing past the max read position is read.  Markers and entries of
+    aborted transactions are acknowledged in passing; messages that open transactions acknowledged
+    are skipped, and not acknowledged.
+    """
 
     reads_again: ClassVar[bool] = False
-    """Whether whatever comes back has it read again from the first entry not acknowledged."""
+    """Whether released entries are delivered by reading again from the first unacknowledged one."""
 
     def __init__(self, subscription: DispatchedSubscription, counts: RedeliveryCounts) -> None:
         self.subscription = subscription
@@ -39,9 +35,9 @@ class Dispatcher(ABC):
         self.counts = counts
         self.consumers: list[Consumer] = []
         self.coming_back: set[Position] = set()
-        """Entries of which an abort released messages, and whose other ends are under way.
+        """Entries of which an abort released messages, while other transactions still end.
 
-        It is for `TransactionalAcks`; who reads all again may clear it.
+        `TransactionalAcks` fills it; a dispatcher that reads everything again clears it.
         """
         self.reader = EntryReader(
             self.ledger,
@@ -56,13 +52,14 @@ class Dispatcher(ABC):
 
     @property
     def delayed(self) -> int:
-        """Entries that were read and are kept back until their time."""
+        """Number of entries that were read and are delayed until their time."""
         return 0
 
     # Events
 
     def wake(self) -> None:
-        """Something changed: run once, soon."""
+        """Run once, soon."""
+        # All events of one turn of the loop make one run.
         if not self._scheduled and not self._closed:
             self._scheduled = True
             self._loop.call_soon(self._scheduled_run)
@@ -72,13 +69,13 @@ class Dispatcher(ABC):
         self.run()
 
     def run(self) -> None:
-        """Send what can be sent now."""
+        """Send what can be sent now, READ_BATCH_ENTRIES at most."""
         if self._closed or not self.consumers:
             return
         if self._dispatch():
-            self.wake()
+            self.wake()  # in the next turn, so that the loop goes on
         if self.topic.sealed:
-            self.subscription.look_at_end()
+            self.subscription.report_end_if_reached()
 
     def close(self) -> None:
         """Send nothing more."""
@@ -86,59 +83,62 @@ class Dispatcher(ABC):
         self._stop_listening()
         self.reader.close()
 
-    # What a kind of dispatcher decides
+    # Decisions of each kind of dispatcher
 
     @abstractmethod
     def _dispatch(self) -> bool:
-        """One bounded run; True when there is more to do at once."""
+        """Make one bounded run; True when there is more to send at once."""
 
     @abstractmethod
     def add(self, consumer: Consumer) -> None:
-        """Take a consumer in.  Raises `ConsumerAssignError`, and then changes nothing."""
+        """Add a consumer.  Raises `ConsumerAssignError`, and then changes nothing."""
 
     @abstractmethod
     def remove(self, consumer: Consumer) -> None:
-        """Let a consumer go; what it has not acknowledged goes to others."""
+        """Remove a consumer; its unacknowledged messages go to others."""
 
-    def announce(self, consumer: Consumer) -> None:  # noqa: B027 - most have nothing to tell
-        """The consumer knows that it is open: tell it what it could not be told before."""
+    def announce(self, consumer: Consumer) -> None:  # noqa: B027 - most have nothing to send
+        """Send a consumer what it could not take in before the answer to its SUBSCRIBE."""
 
     @abstractmethod
     def redeliver(self, consumer: Consumer, messages: Mapping[Position, int] | None) -> None:
-        """Send again what the consumer has not acknowledged: entries and bits, or all (None)."""
+        """Send the consumer's unacknowledged messages again: entries and bits, or all (None)."""
 
     @abstractmethod
     def settled(self, consumer: Consumer | None, position: Position, left: int) -> None:
-        """`consumer` (None: any) acknowledged messages of an entry.
+        """Note that `consumer` (None: any) acknowledged messages of an entry.
 
-        `left` are the bits of those that are not acknowledged.
+        `left` has the bits of those that are still not acknowledged.
         """
 
     # Transactions
 
     def held(self, position: Position, messages: int) -> None:  # noqa: B027 - some keep nothing
-        """A transaction holds these messages of an entry (bits), durably: nobody has them now."""
+        """Note that a transaction holds these messages (bits) of an entry, durably.
+
+        They are pending at no consumer any more.
+        """
 
     @abstractmethod
     def released(self, positions: Sequence[Position], *, again: bool) -> None:
-        """Of these entries a transaction holds messages no longer: they are delivered.
+        """Deliver messages of these entries that a transaction holds no longer.
 
-        With `again` their consumers had been relieved of them (`held`), and it counts as a
-        redelivery; else only what nobody has is delivered.
+        With `again` they were `held` before, so no consumer has them, and this counts as a
+        redelivery.  Otherwise only messages that are pending at no consumer are delivered.
         """
 
-    # What they share
+    # Shared code
 
-    def _held(self) -> HeldMessages | None:
-        """What open transactions hold, if they hold anything now."""
+    def _held_messages(self) -> HeldMessages | None:
+        """The messages that open transactions hold, if they hold any now."""
         held = self.subscription.messages_held
         return held if held is not None and held.any else None
 
     def _unacknowledged_start(self) -> Position:
         return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))
 
-    def _withheld(self, entry: Entry) -> bool:
-        """Whether no consumer may see an entry that has something special; then it is done with."""
+    def _skip_hidden(self, entry: Entry) -> bool:
+        """Acknowledge a special entry that no consumer may see; False for any other entry."""
         if is_marker(entry.data) or self.topic.is_aborted(entry):
             self.subscription.skip(entry.position)
             return True

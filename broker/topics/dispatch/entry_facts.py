@@ -1,7 +1,7 @@
-"""What dispatch must know of an entry before it is sent.
+"""Properties of an entry that dispatch reads from its metadata.
 
-Permits and unacknowledged bounds count messages, so every entry's metadata is looked at once for
-each subscription.  The C protobuf parser takes 0.9 us for that; scanning the fields in Python was
+Permits and unacknowledged bounds count messages, so every entry's metadata is parsed once for each
+subscription.  The C protobuf parser takes 0.9 us for that; scanning the fields in Python was
 measured slower (1.2 us for six fields, growing with properties), and keeping the result for the
 next subscription costs about as much as it saves.
 
@@ -35,9 +35,9 @@ def _metadata(data: bytes) -> MessageMetadata | None:
 
 
 def facts_of(data: bytes) -> tuple[int, bool]:
-    """How many messages an entry holds, and whether it has something special.
+    """The number of messages in an entry, and whether the entry is special.
 
-    Special are markers, entries of transactions, and those with a time to be delivered at.
+    Special are markers, entries of transactions, and those with a delivery time.
     """
     metadata = _metadata(data)
     if metadata is None:
@@ -52,7 +52,7 @@ def facts_of(data: bytes) -> tuple[int, bool]:
 
 
 def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
-    """`facts_of`, and the Key_Shared hash of the entry: 1 to 65535."""
+    """As `facts_of`, and the Key_Shared hash of the entry: 1 to 65535."""
     metadata = _metadata(data)
     if metadata is None:
         return 1, False, _KEYLESS_HASH
@@ -67,7 +67,7 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
 
 
 def marker_or_transaction(data: bytes) -> tuple[bool, tuple[int, int] | None]:
-    """Whether a broker wrote the entry for brokers, and the transaction that it is part of."""
+    """Whether the entry is a marker, and the transaction that it is part of."""
     metadata = _metadata(data)
     if metadata is None:
         return False, None
@@ -75,19 +75,19 @@ def marker_or_transaction(data: bytes) -> tuple[bool, tuple[int, int] | None]:
 
 
 def is_marker(data: bytes) -> bool:
-    """Whether the entry was written by a broker for brokers: no consumer gets it."""
+    """Whether the entry is a marker, written by a broker for brokers: no consumer gets it."""
     metadata = _metadata(data)
     return metadata is not None and metadata.marker_type != 0
 
 
 def publish_time_ms(data: bytes) -> int:
-    """When the producer sent the entry, by the producer's clock; 0 when that cannot be read."""
+    """Publish time of the entry, by the producer's clock; 0 when that cannot be read."""
     metadata = _metadata(data)
     return 0 if metadata is None else metadata.publish_time
 
 
 def deliver_at_ms(data: bytes) -> int:
-    """When the entry may be delivered, since 1970; 0 or less: at once."""
+    """Earliest time of delivery, since 1970; 0 or less: at once."""
     metadata = _metadata(data)
     return 0 if metadata is None else metadata.deliver_at_time
 

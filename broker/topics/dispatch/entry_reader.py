@@ -1,9 +1,4 @@
-"""Where a dispatcher gets its entries: the cache at once, the disk with one read in flight.
-
-Rules: reading ahead stays within READ_BATCH_ENTRIES and READ_BATCH_BYTES.  A read that was begun
-before a `seek` is forgotten when it ends.  A read that fails is tried again, later each time, for
-as long as the dispatcher lives; consumers only see a pause.
-"""
+"""The reader of a dispatcher: entries from the cache at once, or from disk, one read at a time."""
 
 import asyncio
 import enum
@@ -25,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class Absent(enum.Enum):
-    """Why there is no entry (yet) at a position that was asked for."""
+    """Reason why a requested position has no entry (yet)."""
 
     PENDING = "a read is under way"
     GONE = "the ledger has no such entry"
@@ -38,8 +33,9 @@ GONE: Final = Absent.GONE
 class EntryReader:
     """Reads a managed ledger forward, and single positions on demand.
 
-    `ready` is called when a read from disk has ended and asking again makes sense.  `skip` says
-    from where on reading is worth while: before a read from disk, what is acknowledged is passed.
+    Reading ahead stays within READ_BATCH_ENTRIES and READ_BATCH_BYTES.  `ready` is called when a
+    read from disk has ended, so that another call makes sense.  `skip` maps a position to the first
+    unacknowledged one from there on: reads from disk begin at that one.
     """
 
     __slots__ = (
@@ -80,7 +76,7 @@ class EntryReader:
 
     @property
     def next_position(self) -> Position:
-        """Where the next entry handed out is, or would be if it exists."""
+        """Position of the next entry, or of its place if it does not exist yet."""
         return self.buffer[0].position if self.buffer else self.position
 
     @property
@@ -89,7 +85,7 @@ class EntryReader:
         return self._task is not None or self._retry is not None
 
     def fill(self, limit: Position, max_entries: int) -> bool:
-        """Make `buffer` non-empty with entries up to and with `limit`.
+        """Fill `buffer`, if it is empty, with entries up to and including `limit`.
 
         False when there is nothing to read now; then either something new will be appended, or
         `ready` will be called.
@@ -112,7 +108,7 @@ class EntryReader:
     def at(self, position: Position, is_dense: Callable[[], bool]) -> "Entry | Absent":
         """The entry at `position`, unless it is `GONE`; `PENDING` when `ready` will be called.
 
-        If it must be read and `is_dense`, what is behind it is read too, for the next calls.
+        If it must be read from disk and `is_dense`, those behind it are read too, for later calls.
         """
         entry = self._replayed.pop(position, None)
         if entry is not None:
@@ -129,6 +125,7 @@ class EntryReader:
 
     def seek(self, position: Position) -> None:
         """Go on at `position`, or at the first entry after it."""
+        # A read of an earlier generation is dropped when it ends.
         self._generation += 1
         self.buffer.clear()
         self._replayed.clear()
@@ -164,6 +161,7 @@ class EntryReader:
         try:
             await read()
         except Exception as error:
+            # Tried again, later each time, as long as the dispatcher lives: consumers see a pause.
             known = isinstance(error, MagnetarError)
             pause_s = self._backoff.pause_s()
             log.warning(

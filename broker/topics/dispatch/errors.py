@@ -1,7 +1,7 @@
-"""What the consuming side refuses, one class for each reason.
+"""Errors of consumers' requests, one class for each reason.
 
-Which code a refusal carries decides what a client does next: ConsumerBusy, ConsumerAssignError and
-NotAllowedError are final for a v5 client, ServiceNotReady is tried again.
+The code decides what a client does next: ConsumerBusy, ConsumerAssignError and NotAllowedError are
+final for a v5 client, ServiceNotReady is tried again.
 """
 
 from typing import ClassVar
@@ -10,13 +10,13 @@ from magnetar.protocol.server_error import PeerError, ServerError
 
 
 class ConsumerBusy(PeerError):
-    """Another consumer holds the subscription, or holds it in another type."""
+    """Another consumer holds the subscription, or consumers of another type do."""
 
     code: ClassVar[ServerError] = ServerError.CONSUMER_BUSY
 
 
 class ConsumerAssignError(PeerError):
-    """Key_Shared hash ranges that are wrong in themselves or taken."""
+    """Key_Shared hash ranges are invalid, or taken by another consumer."""
 
     code: ClassVar[ServerError] = ServerError.CONSUMER_ASSIGN_ERROR
 
@@ -28,7 +28,7 @@ class ConsumerNotFound(PeerError):
 
 
 class ConsumerNotAllowed(PeerError):
-    """Something that this type of subscription, or this broker, does not do."""
+    """This type of subscription, or this broker, does not serve the request."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 

@@ -1,13 +1,4 @@
-"""Whether an Exclusive or Failover consumer may be sent what lies behind held messages.
-
-Rules (A8, A9):
-
-- Behind a hold of another consumer's transaction nothing is sent until that has ended.
-- A hold of the consumer's own is passed over when its header, read after the last rewind, said
-  OPEN.  What the header decides is carried out first: a release brings messages back that must not
-  come after later ones, for a cumulative acknowledgement of these would count for those too.
-- One read is under way at a time; one that a rewind has made useless is followed by another.
-"""
+"""Delivery of Exclusive and Failover subscriptions behind messages that transactions hold."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -23,9 +14,11 @@ log = structlog.get_logger(__name__)
 
 
 class Holds:
-    """How far an Exclusive or Failover consumer may read while messages are held (A8, A9).
+    """Decides whether an Exclusive or Failover consumer gets messages behind held ones (A8, A9).
 
-    `wake` is called when a read has ended and asking makes sense.
+    Behind a hold of another consumer's transaction nothing is sent until that has ended.  A hold of
+    the consumer's own is passed over if its header, read after the last rewind, is OPEN.  `wake` is
+    called when the read of a header has ended, so that another call makes sense.
     """
 
     def __init__(self, transactional: HoldingTransactions, wake: Callable[[], None]) -> None:
@@ -33,27 +26,30 @@ class Holds:
         self._wake = wake
         self._tasks = BackgroundTasks(log)
         self._open: set[TxnId] = set()
-        """Whose headers were read since the last rewind."""
+        """Transactions whose headers were OPEN when they were read after the last rewind."""
         self._rewinds = 0
         self._reading = False
 
     def rewound(self) -> None:
-        """Messages are sent again from now on: what was read before does not count."""
+        """Forget the headers that were read: messages are sent again from now on."""
         self._open.clear()
         self._rewinds += 1
 
     def may_pass(self, txns: Collection[TxnId], consumer: Consumer) -> bool:
-        """Whether what these transactions hold may be passed over now.
+        """Whether messages that these transactions hold may be passed over now (A8).
 
         If a header has to be read first, `wake` is called after the read.
         """
-        if self._transactional.keeps_from(consumer, txns):
+        if self._transactional.must_wait_for(consumer, txns):
             return False
+        # A8: an end that the header decides is carried out first.  A release redelivers messages,
+        # and these must not come after later ones: a cumulative acknowledgement of the later ones
+        # would count for them too.
         if self._open.issuperset(txns):
             return True
         if not self._reading:
             self._reading = True
-            # All that it has open, for it will meet them all.
+            # All open transactions of the consumer are read, because it will meet them all.
             unread = {*txns, *self._transactional.open_of(consumer)} - self._open
             read = partial(self._read, unread, self._rewinds)
             self._tasks.see_through("transaction_holds", read)
@@ -66,6 +62,7 @@ class Holds:
     async def _read(self, txns: Collection[TxnId], rewinds: int) -> None:
         still_open = await self._transactional.pending.learn_ends(txns)
         self._reading = False
+        # A read that began before the last rewind is useless: another one follows it.
         if rewinds == self._rewinds:
             self._open |= still_open
         self._wake()

@@ -1,16 +1,4 @@
-"""Key order of a Key_Shared subscription: pure bookkeeping of hashes, holders and what waits.
-
-Rules:
-
-- A hash is *held* by the consumer that has unacknowledged entries of it.  While one consumer holds
-  a hash, no other gets an entry of it, even when the assignment has moved (the hash drains).
-- An entry whose hash has entries waiting waits behind them.
-- What waits is sent lowest position first, as soon as its owner has room and nobody else holds
-  the hash.
-
-Invariant: an owner's queue has no entry whose hash somebody else holds; those wait in `_draining`
-until the last entry of the holder is settled.  `allow_out_of_order` switches holding off.
-"""
+"""Key order of a Key_Shared subscription: pure bookkeeping of key hashes and waiting entries."""
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -23,7 +11,14 @@ C = TypeVar("C", bound=Candidate)
 
 
 class KeyOrder(Generic[C]):
-    """Which consumer holds which key hashes of a Key_Shared subscription, and what waits."""
+    """The holders of the key hashes of a Key_Shared subscription, and the waiting entries.
+
+    A hash is *held* by the consumer that has unacknowledged entries of it.  While one consumer
+    holds a hash, no other gets an entry of it, even when the hash has a new owner (it drains).  An
+    entry waits behind waiting entries of its hash.  Waiting entries are sent lowest position first,
+    as soon as their owner can receive and no other consumer holds the hash.  `allow_out_of_order`
+    switches holding off.
+    """
 
     def __init__(self, assignment: KeyAssignment[C], *, allow_out_of_order: bool = False) -> None:
         self.assignment = assignment
@@ -31,21 +26,23 @@ class KeyOrder(Generic[C]):
         self._holders: dict[int, tuple[C, int]] = {}
         self._waiting: dict[Position, int] = {}
         self._waiting_of_hash: dict[int, int] = {}
+        # Invariant: an owner's queue has no entry whose hash another consumer holds.  Such entries
+        # are in `_draining` until the last entry of the holder is settled.
         self._queues: dict[C | None, ReplayQueue] = {}
         self._draining: dict[int, ReplayQueue] = {}
 
     @property
     def waiting(self) -> int:
-        """Entries that were read and could not be sent yet, or came back."""
+        """Number of entries that were read and could not be sent yet, or came back."""
         return len(self._waiting)
 
     def has_waiting(self, owner: C) -> bool:
-        """Whether something waits that `owner` may get now."""
+        """Whether an entry waits that `owner` may get now."""
         queue = self._queues.get(owner)
         return queue is not None and bool(len(queue))
 
     def receiver(self, key_hash: int) -> C | None:
-        """Who may get a new entry of this hash now; None when it has to wait."""
+        """The consumer that may get a new entry of this hash now; None when it has to wait."""
         if key_hash in self._waiting_of_hash:
             return None
         owner = self.assignment.owner(key_hash)
@@ -54,15 +51,15 @@ class KeyOrder(Generic[C]):
         return owner
 
     def sent(self, key_hash: int, consumer: C) -> None:
-        """`consumer` has one more unacknowledged entry of the hash."""
+        """Count one more unacknowledged entry of the hash for `consumer`."""
         if self._strict:
             _, count = self._holders.get(key_hash, (consumer, 0))
             self._holders[key_hash] = (consumer, count + 1)
 
     def settled(self, key_hash: int, consumer: C) -> bool:
-        """One entry of the hash was acknowledged or came back.
+        """Count one entry of the hash that was acknowledged or came back.
 
-        True when that lets another consumer go on with what waits.
+        True when another consumer may get waiting entries because of that.
         """
         holder = self._holders.get(key_hash)
         if holder is None or holder[0] is not consumer:
@@ -88,17 +85,17 @@ class KeyOrder(Generic[C]):
         self._enqueue(position, key_hash)
 
     def first_waiting(self, owner: C) -> Position | None:
-        """The lowest entry that `owner` may get now, left in place."""
+        """The lowest waiting entry that `owner` may get now; it stays."""
         queue = self._queues.get(owner)
         return None if queue is None else queue.first()
 
     def is_dense(self, owner: C) -> bool:
-        """Whether what `owner` may get now lies near together: see `ReplayQueue`."""
+        """Whether the entries that `owner` may get now are near each other: see `ReplayQueue`."""
         queue = self._queues.get(owner)
         return queue is not None and queue.is_dense()
 
     def unpark(self, position: Position) -> int | None:
-        """The entry waits no longer (it is sent, or was acknowledged); its hash if it did wait."""
+        """Remove an entry that is sent, or was acknowledged; its hash if it waited."""
         key_hash = self._waiting.pop(position, None)
         if key_hash is None:
             return None
@@ -117,7 +114,7 @@ class KeyOrder(Generic[C]):
         return key_hash
 
     def consumer_left(self, consumer: C, pending: Iterable[tuple[Position, int]]) -> None:
-        """Its hashes are held no longer and its unacknowledged entries wait for others."""
+        """Free the hashes of a consumer that left; its unacknowledged entries wait for others."""
         self._holders = {
             key_hash: holder
             for key_hash, holder in self._holders.items()
@@ -130,7 +127,7 @@ class KeyOrder(Generic[C]):
         self.assignment_changed()
 
     def assignment_changed(self) -> None:
-        """Line everything that waits up behind its new owner."""
+        """Queue all waiting entries for their new owners."""
         self._queues.clear()
         self._draining.clear()
         for position, key_hash in self._waiting.items():

@@ -1,10 +1,4 @@
-"""Key_Shared: entries of one key go to one consumer, in order, however consumers come and go.
-
-Rules: `KeyOrder` says who may get what and keeps what has to wait.  New entries are read past a
-consumer without room, so that it does not hold up the keys of others; KEY_SHARED_LOOK_AHEAD_ENTRIES
-bounds that.  What waits goes out before anything new for the same consumer.  What a transaction
-holds is put aside with its hash, and does not hold up its key.
-"""
+"""Key_Shared: entries of one key go to one consumer, in order, however consumers come and go."""
 
 from functools import partial
 
@@ -20,7 +14,12 @@ from magnetar.protocol.ids import Position
 
 
 class KeySharedDispatcher(PendingDispatcher):
-    """Sends all entries of a key to one consumer, in order, over joins and leaves."""
+    """Sends all entries of a key to one consumer, in order, over joins and leaves.
+
+    `KeyOrder` decides which consumer gets an entry, and has the entries that must wait.  A consumer
+    gets waiting entries before new ones.  An entry that a transaction holds is put aside with its
+    hash, and does not stop its key.
+    """
 
     def __init__(
         self,
@@ -34,16 +33,16 @@ class KeySharedDispatcher(PendingDispatcher):
         )
         self._order = KeyOrder(assignment, allow_out_of_order=policy.allow_out_of_order)
         self._aside: dict[Position, int] = {}
-        """Hashes of entries that were passed because a transaction holds them."""
+        """Hashes of entries that were skipped because a transaction holds them."""
 
     def add(self, consumer: Consumer) -> None:
-        """Keys that move to it wait until their old consumer has acknowledged what it has."""
+        """See the base class.  Keys that move to it wait for acknowledgements of the old owner."""
         self._order.assignment.add(consumer, consumer.key_shared.ranges)
         self.consumers.append(consumer)
         self._order.assignment_changed()
 
     def remove(self, consumer: Consumer) -> None:
-        """What it had goes to the new owners of its keys at once."""
+        """See the base class.  Its entries go to the new owners of its keys at once."""
         self.consumers.remove(consumer)
         self._order.assignment.remove(consumer)
         self._order.consumer_left(consumer, self._take_all_pending(consumer))
@@ -72,7 +71,7 @@ class KeySharedDispatcher(PendingDispatcher):
             self._keep_hash(position, key_hash)
 
     def _keep_hash(self, position: Position, key_hash: int) -> None:
-        """See the base class; the hash goes aside, or waits, unless somebody has the entry."""
+        """See the base class.  The entry is put aside, or waits, unless a consumer has it."""
         if self._owner(None, position) is not None:
             return
         if self._all_held(position):
@@ -83,10 +82,10 @@ class KeySharedDispatcher(PendingDispatcher):
     def _let_wait(self, position: Position, key_hash: int) -> None:
         self._order.park(position, key_hash)
 
-    def _room_for_due(self) -> int:
+    def _due_capacity(self) -> int:
         return KEY_SHARED_LOOK_AHEAD_ENTRIES - self._order.waiting
 
-    def _bring_back(self, position: Position) -> None:
+    def _redeliver_skipped(self, position: Position) -> None:
         key_hash = self._aside.pop(position, None)
         if key_hash is not None:
             self._order.park(position, key_hash)
@@ -105,11 +104,11 @@ class KeySharedDispatcher(PendingDispatcher):
         return not budget
 
     def _send_waiting(self, consumer: Consumer, budget: int) -> int:
-        """Send `consumer` what waits for it; how many entries were looked at."""
-        order, held, used = self._order, self._held(), 0
+        """Send `consumer` its waiting entries; returns how many were processed."""
+        order, held, used = self._order, self._held_messages(), 0
         is_dense = partial(order.is_dense, consumer)
         while used < budget and order.has_waiting(consumer):
-            if self._full() or not self._has_room(consumer):
+            if self._full() or not self._can_receive(consumer):
                 break
             position = order.first_waiting(consumer)
             if position is None:
@@ -125,23 +124,25 @@ class KeySharedDispatcher(PendingDispatcher):
                 self._aside[position] = key_hash
                 continue
             count, special = facts_of(entry.data)
-            if special and self._keeps_back(entry, key_hash):
+            if special and self._skip_or_delay(entry, key_hash):
                 continue
             had = position in consumer.pending
-            if not self._hand_over(consumer, entry, count, key_hash):
+            if not self._deliver(consumer, entry, count, key_hash):
                 self._aside[position] = key_hash
             elif not had:
                 order.sent(key_hash, consumer)
         return used
 
     def _send_new(self, budget: int) -> int:
-        """Read on and send, or park what cannot be sent; how many entries were looked at."""
+        """Read on and send, or park entries that cannot be sent; returns how many were read."""
         limit = self.topic.max_read_position()
-        order, reader, held, used = self._order, self.reader, self._held(), 0
+        order, reader, held, used = self._order, self.reader, self._held_messages(), 0
+        # Entries of a consumer that cannot receive are parked, so that it does not stop the keys of
+        # others.
         while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
             if self._delayed.full:
                 break
-            if not reader.buffer and not (self._any_room() and reader.fill(limit, budget)):
+            if not reader.buffer and not (self._any_can_receive() and reader.fill(limit, budget)):
                 break
             entry = reader.buffer.popleft()
             used += 1
@@ -151,16 +152,16 @@ class KeySharedDispatcher(PendingDispatcher):
             if held is not None and held.is_pending(entry.position):
                 self._aside[entry.position] = key_hash
                 continue
-            if special and self._keeps_back(entry, key_hash):
+            if special and self._skip_or_delay(entry, key_hash):
                 continue
             consumer = order.receiver(key_hash)
-            if consumer is None or not self._has_room(consumer):
+            if consumer is None or not self._can_receive(consumer):
                 order.park(entry.position, key_hash)
-            elif self._hand_over(consumer, entry, count, key_hash):
+            elif self._deliver(consumer, entry, count, key_hash):
                 order.sent(key_hash, consumer)
             else:
                 self._aside[entry.position] = key_hash
         return used
 
-    def _any_room(self) -> bool:
-        return any(self._has_room(consumer) for consumer in self.consumers)
+    def _any_can_receive(self) -> bool:
+        return any(self._can_receive(consumer) for consumer in self.consumers)

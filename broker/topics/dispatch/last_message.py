@@ -1,12 +1,4 @@
-"""The newest message that readers of a topic get.
-
-Rules:
-
-- What consumers do not see is passed over: markers, and entries of aborted transactions.  Whoever
-  reads up to the last message must get it, or he waits for ever.
-- Nothing past the horizon counts.  What is at or before it never changes, so it is looked at once.
-- The entry at the horizon is tried first; below it, READ_BATCH_ENTRIES in a turn of the loop.
-"""
+"""The newest message that readers of a topic get."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,20 +12,26 @@ from storage.managed_ledger.types import Entry
 
 
 class LastMessage:
-    """Finds, and caches, the newest message that a reader of the topic gets. One for each topic."""
+    """Finds and caches the newest message that a reader of the topic gets.
 
-    __slots__ = ("_found", "_looked_up_to", "_topic")
+    A reader that reads up to the last message must get it, or it waits for ever.  So markers,
+    entries of aborted transactions and entries past the max read position do not count.
+    """
+
+    __slots__ = ("_found", "_searched_up_to", "_topic")
 
     def __init__(self, topic: ReadableTopic) -> None:
         self._topic = topic
-        self._looked_up_to = EARLIEST
+        self._searched_up_to = EARLIEST
         self._found: Position | None = None
 
     async def entry(self) -> Entry | None:
-        """Its entry; None if there is none.  Raises what reading raises."""
+        """The entry of the message; None if there is none.  Raises the errors of reading."""
+        # Entries up to the max read position never change, so each is searched once: the newest
+        # entry first, then READ_BATCH_ENTRIES in a turn of the loop.
         topic, end = self._topic, self._topic.max_read_position()
         up_to, count = end, 1
-        while up_to.entry_id >= 0 and up_to > self._looked_up_to:
+        while up_to.entry_id >= 0 and up_to > self._searched_up_to:
             first = Position(up_to.ledger_id, max(0, up_to.entry_id - count + 1))
             newest = await self._newest_of(first, up_to)
             if newest is not None:
@@ -47,9 +45,9 @@ class LastMessage:
         return await entry_at(topic.ledger, self._found)
 
     def _note(self, end: Position, found: Position | None) -> None:
-        """Unless somebody else has looked further meanwhile."""
-        if end > self._looked_up_to:
-            self._looked_up_to, self._found = end, found
+        """Keep a result, unless another search got further meanwhile."""
+        if end > self._searched_up_to:
+            self._searched_up_to, self._found = end, found
 
     async def _newest_of(self, first: Position, up_to: Position) -> Entry | None:
         topic, newest = self._topic, None
@@ -66,7 +64,7 @@ class LastMessage:
 
 
 async def entry_at(ledger: ManagedLedger, position: Position) -> Entry | None:
-    """The entry there; None if there is none.  Raises what reading raises."""
+    """The entry at a position; None if there is none.  Raises the errors of reading."""
     entries = await _read(ledger, position, position)
     return entries[0] if entries and entries[0].position == position else None
 

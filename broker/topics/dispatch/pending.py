@@ -1,24 +1,4 @@
-"""Shared and Key_Shared: what each consumer has and has not acknowledged.
-
-Rules:
-
-- `Consumer.pending` maps an entry to (messages of it not acknowledged, its hash); the messages are
-  bits, as in `magnetar.protocol.ack_set`.  Every message that was sent and not acknowledged is
-  pending at exactly one consumer, or its entry waits to be sent again.
-- An entry is sent with those of its messages that nobody has.  So what an abort gives back of a
-  batch comes alone: what a consumer has of it, or acknowledges just now, is not sent twice.
-- Any consumer of the subscription may acknowledge any entry; the consumer that has it pending is
-  relieved.
-- What an open transaction holds is pending at nobody and does not wait: dispatch has passed it, and
-  its release brings it back.  If it is released before the rest of an end, a redelivery of its
-  entry may take it along: then it is pending again, and its release brings back nothing more.
-- A cumulative acknowledgement is of an earlier consumer, of another type.  It may hold any number
-  of entries: nothing is sent until its transaction has ended.
-- An entry whose time has not come is pending at nobody either: it is kept back without permits, and
-  waits to be sent when it is due.  Never before, and not as a redelivery.
-- A consumer with MAX_UNACKED_PER_CONSUMER unacknowledged messages, and all of a subscription with
-  MAX_UNACKED_PER_SUBSCRIPTION, get nothing until acknowledgements come.
-"""
+"""The base class of Shared and Key_Shared dispatchers: each consumer's pending messages."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +22,20 @@ log = structlog.get_logger(__name__)
 
 
 class PendingDispatcher(Dispatcher):
-    """Keeps what each Shared or Key_Shared consumer was sent and has not acknowledged.
+    """Keeps the messages that each Shared or Key_Shared consumer has not acknowledged.
 
-    Who gets what is for the two kinds to say.
+    `Consumer.pending` maps an entry to (its unacknowledged messages, its key hash); the messages
+    are bits, as in `magnetar.protocol.ack_set`.  Every message that was sent and not acknowledged
+    is pending at exactly one consumer, or its entry waits to be sent again.  Any consumer may
+    acknowledge any entry.
+
+    A message that an open transaction holds is pending at no consumer, and does not wait: dispatch
+    skips it, and its release redelivers it.  A delayed entry is pending at no consumer either, and
+    takes no permits; when it is due it waits to be sent, and that is no redelivery.
+
+    The subclasses choose the consumer of an entry.  A consumer with MAX_UNACKED_PER_CONSUMER
+    unacknowledged messages, and all consumers of a subscription with MAX_UNACKED_PER_SUBSCRIPTION,
+    get nothing until acknowledgements come.
     """
 
     def __init__(self, subscription: DispatchedSubscription, counts: RedeliveryCounts) -> None:
@@ -56,11 +47,12 @@ class PendingDispatcher(Dispatcher):
         self._timer = DelayTimer(
             subscription.now_ms, settings.delayed_delivery_tick_time_ms, self.wake
         )
-        self._told_full = False
+        self._full_logged = False
         self._parted: set[Position] = set()
-        """Entries whose messages may be with several consumers, until all are acknowledged.
+        """Entries whose messages may be pending at several consumers.
 
-        Some messages of such an entry came back while consumers had the others.
+        Some messages of such an entry came back while consumers had the others.  It stays here
+        until all its messages are acknowledged.
         """
 
     @property
@@ -68,35 +60,35 @@ class PendingDispatcher(Dispatcher):
         """See the base class."""
         return len(self._delayed)
 
-    # What the two kinds do
+    # Decisions of the subclasses
 
     @abstractmethod
     def _send(self) -> bool:
-        """Send what waits, then what is new; True when there is more to do at once."""
+        """Send waiting entries, then new ones; True when there is more to send at once."""
 
     @abstractmethod
-    def _room_for_due(self) -> int:
-        """How many more entries that are due may wait to be sent."""
+    def _due_capacity(self) -> int:
+        """Number of due entries that may still be added to the waiting ones."""
 
     @abstractmethod
     def _let_wait(self, position: Position, key_hash: int) -> None:
-        """An entry that nobody has is to be sent as soon as somebody has room."""
+        """Let an entry wait until a consumer can receive it."""
 
     @abstractmethod
     def _return(self, consumer: Consumer, position: Position, key_hash: int) -> None:
-        """An entry that `consumer` had is to be sent again."""
+        """Let an entry that `consumer` had wait to be sent again."""
 
     @abstractmethod
     def _forget_waiting(self, position: Position) -> None:
-        """An entry was acknowledged: it need not be sent, if it was waiting for that."""
+        """Remove an acknowledged entry from those that wait, if it is one."""
 
     @abstractmethod
     def _relieved(self, consumer: Consumer, key_hash: int) -> None:
-        """`consumer` acknowledged the last message of an entry of this hash."""
+        """Note that `consumer` has nothing pending any more of an entry of this hash."""
 
     @abstractmethod
     def _keep_hash(self, position: Position, key_hash: int) -> None:
-        """An entry that is not acknowledged was taken from somebody; nobody may have it now."""
+        """Keep the hash of an unacknowledged entry that a consumer has no longer, or not wholly."""
 
     # Events
 
@@ -106,7 +98,9 @@ class PendingDispatcher(Dispatcher):
         self._timer.aim(None)
 
     def _dispatch(self) -> bool:
-        held = self._held()
+        # A cumulative acknowledgement is of an earlier consumer, of another type.  It may hold any
+        # number of entries, so nothing is sent until its transaction has ended.
+        held = self._held_messages()
         if held is not None and held.cumulative_transactions:
             return False
         more_due = bool(self._delayed) and self._release_due()
@@ -116,7 +110,7 @@ class PendingDispatcher(Dispatcher):
         return more or more_due
 
     def redeliver(self, consumer: Consumer, messages: Mapping[Position, int] | None) -> None:
-        """What of the entries `consumer` has pending waits again, at its old place."""
+        """Let messages that `consumer` has pending wait again, in the order of their positions."""
         wanted = dict.fromkeys(sorted(consumer.pending), -1) if messages is None else messages
         for position, bits in wanted.items():
             had, key_hash = consumer.pending.get(position, (0, 0))
@@ -137,8 +131,8 @@ class PendingDispatcher(Dispatcher):
         self.wake()
 
     @abstractmethod
-    def _bring_back(self, position: Position) -> None:
-        """An entry that dispatch has passed is to be sent; nobody has it."""
+    def _redeliver_skipped(self, position: Position) -> None:
+        """Let an entry wait that dispatch has skipped; no consumer has it."""
 
     def settled(self, consumer: Consumer | None, position: Position, left: int) -> None:
         """See the base class."""
@@ -166,7 +160,7 @@ class PendingDispatcher(Dispatcher):
             self.wake()
 
     def _relieve(self, owner: Consumer, position: Position, left: int) -> None:
-        """Of an entry that `owner` has only the messages in `left` are to be acknowledged."""
+        """Keep pending at `owner` only those messages of an entry that are in `left`."""
         messages, key_hash = owner.pending[position]
         kept = messages & left
         self._debit(owner, (messages ^ kept).bit_count())
@@ -177,7 +171,7 @@ class PendingDispatcher(Dispatcher):
             self._relieved(owner, key_hash)
 
     def held(self, position: Position, messages: int) -> None:
-        """Whoever has them is relieved, as if they were acknowledged; the entry's count is kept."""
+        """See the base class.  The entry's redelivery count is kept."""
         was_full = self._full() or self._delayed.full
         for owner in self._owners(position):
             was_full = was_full or owner.blocked_on_unacked
@@ -189,12 +183,13 @@ class PendingDispatcher(Dispatcher):
             self.wake()
 
     def _all_held(self, position: Position) -> bool:
-        """Whether transactions hold all that is not acknowledged of an entry."""
-        held = self._held()
+        """Whether transactions hold all unacknowledged messages of an entry."""
+        held = self._held_messages()
         return held is not None and held.is_pending(position)
 
     def released(self, positions: Sequence[Position], *, again: bool) -> None:
-        """Entries that are not read yet come by themselves."""
+        """See the base class."""
+        # Entries at or behind this are not read yet: they are delivered by reading on.
         read_up_to = self.reader.next_position
         for position in positions:
             if self.cursor.is_acknowledged(position) or self._all_held(position):
@@ -203,7 +198,7 @@ class PendingDispatcher(Dispatcher):
                 continue
             owners = self._owners(position)
             if not owners:
-                self._bring_back(position)
+                self._redeliver_skipped(position)
             else:
                 self._parted.add(position)
                 self._let_wait(position, owners[0].pending[position][1])
@@ -213,9 +208,9 @@ class PendingDispatcher(Dispatcher):
 
     # Delayed entries
 
-    def _keeps_back(self, entry: Entry, key_hash: int) -> bool:
-        """Whether an entry with something special is not sent: never, or not before its time."""
-        if self._withheld(entry):
+    def _skip_or_delay(self, entry: Entry, key_hash: int) -> bool:
+        """Skip a special entry that no consumer may see, or delay it; False if it is sent now."""
+        if self._skip_hidden(entry):
             return True
         if not self._delays:
             return False
@@ -223,8 +218,8 @@ class PendingDispatcher(Dispatcher):
         if due_ms <= self.subscription.now_ms():
             return False
         self._delayed.add(entry.position, due_ms, key_hash)
-        if self._delayed.full and not self._told_full:
-            self._told_full = True
+        if self._delayed.full and not self._full_logged:
+            self._full_logged = True
             log.warning(
                 "delayed_messages_bound_reached",
                 topic=str(self.topic.name),
@@ -234,27 +229,27 @@ class PendingDispatcher(Dispatcher):
         return True
 
     def _release_due(self) -> bool:
-        """Let a slice of what is due wait to be sent; True when another one may follow at once."""
-        at_most = min(self._room_for_due(), READ_BATCH_ENTRIES)
+        """Let a slice of the due entries wait; True when another one may follow at once."""
+        at_most = min(self._due_capacity(), READ_BATCH_ENTRIES)
         if at_most <= 0:
             return False
         due = self._delayed.pop_due(self.subscription.now_ms(), at_most)
         for position, key_hash in due:
             if not self.cursor.is_acknowledged(position):
                 self._let_wait(position, key_hash)
-        return len(due) == at_most and self._room_for_due() > 0
+        return len(due) == at_most and self._due_capacity() > 0
 
     def _aim_timer(self) -> None:
-        """At what is due next, unless that waits for room already."""
+        """Set the timer on the next due time, unless due entries wait for capacity already."""
         due_ms = self._delayed.next_due_ms
         waits = due_ms is not None and due_ms <= self.subscription.now_ms()
-        self._timer.aim(None if waits and self._room_for_due() <= 0 else due_ms)
+        self._timer.aim(None if waits and self._due_capacity() <= 0 else due_ms)
 
-    # What they share
+    # Shared code
 
-    def _has_room(self, consumer: Consumer) -> bool:
-        """Whether `consumer` may get an entry now; if only its socket is full, wait for that."""
-        if consumer.has_room():
+    def _can_receive(self, consumer: Consumer) -> bool:
+        """Whether `consumer` may get an entry now; if only its socket is full, wake up later."""
+        if consumer.can_receive():
             return True
         if consumer.permits > 0 and not consumer.connection.writable:
             consumer.when_writable(self.wake)
@@ -264,7 +259,7 @@ class PendingDispatcher(Dispatcher):
         return self.unacked >= MAX_UNACKED_PER_SUBSCRIPTION
 
     def _read_again(self, position: Position, is_dense: Callable[[], bool]) -> Entry | None:
-        """A waiting entry; None when it cannot be sent now, or never (then it is done with)."""
+        """A waiting entry; None while it is read, and when it is gone (then it is settled)."""
         entry = self.reader.at(position, is_dense)
         if not isinstance(entry, Absent):
             return entry
@@ -274,13 +269,16 @@ class PendingDispatcher(Dispatcher):
             self.wake()
         return None
 
-    def _hand_over(self, consumer: Consumer, entry: Entry, count: int, key_hash: int) -> bool:
-        """Send an entry and note that it is pending; False if there is nothing of it to send."""
+    def _deliver(self, consumer: Consumer, entry: Entry, count: int, key_hash: int) -> bool:
+        """Send an entry and note that it is pending; False if it has no message to send.
+
+        Only messages that no consumer has are sent.
+        """
         position, data = entry
         messages = every = (1 << count) - 1
         if count > 1:
             ack_set = self.cursor.ack_set(position)
-            if (held := self._held()) is not None:
+            if (held := self._held_messages()) is not None:
                 ack_set = held.remaining(position, ack_set, count)
             if ack_set is not None:
                 messages = from_words(ack_set, count)
@@ -305,7 +303,7 @@ class PendingDispatcher(Dispatcher):
         self.unacked -= messages
 
     def _take_all_pending(self, consumer: Consumer) -> list[tuple[Position, int]]:
-        """Everything that a leaving consumer has pending, with hashes; it has nothing then."""
+        """Take everything that a leaving consumer has pending, with hashes."""
         taken = [(position, key_hash) for position, (_, key_hash) in consumer.pending.items()]
         consumer.pending.clear()
         self._debit(consumer, consumer.unacked)

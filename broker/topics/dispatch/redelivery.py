@@ -1,9 +1,4 @@
-"""Entries that go out again: what waits, in which order, and how often each one was sent back.
-
-Rules: what waits is ordered by position, whoever gave it back.  A count rises when a client says
-that it did not process a message (negative acknowledgement, acknowledgement timeout), not when a
-connection ends: what was only prefetched does not come nearer to a dead-letter topic.
-"""
+"""Entries that are sent again: their order, and the redelivery count of each."""
 
 from heapq import heappop, heappush
 
@@ -12,7 +7,7 @@ from magnetar.protocol.ids import Position
 
 
 class ReplayQueue:
-    """Positions that wait, lowest first."""
+    """Waiting positions, lowest first."""
 
     __slots__ = ("_heap", "_waiting")
 
@@ -33,13 +28,13 @@ class ReplayQueue:
             heappush(self._heap, position)
 
     def discard(self, position: Position) -> None:
-        """It waits no longer (it was acknowledged)."""
+        """Remove `position`, say because it was acknowledged."""
         self._waiting.discard(position)
         if not self._waiting:
             self._heap.clear()
 
     def first(self) -> Position | None:
-        """The lowest waiting position, left in place."""
+        """The lowest waiting position; it stays."""
         heap = self._heap
         while heap:
             if heap[0] in self._waiting:
@@ -50,7 +45,8 @@ class ReplayQueue:
     def is_dense(self) -> bool:
         """Whether the two lowest are near each other, so that it pays to read on from the first.
 
-        Called after `first`.  One that left may still count: then too much is read, or too little.
+        Call `first` before.  A removed position may still count: then too much or too little is
+        read.
         """
         heap = self._heap
         if len(heap) < 2:
@@ -60,7 +56,7 @@ class ReplayQueue:
         return near and second.ledger_id == first.ledger_id
 
     def pop(self) -> Position | None:
-        """The lowest waiting position, taken out."""
+        """Take out the lowest waiting position."""
         position = self.first()
         if position is not None:
             heappop(self._heap)
@@ -69,7 +65,12 @@ class ReplayQueue:
 
 
 class RedeliveryCounts:
-    """How often each unacknowledged entry was sent back; 0 for most, which takes no memory."""
+    """Redelivery count of each unacknowledged entry; 0 for most, which takes no memory.
+
+    A count rises when a client reports that it did not process a message (negative acknowledgement,
+    acknowledgement timeout), and when an abort releases it.  It does not rise when a connection
+    ends: a prefetched message does not come nearer to a dead-letter topic.
+    """
 
     __slots__ = ("_counts",)
 
@@ -83,13 +84,13 @@ class RedeliveryCounts:
         return len(self._counts)
 
     def raise_for(self, position: Position) -> None:
-        """One more redelivery of `position`."""
+        """Count one more redelivery of `position`."""
         self._counts[position] = self._counts.get(position, 0) + 1
 
     def forget(self, position: Position) -> None:
-        """It was acknowledged."""
+        """Drop the count of an acknowledged entry."""
         self._counts.pop(position, None)
 
     def forget_all(self) -> None:
-        """The cursor was reset: history begins anew."""
+        """Drop all counts: the cursor was reset."""
         self._counts.clear()

@@ -1,15 +1,4 @@
-"""Who gets the next entry: pure code, without entries, connections or time.
-
-Rules:
-
-- Failover: the consumers of the best priority level (the lowest number), ordered by name; the
-  partition's index picks one, so that partitions spread; without partition the first.
-- Shared: round robin within the best priority level that has room; lower levels get what the
-  better ones cannot take.
-- Key_Shared AUTO_SPLIT: consistent hashing over the names of the consumers, so that a consumer
-  that comes or goes moves only the keys it takes or leaves.
-- Key_Shared STICKY: each consumer owns the ranges it asked for; they may not overlap.
-"""
+"""Choice of the consumer of an entry: pure code, without entries, connections or time."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -23,7 +12,7 @@ POINTS_PER_CONSUMER: Final = 100
 
 
 class Candidate(Protocol):
-    """What selection must know of a consumer."""
+    """A consumer, as selection sees it."""
 
     @property
     def name(self) -> str:
@@ -40,7 +29,11 @@ C = TypeVar("C", bound=Candidate)
 
 
 def choose_active(consumers: Sequence[C], partition_index: int) -> C:
-    """The one of a Failover subscription's consumers (at least one) that gets the messages."""
+    """The active one of a Failover subscription's consumers, of which there is at least one.
+
+    Of the consumers of the best priority level (the lowest number), ordered by name, the index of
+    the partition picks one, so that partitions spread; without partition it is the first.
+    """
     best = min(consumer.priority_level for consumer in consumers)
     ranked = sorted(
         (consumer for consumer in consumers if consumer.priority_level == best),
@@ -50,7 +43,11 @@ def choose_active(consumers: Sequence[C], partition_index: int) -> C:
 
 
 class Rotation(Generic[C]):
-    """The turn order of a Shared subscription."""
+    """The turn order of a Shared subscription.
+
+    It is round robin within the best priority level that can receive; lower levels get what the
+    better ones cannot take.
+    """
 
     def __init__(self) -> None:
         self._levels: dict[int, list[C]] = {}
@@ -64,7 +61,7 @@ class Rotation(Generic[C]):
         self._order = sorted(self._levels)
 
     def remove(self, consumer: C) -> None:
-        """Take `consumer` out; whose turn it is otherwise does not change."""
+        """Remove `consumer`; the turn of another one does not change."""
         level = consumer.priority_level
         members = self._levels[level]
         index = members.index(consumer)
@@ -75,27 +72,27 @@ class Rotation(Generic[C]):
             del self._levels[level], self._turns[level]
             self._order = sorted(self._levels)
 
-    def next(self, has_room: Callable[[C], bool]) -> C | None:
-        """Whose turn it is among those with room."""
+    def next(self, can_receive: Callable[[C], bool]) -> C | None:
+        """The next consumer that can receive."""
         for level in self._order:
             members = self._levels[level]
             size = len(members)
             turn = self._turns[level]
             for step in range(size):
                 index = (turn + step) % size
-                if has_room(members[index]):
+                if can_receive(members[index]):
                     self._turns[level] = index + 1
                     return members[index]
         return None
 
     def give_back(self, consumer: C) -> None:
-        """`consumer` got nothing on the turn it was just given: it is still its turn."""
+        """Give the turn back to `consumer`, which got nothing on it."""
         level = consumer.priority_level
         self._turns[level] = self._levels[level].index(consumer)
 
 
 class KeyAssignment(ABC, Generic[C]):
-    """Which consumer of a Key_Shared subscription owns a hash."""
+    """Assignment of the key hashes of a Key_Shared subscription to its consumers."""
 
     @abstractmethod
     def add(self, consumer: C, ranges: Sequence[HashRange]) -> None:
@@ -107,11 +104,15 @@ class KeyAssignment(ABC, Generic[C]):
 
     @abstractmethod
     def owner(self, key_hash: int) -> C | None:
-        """Who owns the hash, if anybody does."""
+        """The owner of the hash, if it has one."""
 
 
 class AutoSplit(KeyAssignment[C]):
-    """AUTO_SPLIT: every consumer owns the arcs before its points on a ring."""
+    """AUTO_SPLIT: consistent hashing; every consumer owns the arcs before its points on a ring.
+
+    Points come from the consumers' names, so a consumer that joins or leaves moves only the keys
+    that it takes or leaves.
+    """
 
     def __init__(self) -> None:
         self._consumers: list[C] = []
@@ -119,24 +120,24 @@ class AutoSplit(KeyAssignment[C]):
         self._owners: list[C] = []
 
     def add(self, consumer: C, ranges: Sequence[HashRange]) -> None:
-        """`ranges` do not matter here."""
+        """See the base class; `ranges` do not matter here."""
         self._consumers.append(consumer)
         self._rebuild()
 
     def remove(self, consumer: C) -> None:
-        """Its arcs go to whose points follow."""
+        """See the base class.  Its arcs go to the owners of the points that follow them."""
         self._consumers.remove(consumer)
         self._rebuild()
 
     def owner(self, key_hash: int) -> C | None:
-        """None only without consumers."""
+        """See the base class; None only without consumers."""
         if not self._owners:
             return None
         index = bisect_left(self._points, key_hash)
         return self._owners[index if index < len(self._owners) else 0]
 
     def _rebuild(self) -> None:
-        """One owner for each point; of two on one point the first by name, then the older."""
+        """Compute the points; of two on one point the first by name counts, then the older."""
         points: dict[int, C] = {}
         seen: dict[str, int] = {}
         for consumer in sorted(self._consumers, key=lambda each: each.name):
@@ -150,14 +151,18 @@ class AutoSplit(KeyAssignment[C]):
 
 
 class StickyRanges(KeyAssignment[C]):
-    """STICKY: every consumer owns the ranges it brought."""
+    """STICKY: every consumer owns the ranges that it named; they may not overlap."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, C]] = []
         self._starts: list[int] = []
 
     def add(self, consumer: C, ranges: Sequence[HashRange]) -> None:
-        """Raises `ConsumerAssignError` for ranges that are none, too wide, or overlap any."""
+        """See the base class.
+
+        Raises `ConsumerAssignError` if there is no range, or for ranges that are not ascending,
+        leave 0 to 65535 or overlap others.
+        """
         if not ranges:
             raise ConsumerAssignError(
                 f"Consumer {consumer.name!r} asks for STICKY hash ranges and names none: "
@@ -180,11 +185,11 @@ class StickyRanges(KeyAssignment[C]):
         self._set(taken)
 
     def remove(self, consumer: C) -> None:
-        """Its ranges are nobody's until another consumer asks for them."""
+        """See the base class.  Its ranges have no owner until another consumer names them."""
         self._set([item for item in self._ranges if item[2] is not consumer])
 
     def owner(self, key_hash: int) -> C | None:
-        """None where no range is."""
+        """See the base class; None where no range is."""
         index = bisect_left(self._starts, key_hash + 1) - 1
         if index < 0:
             return None

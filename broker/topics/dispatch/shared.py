@@ -1,8 +1,4 @@
-"""Shared: every entry to whichever consumer has room, in turns.
-
-Rules: what came back goes out before anything new.  A consumer gets ROUND_ROBIN_RUN_ENTRIES in a
-row at most.  One whose socket is full is passed over and does not hold up the others.
-"""
+"""Shared: every entry goes to a consumer that can receive, in turns."""
 
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.entry_facts import facts_of
@@ -18,7 +14,11 @@ _NO_HASH = 0
 
 
 class SharedDispatcher(PendingDispatcher):
-    """Sends each entry to a consumer that has permits, in turns."""
+    """Sends each entry to a consumer that can receive it, in turns.
+
+    A consumer gets ROUND_ROBIN_RUN_ENTRIES in a row at most.  One whose socket is full is passed
+    over, and does not stop the others.
+    """
 
     def __init__(self, subscription: DispatchedSubscription, counts: RedeliveryCounts) -> None:
         super().__init__(subscription, counts)
@@ -26,12 +26,12 @@ class SharedDispatcher(PendingDispatcher):
         self._replay = ReplayQueue()
 
     def add(self, consumer: Consumer) -> None:
-        """It takes its turn after those that are there."""
+        """See the base class.  Its turn comes after those of the present consumers."""
         self.consumers.append(consumer)
         self._rotation.add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """What it had goes to the others at once."""
+        """See the base class.  Its entries go to the others at once."""
         self.consumers.remove(consumer)
         self._rotation.remove(consumer)
         for position, key_hash in self._take_all_pending(consumer):
@@ -47,30 +47,30 @@ class SharedDispatcher(PendingDispatcher):
     def _let_wait(self, position: Position, key_hash: int) -> None:
         self._replay.add(position)
 
-    def _room_for_due(self) -> int:
+    def _due_capacity(self) -> int:
         return READ_BATCH_ENTRIES - len(self._replay)
 
-    def _bring_back(self, position: Position) -> None:
+    def _redeliver_skipped(self, position: Position) -> None:
         self._replay.add(position)
 
     def _keep_hash(self, position: Position, key_hash: int) -> None:
-        """Keys do not matter here."""
+        """Do nothing: keys do not matter here."""
 
     def _relieved(self, consumer: Consumer, key_hash: int) -> None:
-        """Keys do not matter here."""
+        """Do nothing: keys do not matter here."""
 
     def _send(self) -> bool:
-        limit, held = self.topic.max_read_position(), self._held()
+        limit, held = self.topic.max_read_position(), self._held_messages()
         budget = READ_BATCH_ENTRIES
         served: dict[Consumer, None] = {}
         more = True
         while more and budget and not self._full():
-            consumer = self._rotation.next(self._has_room)
+            consumer = self._rotation.next(self._can_receive)
             if consumer is None:
                 break
             served[consumer] = None
             run, used = min(budget, ROUND_ROBIN_RUN_ENTRIES), 0
-            while used < run and consumer.has_room() and not self._full():
+            while used < run and consumer.can_receive() and not self._full():
                 entry = self._next(limit)
                 if entry is None:
                     if not used:
@@ -83,15 +83,15 @@ class SharedDispatcher(PendingDispatcher):
                 if held is not None and held.is_pending(entry.position):
                     continue
                 count, special = facts_of(entry.data)
-                if not (special and self._keeps_back(entry, _NO_HASH)):
-                    self._hand_over(consumer, entry, count, _NO_HASH)
+                if not (special and self._skip_or_delay(entry, _NO_HASH)):
+                    self._deliver(consumer, entry, count, _NO_HASH)
             budget -= used
         for consumer in served:
             consumer.flush()
         return more and not budget
 
     def _next(self, limit: Position) -> Entry | None:
-        """The next entry to be sent, taken out; None when there is none at hand."""
+        """Take out the next entry to be sent, waiting ones first; None if none is ready."""
         if len(self._replay):
             position = self._replay.first()
             if position is None:

@@ -1,18 +1,4 @@
-"""Exclusive and Failover: one consumer at a time gets everything, in order.
-
-Rules:
-
-- There is no bookkeeping per entry: redelivery means reading again from the first entry that is
-  not acknowledged.  So a request to redeliver single entries redelivers all of them, which keeps
-  the order, and redelivery counts stay 0.
-- When another consumer becomes the active one, it begins with the first entry not acknowledged.
-- Only the active consumer can ask for redelivery.
-- What a transaction released is read again too, from the first entry that is not acknowledged.
-- A consumer that names hash ranges (a reader's `keyHashRange`) gets messages of keys within them;
-  all others are acknowledged for its subscription.
-- What transactions hold is passed over where `Holds` allows it.  Otherwise delivery stops in front
-  of it.
-"""
+"""Exclusive and Failover: one consumer at a time gets everything, in order."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -30,7 +16,16 @@ from magnetar.protocol.txn_id import TxnId
 
 
 class SingleActiveDispatcher(Dispatcher):
-    """Sends everything, in order, to the active consumer of the subscription."""
+    """Sends everything, in order, to the active consumer of the subscription.
+
+    There is no bookkeeping per entry.  Redelivery, the release of held messages and a change of the
+    active consumer all read again from the first unacknowledged entry, so order is kept and
+    redelivery counts stay 0.  Messages that transactions hold are skipped if `Holds` allows it;
+    otherwise delivery stops in front of them.
+
+    A consumer with hash ranges (a reader's `keyHashRange`) gets messages of keys within them; all
+    others are acknowledged for its subscription.
+    """
 
     reads_again = True
 
@@ -42,8 +37,8 @@ class SingleActiveDispatcher(Dispatcher):
     ) -> None:
         super().__init__(subscription, counts)
         self.active: Consumer | None = None
-        self._passed_over = False
-        """Whether something held was skipped since it was last read from the start."""
+        self._skipped_held = False
+        """Whether held messages were skipped since the last rewind."""
         self._failover = kind is SubscriptionType.FAILOVER
         transactional = subscription.transactional
         self._holds = None if transactional is None else Holds(transactional, self.wake)
@@ -55,7 +50,7 @@ class SingleActiveDispatcher(Dispatcher):
             self._holds.close()
 
     def add(self, consumer: Consumer) -> None:
-        """It may become the active one at once.  Raises `ConsumerAssignError` for odd ranges."""
+        """See the base class.  The consumer may become the active one at once."""
         if consumer.key_shared.ranges:
             # For its checks only: the ranges of several readers may overlap.
             StickyRanges["Consumer"]().add(consumer, consumer.key_shared.ranges)
@@ -63,33 +58,36 @@ class SingleActiveDispatcher(Dispatcher):
         self._choose()
 
     def remove(self, consumer: Consumer) -> None:
-        """If it was the active one, the next begins with what it left."""
+        """See the base class.  The next active one reads from the first unacknowledged entry."""
         self.consumers.remove(consumer)
         if consumer is self.active:
             self.active = None
             self._choose()
 
     def announce(self, consumer: Consumer) -> None:
-        """ACTIVE_CONSUMER_CHANGE to a Failover consumer, whichever it is."""
+        """Send ACTIVE_CONSUMER_CHANGE to a Failover consumer, active or not."""
         if self._failover:
             consumer.send_active_change(consumer is self.active)
 
     def redeliver(self, consumer: Consumer, messages: Mapping[Position, int] | None) -> None:
-        """Read again from the first unacknowledged entry, whatever `messages` say."""
+        """Read again from the first unacknowledged entry, whatever `messages` has.
+
+        Requests of consumers that are not active are ignored.
+        """
         if consumer is self.active:
             consumer.redelivered_total += len(messages or ())
             self._rewind()
 
     def settled(self, consumer: Consumer | None, position: Position, left: int) -> None:
-        """Nothing is kept for each entry."""
+        """Do nothing: nothing is kept for each entry."""
 
     def released(self, positions: Sequence[Position], *, again: bool) -> None:
-        """Read again what was sent or skipped."""
+        """Read again from the first unacknowledged entry, if any of these was sent or skipped."""
         read_up_to = self.reader.next_position
-        if self._passed_over or (again and any(each < read_up_to for each in positions)):
+        if self._skipped_held or (again and any(each < read_up_to for each in positions)):
             self._rewind()
         else:
-            self.wake()  # what stopped in front of them goes on
+            self.wake()  # delivery may have stopped in front of them
 
     def _choose(self) -> None:
         if not self.consumers:
@@ -105,7 +103,7 @@ class SingleActiveDispatcher(Dispatcher):
                     consumer.send_active_change(consumer is chosen)
 
     def _rewind(self) -> None:
-        self._passed_over = False
+        self._skipped_held = False
         self.coming_back.clear()
         if self._holds is not None:
             self._holds.rewound()
@@ -119,8 +117,8 @@ class SingleActiveDispatcher(Dispatcher):
         if not consumer.connection.writable:
             consumer.when_writable(self.wake)
             return False
-        held, ranges = self._held(), consumer.key_shared.ranges
-        if held is not None and self._kept_from(consumer, held.cumulative_transactions):
+        held, ranges = self._held_messages(), consumer.key_shared.ranges
+        if held is not None and self._must_wait_for(consumer, held.cumulative_transactions):
             return False
         limit = self.topic.max_read_position()
         reader, cursor, buffer = self.reader, self.cursor, self.reader.buffer
@@ -138,10 +136,10 @@ class SingleActiveDispatcher(Dispatcher):
                 break
             buffer.popleft()
             if held is not None and held.is_pending(position):
-                self._passed_over = True
+                self._skipped_held = True
                 continue
             count, special = facts_of(data)
-            if special and self._withheld(entry):
+            if special and self._skip_hidden(entry):
                 continue
             if ranges and not _is_within(data, ranges):
                 self.subscription.skip(position)
@@ -149,7 +147,7 @@ class SingleActiveDispatcher(Dispatcher):
             ack_set = cursor.ack_set(position) if count > 1 else None
             if held is not None and count > 1:
                 left = held.remaining(position, ack_set, count)
-                self._passed_over |= left is not ack_set
+                self._skipped_held |= left is not ack_set
                 ack_set = left or None
             consumer.deliver(position, data, count, 0, ack_set)
         consumer.flush()
@@ -157,12 +155,14 @@ class SingleActiveDispatcher(Dispatcher):
             consumer.when_writable(self.wake)
         return not budget
 
-    def _kept_from(self, consumer: Consumer, txns: Collection[TxnId]) -> bool:
+    def _must_wait_for(self, consumer: Consumer, txns: Collection[TxnId]) -> bool:
         transactional = self.subscription.transactional
-        return bool(txns) and transactional is not None and transactional.keeps_from(consumer, txns)
+        if not txns or transactional is None:
+            return False
+        return transactional.must_wait_for(consumer, txns)
 
     def _may_pass(self, consumer: Consumer, txns: Collection[TxnId]) -> bool:
-        """Whether a consumer may get what comes after messages that these transactions hold."""
+        """Whether a consumer may get messages behind those that these transactions hold."""
         return not txns or self._holds is None or self._holds.may_pass(txns, consumer)
 
 

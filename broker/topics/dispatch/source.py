@@ -1,4 +1,4 @@
-"""What dispatchers need of the subscription and the topic that they send messages of."""
+"""Interfaces of the subscription and the topic that a dispatcher sends messages of."""
 
 from collections.abc import Collection, Iterable
 from typing import Protocol
@@ -16,21 +16,21 @@ from txn.pending_acks import PendingAcks
 
 
 class ReadableTopic(Protocol):
-    """Entries, and which of them may be read."""
+    """A topic whose entries are read."""
 
     @property
     def name(self) -> TopicName:
-        """Of the topic."""
+        """Name of the topic."""
         ...
 
     @property
     def context(self) -> TopicContext:
-        """What all topics are given."""
+        """Services that all topics use."""
         ...
 
     @property
     def ledger(self) -> ManagedLedger:
-        """Where the entries are."""
+        """The topic's entries."""
         ...
 
     @property
@@ -39,11 +39,11 @@ class ReadableTopic(Protocol):
         ...
 
     def max_read_position(self) -> Position:
-        """Up to where consumers may read: the horizon of transactions."""
+        """The last position that consumers may read: the max read position of transactions."""
         ...
 
     def is_aborted(self, entry: Entry) -> bool:
-        """Whether an entry at or before the horizon is never to be delivered."""
+        """Whether an entry at or before the max read position is never to be delivered."""
         ...
 
 
@@ -55,49 +55,49 @@ class HoldingTransactions(Protocol):
         """Their acknowledgements."""
         ...
 
-    def keeps_from(self, consumer: Consumer, txns: Iterable[TxnId]) -> bool:
-        """Whether one of these is another one's and has to end before a consumer gets more (A9).
+    def must_wait_for(self, consumer: Consumer, txns: Iterable[TxnId]) -> bool:
+        """Whether one of these transactions must end before the consumer gets more (A9).
 
-        Remembers it, so that the dispatcher runs again when that may have changed.
+        The dispatcher runs again when the answer may have changed.
         """
         ...
 
     def open_of(self, consumer: Consumer) -> Collection[TxnId]:
-        """Transactions in which a consumer acknowledged, and whose end is not known."""
+        """Transactions without a known end in which a consumer acknowledged."""
         ...
 
 
 class DispatchedSubscription(Protocol):
-    """Which messages of a topic are still to be delivered."""
+    """A subscription whose messages are sent."""
 
     @property
     def name(self) -> str:
-        """Of the subscription."""
+        """Name of the subscription."""
         ...
 
     @property
     def topic(self) -> ReadableTopic:
-        """Whose messages they are."""
+        """The topic of the subscription."""
         ...
 
     @property
     def cursor(self) -> Cursor:
-        """What is acknowledged."""
+        """The acknowledged positions."""
         ...
 
     @property
     def partition_index(self) -> int:
-        """Of the topic; -1 if it is no partition."""
+        """Index of the topic's partition; -1 if it is no partition."""
         ...
 
     @property
     def messages_held(self) -> HeldMessages | None:
-        """What open transactions have acknowledged; None if none ever could."""
+        """Messages that open transactions acknowledged; None for a non-durable subscription."""
         ...
 
     @property
     def transactional(self) -> HoldingTransactions | None:
-        """These transactions; None for a subscription that is not durable."""
+        """Transactions that hold messages; None for a subscription that is not durable."""
         ...
 
     def now_ms(self) -> int:
@@ -105,9 +105,9 @@ class DispatchedSubscription(Protocol):
         ...
 
     def skip(self, position: Position) -> None:
-        """Acknowledge what no consumer is to see."""
+        """Acknowledge an entry that no consumer may see."""
         ...
 
-    def look_at_end(self) -> None:
-        """Report the end of a sealed topic, when it is so far."""
+    def report_end_if_reached(self) -> None:
+        """Report the end of a sealed topic, if it is reached."""
         ...

@@ -1,13 +1,6 @@
-"""Where a subscription begins, and where a seek leads.
+"""Start positions of new subscriptions, and target positions of seeks.
 
-Rules (a start is the position *after which* delivery begins):
-
-- What exists keeps its place; `start_message_id` and initial positions are for new subscriptions.
-- A durable subscription on a segment whose parents have it begins at EARLIEST: what was routed
-  here while nobody had made it on this segment belongs to it too.
-- A start message id includes its entry: which messages of the entry are not wanted (the id itself,
-  earlier ones of its batch) only the client knows, and it drops them.
-- A rollback duration begins at the first entry published within it, by producers' clocks.
+A start is the position *after which* delivery begins.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,11 +20,11 @@ Inherits = Callable[[SegmentName, str], Awaitable[bool]]
 
 
 class StartedTopic(ReadableTopic, Protocol):
-    """A topic, and which subscriptions it has."""
+    """A topic and its subscriptions."""
 
     @property
     def subscriptions(self) -> Mapping[str, object]:
-        """By name."""
+        """Subscriptions by name."""
         ...
 
 
@@ -49,17 +42,23 @@ def position_of(message_id: MessageIdData) -> Position:
 async def start_position(
     topic: StartedTopic, subscribe: CommandSubscribe, inherits: Inherits
 ) -> Position:
-    """Where the subscription begins if this SUBSCRIBE makes it."""
+    """The start of the subscription, if this SUBSCRIBE creates it.
+
+    A rollback duration starts before the first entry published within it, by producers' clocks.
+    """
     if subscribe.subscription in topic.subscriptions:
-        return LATEST
+        return LATEST  # not used: an existing subscription keeps its position
     rollback_s = from_wire(subscribe.start_message_rollback_duration_sec)
     if rollback_s > 0:
         since_ms = topic.context.clock.now_ms() - rollback_s * 1000
         return before(await first_published_since(topic.ledger, since_ms))
     if not subscribe.durable and subscribe.HasField("start_message_id"):
+        # The entry of the id is delivered.  The client drops messages that it does not want: the id
+        # itself, or earlier ones of its batch.
         return before(position_of(subscribe.start_message_id))
     if subscribe.durable and topic.name.domain is TopicDomain.SEGMENT:
         segment = segment_name(topic.name)
+        # Messages that came here before the subscription was created here belong to it too.
         if await inherits(segment, subscribe.subscription):
             return EARLIEST
     earliest = subscribe.initial_position == CommandSubscribe.Earliest

@@ -1,15 +1,7 @@
 """Consumers: SUBSCRIBE, FLOW, ACK, REDELIVER_UNACKNOWLEDGED_MESSAGES, UNSUBSCRIBE, CLOSE_CONSUMER.
 
-Rules:
-
-- FLOW, ACK and REDELIVER for a consumer that is still opening, or closed, are dropped: they cross
-  CLOSE_CONSUMER and seeks all the time.
-- An ACK with a request id is answered when it is durable; one without never is.
-- An ACK in a transaction holds its messages in the turn in which it came, so that what follows it
-  meets them held; it counts as a request in progress until that is durable, answered or not.
-- CLOSE_CONSUMER takes back a SUBSCRIBE in progress, and is answered even if there is no consumer.
-- What the client could not understand before SUCCESS (who is active, the end of the topic) follows
-  it in the same turn.
+FLOW and REDELIVER, and an ACK without a request id, are dropped if their consumer is still being
+opened, or closed: they often cross CLOSE_CONSUMER and seeks.
 """
 
 import asyncio
@@ -55,7 +47,7 @@ from txn.pending_ack import ALL_MESSAGES
 _CUMULATIVE: Final = int(CommandAck.Cumulative)
 _NO_ACK_SET: Final = ()
 _COMPACTED_READERS: Final = (CommandSubscribe.Exclusive, CommandSubscribe.Failover)
-"""A topic that was never compacted, as all are, gives them every message."""
+"""These may read compacted; no topic here is compacted, so they get every message."""
 
 
 # SUBSCRIBE
@@ -90,7 +82,7 @@ async def subscribe(connection: Connection, command: BaseCommand, entry: bytes |
 
 
 async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
-    """Everything from the name to SUCCESS.  CLOSE_CONSUMER cancels it."""
+    """Serve SUBSCRIBE, from the name to SUCCESS.  CLOSE_CONSUMER cancels this task."""
     broker = connection.broker
     _require_served(request)
     name = parse_topic_name(request.topic)
@@ -101,19 +93,20 @@ async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
             name.schema_id, definition_from_wire(request.schema), policies.schema_compatibility
         )
     start = await start_position(topic, request, broker.scalable.inherits_subscription)
-    consumer = await topic.subscribe(_in_our_terms(connection, request, start))
+    consumer = await topic.subscribe(_subscribe_request_of(connection, request, start))
     if consumer.closed:
         raise SubscriptionUnavailable(
             f"Subscription {request.subscription!r} was closed just now: subscribe again."
         )
     connection.consumers[request.consumer_id] = consumer
     _succeed(connection, request.request_id)
+    # Before SUCCESS the client could not take in which consumer is active, or the topic's end.
     consumer.opened()
     return consumer
 
 
 def _require_served(request: CommandSubscribe) -> None:
-    """Raise `ConsumerNotAllowed` for what no subscription here can do."""
+    """Raise `ConsumerNotAllowed` for options that no subscription here has."""
     if not request.subscription.strip():
         raise ConsumerNotAllowed("SUBSCRIBE came without a subscription name: give one.")
     if request.replicate_subscription_state:
@@ -133,7 +126,7 @@ def _require_served(request: CommandSubscribe) -> None:
         )
 
 
-def _in_our_terms(
+def _subscribe_request_of(
     connection: Connection, request: CommandSubscribe, start: Position
 ) -> SubscribeRequest:
     kind = SubscriptionType(request.sub_type)
@@ -165,7 +158,7 @@ def _policy(meta: KeySharedMeta) -> KeySharedPolicy:
 
 
 def flow(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Permits for so many more messages."""
+    """FLOW: add permits."""
     request = command.flow
     consumer = connection.consumers.get(request.consumer_id)
     if isinstance(consumer, Consumer):
@@ -175,7 +168,7 @@ def flow(connection: Connection, command: BaseCommand, entry: bytes | None) -> N
 def acknowledge(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> Coroutine[None, None, None] | None:
-    """Individual or cumulative; ACK_RESPONSE if it has a request id."""
+    """ACK, individual or cumulative.  With a request id it is answered once it is durable."""
     ack = command.ack
     consumer = connection.consumers.get(ack.consumer_id)
     wants_answer = ack.HasField("request_id")
@@ -183,6 +176,8 @@ def acknowledge(
         if not isinstance(consumer, Consumer):
             raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
         if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
+            # The messages are held in this turn of the loop, so that later commands find them held.
+            # It is a request in progress until that is durable, with or without an answer.
             return _answer_when_held(connection, ack, _hold(connection, consumer, ack))
         _apply(consumer, ack)
     except MagnetarError as error:
@@ -260,7 +255,7 @@ def _ack_response(connection: Connection, ack: CommandAck, error: MagnetarError 
 
 
 def redeliver(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Send again what the client did not process: the named entries, or everything."""
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES: send the named entries again, or all unacknowledged."""
     request = command.redeliver_unacknowledged_messages
     consumer = connection.consumers.get(request.consumer_id)
     if isinstance(consumer, Consumer):
@@ -270,12 +265,12 @@ def redeliver(connection: Connection, command: BaseCommand, entry: bytes | None)
             messages = {}
             for item in request.message_ids:
                 position = Position(item.ledger_id, item.entry_id)
-                messages[position] = messages.get(position, 0) | _wanted_of(item)
+                messages[position] = messages.get(position, 0) | _requested_messages(item)
         consumer.subscription.redeliver(consumer, messages, epoch)
 
 
-def _wanted_of(item: MessageIdData) -> int:
-    """The messages of an entry that a client asks for: its `ack_set`, or all."""
+def _requested_messages(item: MessageIdData) -> int:
+    """The messages of an entry that a client requests: its `ack_set`, or all."""
     words = item.ack_set[: MAX_BATCH_SIZE // 64]
     return from_words(words, len(words) * 64) if words else ALL_MESSAGES
 
@@ -284,7 +279,7 @@ def _wanted_of(item: MessageIdData) -> int:
 
 
 async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Delete the subscription of a consumer and its cursor."""
+    """UNSUBSCRIBE: delete the subscription of a consumer and its cursor."""
     request = command.unsubscribe
     consumer = connection.consumers.get(request.consumer_id)
     if not isinstance(consumer, Consumer):
@@ -301,7 +296,7 @@ async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes
         try:
             await subscription.delete(force=request.force)
         except MagnetarError as error:
-            # Its client takes the consumer for attached again: it must come back, after the answer.
+            # After the error its client takes the consumer for attached: have it subscribe again.
             connection.reply_error(request.request_id, error)
             consumer.disconnect()
             return
@@ -309,7 +304,10 @@ async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes
 
 
 def close_consumer(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Detach a consumer; what it has not acknowledged goes to others."""
+    """CLOSE_CONSUMER: detach a consumer, or cancel its SUBSCRIBE in progress.
+
+    Its unacknowledged messages go to others.  It is answered even if there is no such consumer.
+    """
     request = command.close_consumer
     consumer = connection.consumers.pop(request.consumer_id, None)
     if isinstance(consumer, Consumer):

@@ -1,12 +1,4 @@
-"""Where a consumer stands and where it is to go: SEEK, GET_LAST_MESSAGE_ID, CONSUMER_STATS.
-
-Rules:
-
-- SEEK disconnects the consumers of the subscription, moves the cursor and then answers.  Clients
-  subscribe again by themselves; until then they must not see messages of the old place.
-- The id of a seek is the first to be delivered; with an ack set, from those messages of its batch.
-- The last message id is that of what is delivered (`last_message`); -1:-1 when there is nothing.
-"""
+"""Positions and statistics of consumers: SEEK, GET_LAST_MESSAGE_ID, CONSUMER_STATS."""
 
 from datetime import UTC, datetime
 
@@ -35,7 +27,12 @@ def _consumer(connection: Connection, consumer_id: int) -> Consumer:
 
 
 async def seek(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Move the subscription to a message id or a publish time."""
+    """SEEK: move the subscription to a message id or a publish time, and then answer.
+
+    The message of the id is the first to be delivered; with an ack set, those messages of its
+    batch.  Consumers are disconnected before, so that none gets messages of the old position; their
+    clients subscribe again by themselves.
+    """
     request = command.seek
     subscription = _consumer(connection, request.consumer_id).subscription
     if request.HasField("message_id"):
@@ -54,7 +51,7 @@ async def seek(connection: Connection, command: BaseCommand, entry: bytes | None
 
 
 async def batch_size_at(ledger: ManagedLedger, position: Position) -> int:
-    """How many messages an entry holds; 0 if there is none."""
+    """The number of messages in the entry at a position; 0 if there is none."""
     found = await entry_at(ledger, position)
     return 0 if found is None else facts_of(found.data)[0]
 
@@ -62,7 +59,10 @@ async def batch_size_at(ledger: ManagedLedger, position: Position) -> int:
 async def get_last_message_id(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """The newest message, and how far the subscription has acknowledged."""
+    """GET_LAST_MESSAGE_ID: the newest message that consumers get (-1:-1 if there is none).
+
+    The answer has the mark-delete position of the subscription too.
+    """
     request = command.get_last_message_id
     consumer = _consumer(connection, request.consumer_id)
     subscription = consumer.subscription
@@ -95,7 +95,7 @@ def _message_id(position: Position, partition: int, batch_index: int) -> Message
 
 
 def consumer_stats(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """What the broker knows of a consumer.  Rates are not kept and are 0."""
+    """CONSUMER_STATS: the statistics of a consumer.  Rates are not kept and are 0."""
     request = command.consumer_stats
     consumer = _consumer(connection, request.consumer_id)
     connection.send(

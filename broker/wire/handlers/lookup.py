@@ -1,15 +1,4 @@
-"""LOOKUP and PARTITIONED_METADATA.  Errors travel inside the commands' own responses.
-
-Rules:
-
-- A lookup says which broker serves a name; it neither makes a topic nor asks whether there is one.
-- A name with an owner is answered Connect.  One without goes to the broker that is chosen for it:
-  Connect if that is this one or another broker has sent the client here (`authoritative`), else
-  Redirect, so that the chosen one confirms it.
-- A broker has one listener, named "internal" as Pulsar's default; a client that asks for another
-  one would get an address that is not meant for it, and is refused.
-- A scalable topic's layout is told by every broker: its lookup is answered by whoever is asked.
-"""
+"""LOOKUP and PARTITIONED_METADATA.  Errors are sent inside the commands' own responses."""
 
 from collections.abc import Mapping
 from typing import ClassVar, cast
@@ -26,7 +15,7 @@ from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 
 LISTENERS = frozenset({"", "internal"})
-"""Names under which a client may ask for the broker's only listener."""
+"""Names of the broker's only listener: "internal" is Pulsar's default."""
 
 
 class UnknownListener(PeerError):
@@ -36,7 +25,12 @@ class UnknownListener(PeerError):
 
 
 def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """LOOKUP: the broker that serves a name of any domain."""
+    """LOOKUP: the broker that serves a name of any domain; the topic need not exist.
+
+    A name with an owner is answered Connect.  One without goes to the broker that is chosen for it:
+    Connect if that is this one, or if another broker sent the client here (`authoritative`), else
+    Redirect, so that the chosen one confirms it.
+    """
     request = command.lookup
     response = CommandLookupTopicResponse(request_id=request.request_id)
     try:
@@ -64,7 +58,8 @@ def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) ->
 
 
 def require_listener(name: str) -> None:
-    """Raise `UnknownListener` for any but the one that there is."""
+    """Raise `UnknownListener` for any but the broker's only listener."""
+    # The address of another listener would not be meant for the client.
     if name not in LISTENERS:
         raise UnknownListener(
             f"The broker has no listener {name!r}: leave the listener's name out of the client's "
@@ -73,7 +68,8 @@ def require_listener(name: str) -> None:
 
 
 def placed_for_client(placement: Placement, name: TopicName, *, authoritative: bool) -> Placed:
-    """Where a client goes with a name.  Raises `PlacementNotReady`."""
+    """The broker that a client connects to for a name.  Raises `PlacementNotReady`."""
+    # Every broker serves the layouts of all scalable topics.
     if name.domain is TopicDomain.TOPIC and not placement.draining:
         return Placed(placement.me, connect=True, here=True)
     return placement.place(name, authoritative=authoritative)
@@ -82,7 +78,7 @@ def placed_for_client(placement: Placement, name: TopicName, *, authoritative: b
 async def partitioned_metadata(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """PARTITIONED_METADATA: how many partitions a topic has."""
+    """PARTITIONED_METADATA: the number of a topic's partitions."""
     request = command.partitioned_metadata
     response = CommandPartitionedTopicMetadataResponse(request_id=request.request_id)
     try:

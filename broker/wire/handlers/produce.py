@@ -1,20 +1,4 @@
-"""PRODUCER, SEND, CLOSE_PRODUCER.
-
-Rules:
-
-- While a PRODUCER is in progress its id is held by a future.  CLOSE_PRODUCER takes it back: the
-  open is not answered then, the close is.  A second PRODUCER for the id is refused meanwhile, and
-  answered like the first one afterwards.
-- SENDs for a producer closed a while ago are dropped quietly: they were on their way.  For an id
-  that never was a producer, or is not one yet, they end the connection.
-- SENDs with a message id, or of a marker, are refused one by one: they are for shadow topics and
-  other clusters, of which there are none.
-- CLOSE_PRODUCER is answered when all earlier SENDs are durable and have their receipts.
-- The stock client closes a segment's producer as soon as it hears of a newer layout, which may be
-  before the segment's broker hears of the seal.  It writes CLOSE_PRODUCER ahead of SENDs that it
-  has queued already, and routes those anew, out of order, when they get no receipt.  So a
-  segment's producers may send on until they answer a PING, and only then is the close taken.
-"""
+"""Producers: PRODUCER, SEND, CLOSE_PRODUCER."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -58,7 +42,11 @@ class ProducerNotFound(PeerError):
 def producer(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> Awaitable[None] | None:
-    """PRODUCER: take the id at once, open in the background."""
+    """PRODUCER: take the id at once, and open the producer in a task.
+
+    The id has a future until the producer is open.  A second PRODUCER for the id is refused
+    meanwhile, and is answered like the first one afterwards.
+    """
     request = command.producer
     known = connection.producers.get(request.producer_id)
     if isinstance(known, Producer):
@@ -74,10 +62,11 @@ def producer(
 
 
 async def _open(connection: Connection, request: CommandProducer, opening: Opening) -> None:
-    """Attach the producer and answer, unless CLOSE_PRODUCER takes `opening` back first."""
+    """Attach the producer and answer, unless CLOSE_PRODUCER cancels `opening` first."""
     task = asyncio.current_task()
     if opening.cancelled() or task is None:
         return
+    # CLOSE_PRODUCER cancels `opening`: then PRODUCER is not answered, and the close is.
     opening.add_done_callback(lambda future: future.cancelled() and task.cancel())
     try:
         attached = await _attach(request, connection)
@@ -90,34 +79,34 @@ async def _open(connection: Connection, request: CommandProducer, opening: Openi
             del connection.producers[request.producer_id]
         raise
     if attached.ready is None:
-        _opened(connection, request, attached)
+        _answer_open(connection, request, attached)
         return
     _succeed(connection, request.request_id, attached, ready=False)
-    opening.add_done_callback(lambda _: attached.disconnected())
+    opening.add_done_callback(lambda _: attached.close_at_once())
     attached.ready.add_done_callback(
-        lambda ready: _waited(connection, request, opening, attached, ready.exception())
+        lambda ready: _end_waiting(connection, request, opening, attached, ready.exception())
     )
 
 
-def _waited(
+def _end_waiting(
     connection: Connection,
     request: CommandProducer,
     opening: Opening,
     attached: Producer,
     error: BaseException | None,
 ) -> None:
-    """A producer that waited to be exclusive is so now, or will never be."""
+    """Answer a producer that waited to be exclusive: it is so now, or will never be."""
     if connection.producers.get(request.producer_id) is not opening:
         return
     if error is None:
-        _opened(connection, request, attached)
+        _answer_open(connection, request, attached)
         return
     del connection.producers[request.producer_id]
     if isinstance(error, MagnetarError):
         connection.reply_error(request.request_id, error)
 
 
-def _opened(connection: Connection, request: CommandProducer, attached: Producer) -> None:
+def _answer_open(connection: Connection, request: CommandProducer, attached: Producer) -> None:
     connection.producers[request.producer_id] = attached
     connection.closed_producers.pop(request.producer_id, None)
     _succeed(connection, request.request_id, attached, ready=True)
@@ -173,9 +162,9 @@ def _succeed(connection: Connection, request_id: int, attached: Producer, *, rea
 
 
 def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
-    """SEND, the hot path: frames[at], with those behind it that can be published with it.
+    """SEND, the hot path: publish frames[at], with those behind it that can be published with it.
 
-    Returns where those end.  Raises `ProtocolViolation` for a producer that is not open.
+    Returns the index behind the last one.  Raises `ProtocolViolation` if the producer is not open.
     """
     request = cast("Send", frames[at])
     attached = connection.producers.get(request.producer_id)
@@ -183,6 +172,7 @@ def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
         if request.plain:
             return attached.topic.publish(attached, frames, at)
         if isinstance(request.error, ReplicatorOnly):
+            # Message ids and markers are for shadow topics and replicators, which are not served.
             attached.topic.refuse(attached, request, request.error)
         elif request.entry is None:
             attached.topic.damaged(attached, request)
@@ -193,6 +183,7 @@ def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
         else:
             return attached.topic.publish(attached, frames, at)
     elif request.producer_id not in connection.closed_producers:
+        # SENDs for a producer that was closed a while ago are dropped: they were on their way.
         raise ProtocolViolation(
             f"SEND names producer {request.producer_id}, which is not open: wait for "
             "PRODUCER_SUCCESS first."
@@ -203,7 +194,10 @@ def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
 def close_producer(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> Awaitable[None] | None:
-    """CLOSE_PRODUCER: take back an open in progress, or finish what is in flight."""
+    """CLOSE_PRODUCER: cancel an open in progress, or close the producer.
+
+    It is answered when all earlier SENDs are durable and have their receipts.
+    """
     request = command.close_producer
     known = connection.producers.get(request.producer_id)
     if isinstance(known, Producer):
@@ -216,12 +210,16 @@ def close_producer(
         raise ProducerNotFound(
             f"There is no producer {request.producer_id} on this connection: open it first."
         )
-    _closed(connection, request.request_id)
+    _succeed_close(connection, request.request_id)
     return None
 
 
 def _close(connection: Connection, request_id: int, attached: Producer) -> Awaitable[None]:
     """Stop taking SENDs: in this turn of the loop already, unless more may be on their way."""
+    # Pulsar's Java client closes a segment's producer when it gets a newer layout, which may be
+    # before the segment's broker learns of the seal.  It writes CLOSE_PRODUCER ahead of SENDs that
+    # it has queued already, and routes those anew, out of order, when they get no receipt.  So a
+    # segment's producer may send on until the client answers a PING, and is closed only then.
     topic = attached.topic
     sends_may_follow = topic.name.domain is TopicDomain.SEGMENT and not topic.sealed
     if not sends_may_follow:
@@ -235,10 +233,10 @@ async def _finish(
     if sends_may_follow:
         await connection.echo()
     await attached.close()
-    _closed(connection, request_id)
+    _succeed_close(connection, request_id)
 
 
-def _closed(connection: Connection, request_id: int) -> None:
+def _succeed_close(connection: Connection, request_id: int) -> None:
     connection.send(
         BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request_id))
     )

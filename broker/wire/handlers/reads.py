@@ -1,10 +1,7 @@
-"""PLAN_RANGE and READ_ENTRIES, Magnetar's own: segments read as what is stored, for bulk readers.
+"""PLAN_RANGE and READ_ENTRIES, Magnetar's own: reads of stored entries, for bulk readers.
 
-Rules:
-
-- Who serves a topic to consumers answers them; it loads the topic if need be, and refuses as it
-  refuses a SUBSCRIBE.  Errors travel inside the commands' own responses.
-- Nothing is made: a topic that is not there is TopicNotFound, whatever policies say.
+The broker that owns a topic serves them, and loads it if need be.  Errors are sent inside the
+commands' own responses.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -34,13 +31,13 @@ log = structlog.get_logger(__name__)
 
 
 async def plan(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """PLAN_RANGE: what to read next, and what it adds up to."""
+    """PLAN_RANGE: choose the range to read next, and count its messages and bytes."""
     request = command.plan_range
     response = CommandPlanRangeResponse(request_id=request.request_id)
 
     async def work() -> None:
         topic = await _topic(connection, request.topic)
-        _fill(response, await plan_range(topic, _asked(request)))
+        _fill(response, await plan_range(topic, _range_request(request)))
 
     error = await _failure(work())
     if error is not None:
@@ -75,10 +72,12 @@ async def read(connection: Connection, command: BaseCommand, entry: bytes | None
 
 
 async def _topic(connection: Connection, name: str) -> Topic:
+    # A missing topic is TopicNotFound, even if policies have topics created.
     return await connection.broker.topics.get(parse_topic_name(name), create=False)
 
 
 async def _failure(work: Awaitable[None]) -> MagnetarError | None:
+    """Await the work; returns the error for the peer if it fails."""
     try:
         await work
     except MagnetarError as error:
@@ -89,7 +88,7 @@ async def _failure(work: Awaitable[None]) -> MagnetarError | None:
     return None
 
 
-def _asked(request: CommandPlanRange) -> RangeRequest:
+def _range_request(request: CommandPlanRange) -> RangeRequest:
     def bound(field: str) -> int | None:
         return int(getattr(request, field)) if request.HasField(field) else None
 

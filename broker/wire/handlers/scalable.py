@@ -1,10 +1,7 @@
 """Scalable topics: layouts, ordered consumers, namespaces (commands 70 to 78, and 82).
 
-Rules:
-
-- Requests are refused inside their own response; closing something never is an error.
-- With scalable topics switched off, requests are NotAllowed in their own response and the rest is
-  answered with ERROR, whatever they name.
+Errors of lookups, subscriptions and watches are sent inside their own responses.  Closing one that
+is not open is no error.
 """
 
 from collections.abc import Mapping
@@ -34,7 +31,7 @@ def _is_on(connection: Connection) -> bool:
 
 
 async def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """SCALABLE_TOPIC_LOOKUP: the layout, now and at each change."""
+    """SCALABLE_TOPIC_LOOKUP: send the layout, now and at each change."""
     request = command.scalable_topic_lookup
     if not _is_on(connection):
         connection.send(dag_error(request.session_id, ScalableTopicsOff()))
@@ -48,7 +45,7 @@ async def lookup(connection: Connection, command: BaseCommand, entry: bytes | No
 
 
 def close_lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """SCALABLE_TOPIC_CLOSE.  No answer."""
+    """SCALABLE_TOPIC_CLOSE: send no more layouts.  It has no answer."""
     if _is_on(connection):
         session_id = command.scalable_topic_close.session_id
         connection.broker.scalable.sessions.close(connection, session_id)
@@ -66,7 +63,7 @@ async def subscribe(connection: Connection, command: BaseCommand, entry: bytes |
 
 
 async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """SCALABLE_TOPIC_UNSUBSCRIBE: an ordered consumer leaves."""
+    """SCALABLE_TOPIC_UNSUBSCRIBE: remove an ordered consumer."""
     request = command.scalable_topic_unsubscribe
     if not _is_on(connection):
         raise ScalableTopicsOff
@@ -75,7 +72,7 @@ async def unsubscribe(connection: Connection, command: BaseCommand, entry: bytes
 
 
 def watch_namespace(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """WATCH_SCALABLE_TOPICS: the topics of a namespace, now and as they change."""
+    """WATCH_SCALABLE_TOPICS: send the scalable topics of a namespace, now and as they change."""
     request = command.watch_scalable_topics
     if not _is_on(connection):
         connection.send(topics_error(request.watch_id, ScalableTopicsOff()))
@@ -92,7 +89,7 @@ def watch_namespace(connection: Connection, command: BaseCommand, entry: bytes |
 def close_namespace_watch(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """WATCH_SCALABLE_TOPICS_CLOSE.  No answer."""
+    """WATCH_SCALABLE_TOPICS_CLOSE: close a watch.  It has no answer."""
     if _is_on(connection):
         watch_id = command.watch_scalable_topics_close.watch_id
         connection.broker.scalable.namespace_watches.close(connection, watch_id)

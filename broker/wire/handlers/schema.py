@@ -1,4 +1,4 @@
-"""GET_SCHEMA and GET_OR_CREATE_SCHEMA.  Errors travel inside the commands' own responses."""
+"""GET_SCHEMA and GET_OR_CREATE_SCHEMA.  Errors are sent inside the commands' own responses."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -22,7 +22,7 @@ from magnetar.protocol.server_error import MagnetarError
 
 
 async def get_schema(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """GET_SCHEMA: the newest version, or the one asked for."""
+    """GET_SCHEMA: the requested version of a topic's schema, or the newest."""
     request = command.get_schema
     response = CommandGetSchemaResponse(request_id=request.request_id)
     wanted = request.schema_version if request.HasField("schema_version") else b""
@@ -41,9 +41,10 @@ async def get_schema(connection: Connection, command: BaseCommand, entry: bytes 
 async def get_or_create_schema(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """GET_OR_CREATE_SCHEMA: the version of a schema, added to the history if it may be.
+    """GET_OR_CREATE_SCHEMA: the version of a schema, added to the history if it is compatible.
 
-    Bytes have none here, as in Pulsar: a producer or consumer of bytes brings that schema itself.
+    Bytes have no version here, as in Pulsar: a producer or consumer of bytes brings that schema
+    itself.
     """
     request = command.get_or_create_schema
     response = CommandGetOrCreateSchemaResponse(request_id=request.request_id)

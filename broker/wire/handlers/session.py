@@ -1,18 +1,11 @@
-"""CONNECT, PING, PONG.
-
-Rules:
-
-- The handshake settles the protocol version (the lower one of both) and what each side can do.
-- A `proxy_to_broker_url` that is empty or names this broker is a direct connection; one that names
-  another live broker of this cluster is forwarded there, and no other.
-"""
+"""CONNECT, PING, PONG."""
 
 from collections.abc import Awaitable, Mapping
 from typing import ClassVar
 
 from broker.wire import forwarding
 from broker.wire.connection import Connection, ConnectionState, Handler, ProtocolViolation
-from broker.wire.served import ServedBroker
+from broker.wire.services import BrokerServices
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnected, CommandPong, FeatureFlags
 from magnetar.protocol.server_error import PeerError, ServerError
 
@@ -20,13 +13,13 @@ PROTOCOL_VERSION = 21
 
 
 class NoProxy(PeerError):
-    """The connection is meant for a broker that is none of this cluster: connect to that one."""
+    """`proxy_to_broker_url` names no live broker of this cluster: connect to that one directly."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
-def features_of(broker: ServedBroker) -> FeatureFlags:
-    """What this broker can do."""
+def features_of(broker: BrokerServices) -> FeatureFlags:
+    """The feature flags of this broker."""
     return FeatureFlags(
         supports_topic_watchers=True,
         supports_get_partitioned_metadata_without_auto_creation=True,
@@ -39,7 +32,11 @@ def features_of(broker: ServedBroker) -> FeatureFlags:
 def connect(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> Awaitable[None] | None:
-    """CONNECT: the handshake."""
+    """CONNECT: agree on the protocol version (the lower one of both) and exchange features.
+
+    A `proxy_to_broker_url` that names another live broker of this cluster has the connection
+    forwarded there.
+    """
     request = command.connect
     if connection.state is not ConnectionState.HANDSHAKE:
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
@@ -49,6 +46,7 @@ def connect(
             raise forwarding.BrokerUnreachable(
                 "This broker stops, and forwards nothing more: connect through another one."
             )
+        # Forwarding to any other address would make this broker an open relay.
         for each in placement.brokers.values():
             if each.url == target:
                 return forwarding.forward(connection, request, each)
@@ -78,12 +76,12 @@ def connect(
 
 
 def ping(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """PING: answered at once."""
+    """PING: answer at once."""
     connection.send(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
 
 
 def pong(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """PONG: whoever waits for it goes on."""
+    """PONG: end the wait for it."""
     connection.pong()
 
 

@@ -1,14 +1,13 @@
-"""GET_TOPICS_OF_NAMESPACE and the WATCH_TOPIC_LIST family: the regular topics of a namespace.
+"""Regular topics of a namespace: GET_TOPICS_OF_NAMESPACE and the WATCH_TOPIC_LIST family.
 
-Rules: listing leaves the pattern to the client (`filtered` is false); watching applies it here,
-because clients take the updates as they are.  Segments and scalable topics are never listed.
+Segments and scalable topics are never listed.
 """
 
 from collections.abc import Mapping
 
 from broker.scalable.namespace_watch import topics_hash
 from broker.wire.connection import Connection, Handler
-from broker.wire.topic_watch import TopicListWatch, require_room
+from broker.wire.topic_watch import TopicListWatch, require_watch_capacity
 from magnetar.protocol.names import parse_namespace_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
@@ -21,7 +20,10 @@ from magnetar.protocol.pulsar_pb2 import (
 async def topics_of_namespace(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """GET_TOPICS_OF_NAMESPACE: every persistent topic, partitions each; none if unchanged."""
+    """GET_TOPICS_OF_NAMESPACE: all persistent topics, one for each partition; none if unchanged.
+
+    The client applies its pattern itself (`filtered` is false).
+    """
     request = command.get_topics_of_namespace
     namespace = parse_namespace_name(request.namespace)
     names: list[str] = []
@@ -46,9 +48,13 @@ async def topics_of_namespace(
 async def watch_topic_list(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """WATCH_TOPIC_LIST: what matches now, then every change.  The same id again starts anew."""
+    """WATCH_TOPIC_LIST: send the matching topics, then every change.
+
+    The pattern is applied here, because clients take the updates as they are.  A watch of the same
+    id is replaced.
+    """
     request = command.watch_topic_list
-    require_room(connection, request.watcher_id)
+    require_watch_capacity(connection, request.watcher_id)
     watch = TopicListWatch(connection, request)
     connection.topic_watches[request.watcher_id] = watch
     try:
@@ -62,7 +68,7 @@ async def watch_topic_list(
 def close_topic_list_watch(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """WATCH_TOPIC_LIST_CLOSE: answered even if there is no such watch."""
+    """WATCH_TOPIC_LIST_CLOSE: close a watch; answered even if there is none."""
     request = command.watch_topic_list_close
     watch = connection.topic_watches.pop(request.watcher_id, None)
     if watch is not None:

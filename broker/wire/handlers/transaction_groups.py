@@ -1,16 +1,13 @@
-"""Groups of attempts, Magnetar's own (commands 1004 to 1011): begun in, committed, aborted.
+"""Groups of attempts, Magnetar's own (commands 1004 to 1011): begin, commit, abort, extend.
 
-Rules:
-
-- Every request is made under a transaction key and its epoch, as that connection's principal.  No
-  connection holds a group: any that presents the epoch may ask.
-- Every answer names the coordinator, errors included, as those of `transactions` do.
+Every request is made under a transaction key and its epoch, as the connection's principal.  A group
+belongs to no connection: any with the epoch may send requests.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from broker.wire.connection import Connection, Handler
-from broker.wire.handlers.transactions import answered, enabled
+from broker.wire.handlers.transactions import complete_response, require_enabled
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandAbortGroup,
@@ -23,7 +20,7 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandExtendGroupResponse,
 )
 from magnetar.protocol.pulsar_pb2 import (
-    SegmentCount as ToldCount,
+    SegmentCount as WireCount,
 )
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from txn.errors import InvalidGroup
@@ -47,22 +44,23 @@ async def _answer(
     response: _Response,
     work: Callable[[TransactionGroups, KeyName], Awaitable[None]],
 ) -> None:
-    """Send `answer`, in which `work` fills `response`; what it raises is told there."""
-    coordinators = enabled(connection).coordinators
+    """Send `answer` after `work` filled its `response`, or with the error that `work` raised."""
+    coordinators = require_enabled(connection).coordinators
+    # As in `transactions`, every answer names the coordinator.
     response.request_id, response.txnid_most_bits = request.request_id, request.tc_id
 
     async def done() -> None:
         coordinator = CoordinatorId(request.tc_id)
         await work(*coordinators.groups_of(coordinator, connection.principal, request.key))
 
-    await answered(response, done())
+    await complete_response(response, done())
     connection.send(answer)
 
 
-def _counts(who: str, told: Collection[ToldCount]) -> Counts:
-    counts = {each.segment: SegmentCount(each.messages, each.hash_sum) for each in told}
-    if len(counts) != len(told):
-        raise InvalidGroup(f"{who} counts a segment twice: add up what was written there.")
+def _counts(subject: str, received: Collection[WireCount]) -> Counts:
+    counts = {each.segment: SegmentCount(each.messages, each.hash_sum) for each in received}
+    if len(counts) != len(received):
+        raise InvalidGroup(f"{subject} counts a segment twice: add up what was written there.")
     return counts
 
 
@@ -88,7 +86,7 @@ async def begin(connection: Connection, command: BaseCommand, entry: bytes | Non
 
 
 async def commit(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """COMMIT_GROUP: of its attempts, only the winners."""
+    """COMMIT_GROUP: commit the winners among a group's attempts."""
     request = command.commit_group
     answer = BaseCommand(type=BaseCommand.COMMIT_GROUP_RESPONSE)
     response = answer.commit_group_response
@@ -123,7 +121,7 @@ async def commit(connection: Connection, command: BaseCommand, entry: bytes | No
 
 
 async def abort(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """ABORT_GROUP: what is open of the key under that epoch."""
+    """ABORT_GROUP: abort what is open of the key under that epoch."""
     request = command.abort_group
     answer = BaseCommand(type=BaseCommand.ABORT_GROUP_RESPONSE)
     response = answer.abort_group_response
@@ -135,7 +133,7 @@ async def abort(connection: Connection, command: BaseCommand, entry: bytes | Non
 
 
 async def extend(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """EXTEND_GROUP: its attempts are still at work."""
+    """EXTEND_GROUP: give the attempts of a group more time; it is in milliseconds."""
     request = command.extend_group
     answer = BaseCommand(type=BaseCommand.EXTEND_GROUP_RESPONSE)
     response = answer.extend_group_response

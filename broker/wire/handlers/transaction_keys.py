@@ -1,16 +1,13 @@
-"""Transaction keys, Magnetar's own (commands 1000 to 1003): a key is opened, and attached to.
+"""Transaction keys, Magnetar's own (commands 1000 to 1003): open a key, and attach to it.
 
-Rules:
-
-- A key belongs to the connection's principal.  Every answer names the coordinator, errors included,
-  as those of `transactions` do.
-- The connection is remembered to hold the key; when a newer epoch is opened it is closed.
+A key belongs to the connection's principal.  A connection that uses a key is closed when a newer
+epoch of it is opened.
 """
 
 from collections.abc import Mapping
 
 from broker.wire.connection import Connection, Handler
-from broker.wire.handlers.transactions import answered, enabled
+from broker.wire.handlers.transactions import complete_response, require_enabled
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandAttachTransactionKeyResponse,
@@ -36,9 +33,9 @@ def _group_record(committed: GroupRecord) -> WireGroupRecord:
 
 
 async def open_key(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """OPEN_TRANSACTION_KEY: a new epoch; what was begun under older ones has ended."""
+    """OPEN_TRANSACTION_KEY: open a new epoch, after transactions of older ones have ended."""
     request = command.open_transaction_key
-    coordinators = enabled(connection).coordinators
+    coordinators = require_enabled(connection).coordinators
     response = CommandOpenTransactionKeyResponse(
         request_id=request.request_id, txnid_most_bits=request.tc_id
     )
@@ -58,7 +55,7 @@ async def open_key(connection: Connection, command: BaseCommand, entry: bytes | 
         if opened.committed is not None:
             response.last_group.CopyFrom(_group_record(opened.committed))
 
-    await answered(response, work())
+    await complete_response(response, work())
     connection.send(
         BaseCommand(
             type=BaseCommand.OPEN_TRANSACTION_KEY_RESPONSE, open_transaction_key_response=response
@@ -67,9 +64,9 @@ async def open_key(connection: Connection, command: BaseCommand, entry: bytes | 
 
 
 async def attach_key(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """ATTACH_TRANSACTION_KEY: this connection uses the key under its present epoch."""
+    """ATTACH_TRANSACTION_KEY: use the key on this connection, under its present epoch."""
     request = command.attach_transaction_key
-    coordinators = enabled(connection).coordinators
+    coordinators = require_enabled(connection).coordinators
     response = CommandAttachTransactionKeyResponse(
         request_id=request.request_id, txnid_most_bits=request.tc_id
     )
@@ -80,7 +77,7 @@ async def attach_key(connection: Connection, command: BaseCommand, entry: bytes 
         )
         await keys.attach(name, request.epoch, connection)
 
-    await answered(response, work())
+    await complete_response(response, work())
     connection.send(
         BaseCommand(
             type=BaseCommand.ATTACH_TRANSACTION_KEY_RESPONSE,

@@ -1,18 +1,8 @@
-"""Transactions: coordinators, and the life of a transaction (PIP-473; commands 50 to 63, 79 to 81).
+"""Transactions and their coordinators (PIP-473; commands 50 to 63, 79 to 81).
 
-Rules:
-
-- Every answer to NEW_TXN, ADD_* and END_TXN names the coordinator, errors included: clients find by
-  it who waits, and close the connection if they cannot.
-- Who ends a transaction need not be the connection that began it, but its principal.
-- A request may be made under a transaction key, in private fields (K4).  A transaction that was
-  begun under one needs it in every request; plain ones, all of stock clients, have none.
-- A broker that stops is found as a coordinator by nobody any more; who has found it goes on.
-- ADD_PARTITION_TO_TXN has the owner of each topic join before it is answered, so that the first
-  SEND finds it done.  A topic that cannot join now is left to that SEND.
-- What clients say that use coordinators of an older form (`scalable` not set) is refused, and so is
-  everything while transactions are off: requests get ERROR NotAllowedError; the watch of
-  coordinators, which has no request id, gets its own update with that error.
+Every answer to NEW_TXN, ADD_* and END_TXN names the coordinator, errors included: a client finds
+the waiting request by it, and closes the connection if it cannot.  Any connection of a
+transaction's principal may end it.
 """
 
 import asyncio
@@ -51,19 +41,19 @@ _ACTIONS = {TxnAction.COMMIT: TxnState.COMMITTED, TxnAction.ABORT: TxnState.ABOR
 
 
 class TransactionsOff(PeerError):
-    """Transactions are switched off, or of a form that is not served."""
+    """Transactions are off, or the client uses a form of them that is not served."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class UnknownAction(PeerError):
-    """END_TXN says neither commit nor abort."""
+    """END_TXN has no action: neither commit nor abort."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
-class _Names(Protocol):
-    """A request about one transaction."""
+class _TransactionRequest(Protocol):
+    """A request of one transaction."""
 
     txnid_most_bits: int
     txnid_least_bits: int
@@ -80,8 +70,12 @@ R = TypeVar("R", bound=_Response)
 _Keyed = CommandNewTxn | CommandAddPartitionToTxn | CommandAddSubscriptionToTxn | CommandEndTxn
 
 
-def enabled(connection: Connection, *, scalable: bool = True) -> Transactions:
-    """Raise `TransactionsOff` unless such requests are served."""
+def require_enabled(connection: Connection, *, scalable: bool = True) -> Transactions:
+    """Return the service.
+
+    Raises `TransactionsOff` if transactions are off, and for clients of coordinators before PIP-473
+    (`scalable` is not set).
+    """
     transactions = connection.broker.transactions
     if not transactions.enabled:
         raise TransactionsOff(
@@ -95,12 +89,16 @@ def enabled(connection: Connection, *, scalable: bool = True) -> Transactions:
     return transactions
 
 
-def _txn(request: _Names) -> TxnId:
+def _txn(request: _TransactionRequest) -> TxnId:
     return TxnId(request.txnid_most_bits, request.txnid_least_bits)
 
 
 def _key(request: _Keyed) -> KeyEpoch | None:
-    """The key that the request is made under.  Without an epoch it is under none that there is."""
+    """The key and epoch that the request is made under (K4), in private fields; None without key.
+
+    A transaction that was begun under a key has it in every request.  A request without an epoch
+    gets `NO_EPOCH`, which no key has.
+    """
     if not request.HasField("transaction_key"):
         return None
     has_epoch = request.HasField("transaction_key_epoch")
@@ -109,8 +107,8 @@ def _key(request: _Keyed) -> KeyEpoch | None:
     )
 
 
-async def answered(response: R, work: Awaitable[object]) -> R:
-    """The response, with the error of the work if it fails."""
+async def complete_response(response: R, work: Awaitable[object]) -> R:
+    """Await the work; returns the response, with the error of the work if it fails."""
     try:
         await work
     except Exception as error:
@@ -124,39 +122,38 @@ async def answered(response: R, work: Awaitable[object]) -> R:
 
 
 def watch(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """WATCH_TC_ASSIGNMENTS: who leads each coordinator, now and at each change."""
+    """WATCH_TC_ASSIGNMENTS: send the leader of each coordinator, now and at each change."""
     watch_id = command.watch_tc_assignments.watch_id
+    # The request has no request id: an error is sent as its update.
     try:
-        enabled(connection).watches.open(connection, watch_id)
+        require_enabled(connection).watches.open(connection, watch_id)
     except MagnetarError as error:
         connection.send(watch_error(watch_id, error))
 
 
 def close_watch(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """WATCH_TC_ASSIGNMENTS_CLOSE.  No answer."""
+    """WATCH_TC_ASSIGNMENTS_CLOSE: close a watch.  It has no answer."""
     watch_id = command.watch_tc_assignments_close.watch_id
     connection.broker.transactions.watches.close_one(connection, watch_id)
 
 
-def _require_lasting(connection: Connection) -> None:
-    """Raise `CoordinatorNotFound` if this broker stops.
-
-    The stock client notes where a coordinator is only some time after the answer; if the connection
-    is lost between the two, it never asks for that coordinator again.
-    """
+def _require_not_stopping(connection: Connection) -> None:
+    """Raise `CoordinatorNotFound` if this broker stops; clients that found it before go on."""
+    # Pulsar's Java client stores a coordinator's broker only some time after the answer; if the
+    # connection is lost between the two, it never asks for that coordinator again.
     if not connection.broker.serving:
         raise CoordinatorNotFound(
-            "This broker stops: ask for the coordinator again, its next leader is told soon."
+            "This broker stops: look the coordinator up again, it has a new leader soon."
         )
 
 
 def connect(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
     """TC_CLIENT_CONNECT_REQUEST: the client will use this coordinator here."""
     request = command.tc_client_connect_request
-    transactions = enabled(connection, scalable=request.scalable)
+    transactions = require_enabled(connection, scalable=request.scalable)
     response = CommandTcClientConnectResponse(request_id=request.request_id)
     try:
-        _require_lasting(connection)
+        _require_not_stopping(connection)
         transactions.coordinators.require_served(CoordinatorId(request.tc_id))
     except MagnetarError as error:
         response.error = cast("WireError", int(error.code))
@@ -171,7 +168,7 @@ def connect(connection: Connection, command: BaseCommand, entry: bytes | None) -
 async def begin(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
     """NEW_TXN; its timeout is in milliseconds."""
     request = command.new_txn
-    transactions = enabled(connection, scalable=request.scalable)
+    transactions = require_enabled(connection, scalable=request.scalable)
     response = CommandNewTxnResponse(request_id=request.request_id, txnid_most_bits=request.tc_id)
 
     async def work() -> None:
@@ -184,14 +181,17 @@ async def begin(connection: Connection, command: BaseCommand, entry: bytes | Non
         )
         response.txnid_least_bits = txn.least
 
-    await answered(response, work())
+    await complete_response(response, work())
     connection.send(BaseCommand(type=BaseCommand.NEW_TXN_RESPONSE, new_txn_response=response))
 
 
 async def add_partitions(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """ADD_PARTITION_TO_TXN: it is going to write to these topics."""
+    """ADD_PARTITION_TO_TXN: have the owner of each topic join the transaction, then answer.
+
+    So the first SEND need not wait.  A topic that cannot join now is left to that SEND.
+    """
     request = command.add_partition_to_txn
-    transactions = enabled(connection, scalable=request.scalable)
+    transactions = require_enabled(connection, scalable=request.scalable)
     txn = _txn(request)
 
     async def work() -> None:
@@ -205,7 +205,7 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
     response = CommandAddPartitionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await answered(response, work())
+    await complete_response(response, work())
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=response
@@ -216,15 +216,17 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
 async def add_subscriptions(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """ADD_SUBSCRIPTION_TO_TXN: it is going to acknowledge on these subscriptions."""
+    """ADD_SUBSCRIPTION_TO_TXN: require that the transaction is open."""
     request = command.add_subscription_to_txn
-    transactions = enabled(connection, scalable=request.scalable)
+    transactions = require_enabled(connection, scalable=request.scalable)
     txn = _txn(request)
     response = CommandAddSubscriptionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
     coordinators = transactions.coordinators
-    await answered(response, coordinators.require_open(txn, connection.principal, _key(request)))
+    await complete_response(
+        response, coordinators.require_open(txn, connection.principal, _key(request))
+    )
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE,
@@ -234,14 +236,14 @@ async def add_subscriptions(
 
 
 async def end(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """END_TXN: commit or abort."""
+    """END_TXN: commit or abort a transaction."""
     request = command.end_txn
-    transactions = enabled(connection, scalable=request.scalable)
+    transactions = require_enabled(connection, scalable=request.scalable)
     txn = _txn(request)
 
     async def work() -> None:
         if not request.HasField("txn_action"):
-            raise UnknownAction("END_TXN says neither commit nor abort: set txn_action.")
+            raise UnknownAction("END_TXN has neither commit nor abort: set txn_action.")
         action = _ACTIONS[request.txn_action]
         await transactions.coordinators.end_transaction(
             txn, action, connection.principal, _key(request)
@@ -250,13 +252,13 @@ async def end(connection: Connection, command: BaseCommand, entry: bytes | None)
     response = CommandEndTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await answered(response, work())
+    await complete_response(response, work())
     connection.send(BaseCommand(type=BaseCommand.END_TXN_RESPONSE, end_txn_response=response))
 
 
 def refuse(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Commands between coordinators of the older form and brokers."""
-    enabled(connection, scalable=False)
+    """Refuse commands between brokers and coordinators before PIP-473."""
+    require_enabled(connection, scalable=False)
 
 
 HANDLERS: Mapping[int, Handler] = {

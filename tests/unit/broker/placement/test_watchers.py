@@ -197,7 +197,7 @@ async def test_rounds_that_break_off_are_followed_by_others(
         FailsOnce(monkeypatch, node.placement, "_totals"),
         FailsOnce(monkeypatch, broker.scalable._housekeeping, "prune_all"),
         FailsOnce(monkeypatch, broker.transactions.collector, "collect"),
-        FailsOnce(monkeypatch, broker.idle_topics, "look"),
+        FailsOnce(monkeypatch, broker.idle_topics, "unload_idle"),
     ]
     await until(lambda: all(each.calls > 1 for each in rounds))
 

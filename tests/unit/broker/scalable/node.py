@@ -377,7 +377,7 @@ class Node:
         segment = await self.segment(segment_id)
         found = segment.subscriptions[subscription]
         found.cursor.acknowledge_up_to(segment.ledger.last_confirmed)
-        found.look_at_end()
+        found.report_end_if_reached()
 
     async def backlog(self, segment_id: int, subscription: str = "s") -> int:
         return (await self.segment(segment_id)).subscriptions[subscription].backlog

@@ -23,9 +23,9 @@ class Looks:
         self._idle = IdleTopics(cast("Broker", node), lambda: self.now_s)
 
     async def idle_time_passes(self) -> None:
-        await self._idle.look()
+        await self._idle.unload_idle()
         self.now_s += IDLE_S
-        await self._idle.look()
+        await self._idle.unload_idle()
 
 
 async def test_topics_and_segments_go_and_come_back(node: Node) -> None:

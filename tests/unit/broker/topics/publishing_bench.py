@@ -8,7 +8,7 @@ from typing import cast
 from broker.topics.deduplication import ProducerSequence
 from broker.topics.producer import Producer, ProducerRequest, ProducerState
 from broker.topics.publish_limits import PublishLimits
-from broker.topics.publishing import Publishing
+from broker.topics.publishing import PublishPipeline
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame, FrameDecoder, Send
 from magnetar.protocol.ids import Position
@@ -142,7 +142,7 @@ class Bench:
         self.lost: list[MagnetarError] = []
         self.buffer = Buffer()
         self.gone: list[Producer] = []
-        self.publishing = Publishing(
+        self.publishing = PublishPipeline(
             self.ledger,  # type: ignore[arg-type]
             self.limits,
             self.store,  # type: ignore[arg-type]

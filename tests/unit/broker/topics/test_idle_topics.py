@@ -32,7 +32,7 @@ class Looks:
         broker.idle_topics = IdleTopics(broker, lambda: self.now_s)
 
     async def look(self) -> None:
-        await self.broker.idle_topics.look()
+        await self.broker.idle_topics.unload_idle()
 
     async def idle_time_passes(self) -> None:
         """A look, the whole idle time, another look."""
@@ -53,12 +53,12 @@ async def looks(broker: Broker) -> Looks:
 
 def test_only_what_was_idle_and_not_asked_for_all_the_time_goes() -> None:
     watch: IdleWatch[str] = IdleWatch(10)
-    assert watch.look([("a", 0, True), ("b", 0, True), ("c", 0, True)], 0) == []
-    assert watch.look([("a", 0, True), ("b", 1, True), ("c", 0, False)], 9) == []
-    assert watch.look([("a", 0, True), ("b", 1, True), ("c", 0, True)], 10) == ["a"]
-    assert watch.look([("b", 1, True), ("c", 0, True)], 18) == []
-    assert watch.look([("b", 1, True), ("c", 0, True)], 19) == ["b"]
-    assert watch.look([("c", 0, True)], 20) == ["c"]
+    assert watch.observe([("a", 0, True), ("b", 0, True), ("c", 0, True)], 0) == []
+    assert watch.observe([("a", 0, True), ("b", 1, True), ("c", 0, False)], 9) == []
+    assert watch.observe([("a", 0, True), ("b", 1, True), ("c", 0, True)], 10) == ["a"]
+    assert watch.observe([("b", 1, True), ("c", 0, True)], 18) == []
+    assert watch.observe([("b", 1, True), ("c", 0, True)], 19) == ["b"]
+    assert watch.observe([("c", 0, True)], 20) == ["c"]
 
 
 async def test_an_unloaded_topic_has_everything_when_it_is_loaded_again(

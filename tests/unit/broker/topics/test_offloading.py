@@ -227,7 +227,7 @@ async def test_refusals_name_what_to_do(here: Ground, tmp_path: Path) -> None:
         await other.publish(15)
         status, answer = await other.call("PUT", REST)
         assert (status, "set offload_url" in str(answer)) == (412, True)
-        await other.broker.offloads.look()
+        await other.broker.offloads.start_due_runs()
         assert not other.broker.offloads.running
 
 
@@ -270,10 +270,10 @@ async def test_a_failure_is_told_and_tried_again_later(here: Ground) -> None:
     assert (status["status"], status["firstUnoffloadedMessage"]) == ("ERROR", None)
     assert "mend it" in str(status["lastError"])
     here.copies.unlink()
-    await here.broker.offloads.look()
+    await here.broker.offloads.start_due_runs()
     assert not here.broker.offloads.running, "not so soon"
     here.broker.offloads._now_s = lambda: 1e12
-    await here.broker.offloads.look()
+    await here.broker.offloads.start_due_runs()
     await here.done()
     assert here.broker.offloads.outcome(topic).state is OffloadState.SUCCESS
 
@@ -288,7 +288,7 @@ async def test_what_was_asked_for_goes_on_after_a_restart(tmp_path: Path) -> Non
     async with ground(tmp_path) as here:
         topic = await here.topic()
         assert len(topic.ledger.offload.pending()) == 2
-        await here.broker.offloads.look()
+        await here.broker.offloads.start_due_runs()
         await here.done()
         assert len(topic.ledger.offload.copied()) == 2
 
@@ -296,18 +296,18 @@ async def test_what_was_asked_for_goes_on_after_a_restart(tmp_path: Path) -> Non
 async def test_a_namespace_has_its_oldest_ledgers_offloaded(here: Ground) -> None:
     await here.publish(55)
     topic = await here.topic()
-    await here.broker.offloads.look()
+    await here.broker.offloads.start_due_runs()
     assert not here.broker.offloads.running
     size = topic.ledger.ledgers[0].size_bytes
     policy = "/admin/v2/namespaces/public/default/offloadThreshold"
     assert (await here.call("PUT", policy, 3 * size))[0] == 204
     assert await here.call("GET", policy) == (200, 3 * size)
     assert (await here.call("PUT", policy, "much"))[0] == 412
-    await here.broker.offloads.look()
+    await here.broker.offloads.start_due_runs()
     await here.done()
     assert len(topic.ledger.offload.copied()) == 3
     assert (await here.call("PUT", policy, 0))[0] == 204
-    await here.broker.offloads.look()
+    await here.broker.offloads.start_due_runs()
     await here.done()
     assert len(topic.ledger.offload.copied()) == 5
 

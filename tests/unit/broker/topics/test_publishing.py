@@ -90,7 +90,7 @@ def test_no_receipt_for_a_producer_that_is_gone_but_its_sequence_counts() -> Non
     bench = Bench()
     peer, producer = bench.producer()
     bench.send(producer, 0)
-    producer.disconnected()
+    producer.close_at_once()
     assert bench.gone == []
     bench.ledger.succeed()
     assert peer.answers == []
@@ -135,7 +135,7 @@ def test_answers_come_in_order_whatever_happens(steps: list[str], rng: random.Ra
         elif step == "fail":
             bench.ledger.fail_all(DiskFull("Full."))
         elif step == "close":
-            producer.disconnected()
+            producer.close_at_once()
         elif step == "refuse":
             if peer.producers:
                 bench.publishing.refuse(producer, sent(numbers[which]), MessageRefused("No."))

@@ -189,7 +189,7 @@ def test_held_sends_of_a_lost_connection_are_not_stored() -> None:
     peer, producer = bench.producer()
     bench.send_in(producer, 0, T1)
     bench.send(producer, 1)
-    producer.disconnected()
+    producer.close_at_once()
     assert bench.gone == []
     bench.buffer.answer()
     assert not bench.ledger.waiting

@@ -1,4 +1,4 @@
-"""What connections and the handlers of commands need of the broker, so that they do not make it."""
+"""The services of a broker that connections and command handlers use."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from config.settings import Settings
 from storage.clock import Clock
 
 
-class ServedBroker(Protocol):
+class BrokerServices(Protocol):
     """The services behind the binary protocol."""
 
     settings: Settings
@@ -29,7 +29,7 @@ class ServedBroker(Protocol):
     violations: LogLimit
     version: str
     serving: bool
-    """Whether clients are let in."""
+    """Whether clients are accepted."""
 
     @property
     def max_message_size(self) -> int:

@@ -1,9 +1,4 @@
-"""Requests on a topic that are carried out on each of its partitions.
-
-Rules: a topic without partitions is meant itself.  For a partition of another broker the same
-request is sent there.  If some partitions refuse as is tolerated (no such subscription, or it is
-there already), the others count; if all refuse, the first refusal is raised.
-"""
+"""Requests on a topic that are carried out on each of its partitions, at their owners."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -21,7 +16,7 @@ from broker.admin.redirect import AUTHORITATIVE
 from broker.admin.rest import RestError, body_of, status_of
 from broker.app.service import Broker
 from broker.placement import OwnedElsewhere, PlacementNotReady
-from broker.topics.elsewhere import rest_path
+from broker.topics.cluster_topics import rest_path
 from broker.topics.topic import Topic, TopicUnavailable
 from config.bounds import SEGMENT_OWNER_RETRY_PAUSE_S, SEGMENT_OWNER_TRIES
 from magnetar.protocol.ids import EARLIEST
@@ -32,14 +27,14 @@ log = structlog.get_logger(__name__)
 
 PROPERTIES = "subscriptionProperties"
 PARTS_BEFORE_TAIL = 7
-"""Of a path, split at its slashes: nothing, admin, v2, domain, tenant, namespace, topic."""
+"""Parts of a path before its tail: "", admin, v2, domain, tenant, namespace, topic."""
 
 Work = Callable[[Topic], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request about a topic: what follows the topic in its path."""
+class _TopicRequest:
+    """A request about a topic; `tail` is the path behind the topic."""
 
     method: str
     tail: str
@@ -47,14 +42,14 @@ class _Asked:
     body: object
 
 
-async def _asked(request: web.Request) -> _Asked:
+async def _topic_request(request: web.Request) -> _TopicRequest:
     tail = request.rel_url.raw_path.split("/", PARTS_BEFORE_TAIL)[PARTS_BEFORE_TAIL]
     query = {key: value for key, value in request.query.items() if key != AUTHORITATIVE}
-    return _Asked(request.method, tail, query, await body_of(request))
+    return _TopicRequest(request.method, tail, query, await body_of(request))
 
 
 async def partitions_in(request: web.Request) -> list[TopicName]:
-    """The partitions of the topic in the path; none if it has none or is one itself."""
+    """The partitions of the topic in the path; empty if it has none or is one itself."""
     name = persistent_name(request)
     if name.partition_index is not None:
         return []
@@ -62,20 +57,24 @@ async def partitions_in(request: web.Request) -> list[TopicName]:
     return [name.partition(index) for index in range(count)]
 
 
-async def on_each(request: web.Request, work: Work, tolerated: HTTPStatus) -> list[object]:
-    """What the topic in the path answers, or those partitions that do not refuse as is `tolerated`.
+async def on_each_partition(
+    request: web.Request, work: Work, tolerated: HTTPStatus
+) -> list[object]:
+    """Run `work` on the topic in the path, or on each of its partitions; returns the answers.
 
-    Raises their refusal when all refuse, and any other at once.
+    A partition of another broker is sent the same request.  Refusals with the status `tolerated`
+    (no such subscription, or it exists already) are left out; if all partitions refuse so, the
+    first refusal is raised.  Any other error is raised at once.
     """
     partitions = await partitions_in(request)
     if not partitions:
         return [await work(await existing_topic(request))]
-    broker, asked = request.app[BROKER], await _asked(request)
+    broker, topic_request = request.app[BROKER], await _topic_request(request)
     answers: list[object] = []
     refusals: list[RestError | MagnetarError] = []
     for partition in partitions:
         try:
-            answers.append(await _at_owner(broker, partition, work, asked))
+            answers.append(await _at_owner(broker, partition, work, topic_request))
         except (RestError, MagnetarError) as error:
             status = error.status if isinstance(error, RestError) else status_of(error)
             if status is not tolerated:
@@ -86,50 +85,55 @@ async def on_each(request: web.Request, work: Work, tolerated: HTTPStatus) -> li
     return answers
 
 
-async def carry_subscriptions(
+async def copy_subscriptions(
     broker: Broker, stats: Mapping[str, object], partitions: Iterable[TopicName]
 ) -> None:
-    """Give new partitions the durable subscriptions of an old one, whose TopicStats these are.
+    """Create the durable subscriptions of an old partition, given by its TopicStats, on new ones.
 
-    They begin at the first message: who subscribed to the whole topic missed none of it.
+    They begin at the first message, so that a subscription to the whole topic misses none.
     """
-    held = stats.get("subscriptions")
+    found = stats.get("subscriptions")
     durable = {
         str(name): {str(key): str(text) for key, text in one.get(PROPERTIES, {}).items()}
-        for name, one in (held.items() if isinstance(held, dict) else ())
+        for name, one in (found.items() if isinstance(found, dict) else ())
         if one.get("isDurable")
     }
     for partition in partitions:
         for name, properties in durable.items():
             tail = f"subscription/{quote(name, safe='')}"
             body = {"ledgerId": -1, "entryId": -1, "properties": properties}
-            make = partial(_make_at_first, name, properties)
+            create = partial(_create_at_earliest, name, properties)
+            topic_request = _TopicRequest("PUT", tail, {}, body)
             try:
-                await _at_owner(broker, partition, make, _Asked("PUT", tail, {}, body))
+                await _at_owner(broker, partition, create, topic_request)
             except MagnetarError as error:
                 if status_of(error) is not HTTPStatus.CONFLICT:
                     raise
 
 
-async def _make_at_first(name: str, properties: Mapping[str, str], topic: Topic) -> None:
+async def _create_at_earliest(name: str, properties: Mapping[str, str], topic: Topic) -> None:
     await topic.create_subscription(name, EARLIEST, properties=properties)
 
 
-async def _at_owner(broker: Broker, partition: TopicName, work: Work, asked: _Asked) -> object:
+async def _at_owner(
+    broker: Broker, partition: TopicName, work: Work, topic_request: _TopicRequest
+) -> object:
     for tried in range(1, SEGMENT_OWNER_TRIES):
         try:
-            return await _once_at_owner(broker, partition, work, asked)
+            return await _once_at_owner(broker, partition, work, topic_request)
         except (OwnedElsewhere, PlacementNotReady, TopicUnavailable) as error:
             log.debug("partition_asked_again", topic=str(partition), error=str(error))
             await asyncio.sleep(SEGMENT_OWNER_RETRY_PAUSE_S * tried)
-    return await _once_at_owner(broker, partition, work, asked)
+    return await _once_at_owner(broker, partition, work, topic_request)
 
 
-async def _once_at_owner(broker: Broker, partition: TopicName, work: Work, asked: _Asked) -> object:
+async def _once_at_owner(
+    broker: Broker, partition: TopicName, work: Work, topic_request: _TopicRequest
+) -> object:
     placed = broker.placement.place(partition, authoritative=False)
     if placed.here:
         return await work(await broker.topics.get(partition, create=True))
-    path = f"{rest_path(partition)}/{asked.tail}"
+    path = f"{rest_path(partition)}/{topic_request.tail}"
     return await broker.placement.call(
-        placed.address, asked.method, path, asked.query, body=asked.body
+        placed.address, topic_request.method, path, topic_request.query, body=topic_request.body
     )

@@ -1,4 +1,4 @@
-"""A starting broker joins those that it shares its stores with."""
+"""Membership of a starting broker in the cluster with which it shares its stores."""
 
 import random
 import socket
@@ -15,8 +15,8 @@ from storage.clock import Clock
 from storage.metadata.counted import CountedMetadata
 
 
-class JoiningBroker(Protocol):
-    """What is needed of the broker that joins."""
+class MemberHost(Protocol):
+    """The parts of a broker that membership uses."""
 
     settings: Settings
     clock: Clock
@@ -32,22 +32,22 @@ class JoiningBroker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What a broker has once it has joined.  `http_socket` is bound and does not listen yet."""
+class ClusterMembership:
+    """The placement of a member.  `http_socket` is bound and does not listen yet."""
 
     placement: SeveralBrokers
     http_socket: socket.socket
 
 
-async def join(broker: JoiningBroker) -> Joined:
-    """The placement of this broker, which takes nothing before it is announced.
+async def join(broker: MemberHost) -> ClusterMembership:
+    """Start the placement of this broker, which takes no topics before it is announced.
 
-    The REST port is taken first: it is part of the broker's id.  Raises `MetadataError`, OSError.
+    Raises `MetadataError`, OSError.
     """
     settings = broker.settings
 
     async def unload(name: TopicName, target: str) -> None:
-        await broker.topics.elsewhere.unload(name, target)
+        await broker.topics.cluster.unload(name, target)
 
     placement = SeveralBrokers(
         settings.advertised_host,
@@ -58,19 +58,20 @@ async def join(broker: JoiningBroker) -> Joined:
         totals=lambda: totals_of(broker),
         unload=unload,
     )
-    taken = take_port(settings.bind_host, settings.http_port)
-    placement.listening(port=broker.port, http_port=taken.getsockname()[1])
+    # The REST port is bound first, because it is part of the broker's id.
+    http_socket = bind_port(settings.bind_host, settings.http_port)
+    placement.listening(port=broker.port, http_port=http_socket.getsockname()[1])
     try:
         await placement.start()
     except BaseException:
-        taken.close()
+        http_socket.close()
         await placement.stop()
         raise
-    return Joined(placement, taken)
+    return ClusterMembership(placement, http_socket)
 
 
-def totals_of(broker: JoiningBroker) -> Totals:
-    """What the broker has done so far, as far as what it did it for is still loaded."""
+def totals_of(broker: MemberHost) -> Totals:
+    """Counters of the broker, over the topics that are loaded now."""
     topics = list(broker.topics.loaded().values())
     return Totals(
         cpu_s=time.process_time(),
@@ -82,13 +83,13 @@ def totals_of(broker: JoiningBroker) -> Totals:
     )
 
 
-def take_port(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet.  Raises OSError when the port is taken."""
-    taken = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+def bind_port(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet.  Raises OSError if the port is in use."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except OSError:
-        taken.close()
+        bound.close()
         raise
-    return taken
+    return bound

@@ -1,9 +1,4 @@
-"""What is done with topics wherever they are: here, or by asking the broker that has them.
-
-Rules: a topic of another broker is closed, deleted and looked at by that broker.  A moved topic is
-loaded where it was sent, so that its clients find it there; if that fails, whoever is asked for it
-next takes it.
-"""
+"""Operations on topics of the whole cluster: done here, or requested of the owning broker."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
@@ -23,19 +18,19 @@ UNLOAD = "/admin/v2/brokers/topics/unload"
 TAKE = "/admin/v2/brokers/topics/take"
 
 
-class ScalableTopicsHere(Protocol):
+class LocalScalableTopics(Protocol):
     """Scalable topics of this broker."""
 
     async def list(self, namespace: NamespaceName, filters: Mapping[str, str]) -> list[str]:
-        """Those of a namespace."""
+        """Names of the scalable topics of a namespace."""
         ...
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete one and its segments."""
+        """Delete a scalable topic and its segments."""
         ...
 
 
-class TopicsHere(Protocol):
+class LocalTopics(Protocol):
     """Topics of this broker."""
 
     @property
@@ -44,7 +39,7 @@ class TopicsHere(Protocol):
         ...
 
     def loaded(self) -> Mapping[str, object]:
-        """Those that are loaded, by full name."""
+        """The loaded topics by full name."""
         ...
 
     async def list_names(self, namespace: NamespaceName) -> list[str]:
@@ -52,20 +47,20 @@ class TopicsHere(Protocol):
         ...
 
     async def unload(self, name: TopicName) -> None:
-        """Close one."""
+        """Close a topic."""
         ...
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete one."""
+        """Delete a topic."""
         ...
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
-        """Delete one with its partitions."""
+        """Delete a partitioned topic and its partitions."""
         ...
 
 
-class ElsewhereHost(Protocol):
-    """What is needed of the broker."""
+class ClusterTopicsHost(Protocol):
+    """The parts of a broker that `ClusterTopics` uses."""
 
     placement: Placement
 
@@ -75,26 +70,29 @@ class ElsewhereHost(Protocol):
         ...
 
     @property
-    def scalable(self) -> ScalableTopicsHere:
+    def scalable(self) -> LocalScalableTopics:
         """Scalable topics."""
         ...
 
 
-class TopicsElsewhere:
+class ClusterTopics:
     """Unloads, deletes and inspects topics on whichever broker owns them."""
 
-    def __init__(self, broker: ElsewhereHost, topics: TopicsHere) -> None:
+    def __init__(self, broker: ClusterTopicsHost, topics: LocalTopics) -> None:
         self._broker = broker
         self._topics = topics
 
-    def owner_elsewhere(self, name: TopicName) -> BrokerAddress | None:
-        """The other broker that has it; None when it is here or nobody's, as far as is known."""
+    def other_owner(self, name: TopicName) -> BrokerAddress | None:
+        """The other broker that owns the topic; None if this one or, as far as known, none does."""
         owner = self._broker.placement.known_owner(name)
         return None if owner is None or owner.broker_id == self._broker.broker_id else owner
 
     async def unload(self, name: TopicName, destination: str | None = None) -> None:
-        """Close it where it is, for `destination` (a broker id) to take.  Raises `PeerFailed`."""
-        elsewhere = self.owner_elsewhere(name)
+        """Close a topic at its owner, for `destination` (a broker id) to load.
+
+        Raises `PeerFailed`.
+        """
+        elsewhere = self.other_owner(name)
         if elsewhere is not None:
             query = {"topic": str(name)}
             if destination is not None:
@@ -106,12 +104,17 @@ class TopicsElsewhere:
         if target is None or target.broker_id == self._broker.broker_id:
             return
         try:
+            # Loaded at once, so that its clients find it there.
             await self._broker.placement.call(target, "PUT", TAKE, {"topic": str(name)})
         except MagnetarError as error:
+            # The next broker that is asked for the topic loads it.
             log.info("topic_not_taken", topic=str(name), broker=destination, error=str(error))
 
     async def unload_namespace(self, namespace: NamespaceName) -> None:
-        """Close every topic and segment of a namespace.  Raises the first `PeerFailed`, at last."""
+        """Close every topic and segment of a namespace.
+
+        Raises the first `PeerFailed`, after all were tried.
+        """
         known = {*self._topics.loaded(), *self._broker.placement.owners()}
         names = [parse_topic_name(text) for text in sorted(known)]
         await _on_each(
@@ -124,7 +127,10 @@ class TopicsElsewhere:
         )
 
     async def delete_namespace(self, namespace: NamespaceName) -> None:
-        """Delete every topic of a namespace, used or not.  Raises the first failure, at last."""
+        """Delete every topic of a namespace, used or not.
+
+        Raises the first failure, after all were tried.
+        """
         topics, scalable = self._topics, self._broker.scalable
         partitioned = await topics.partitioned.list(namespace)
         texts = [
@@ -157,7 +163,7 @@ class TopicsElsewhere:
             await self._topics.delete(name, force=True)
 
     async def stats(self, owner: BrokerAddress, name: TopicName) -> Mapping[str, object]:
-        """TopicStats of another broker's persistent topic; {} if it has none of that name.
+        """The TopicStats of another broker's persistent topic; {} if it has none of that name.
 
         Raises `PeerFailed`.
         """
@@ -173,8 +179,8 @@ class TopicsElsewhere:
         """Whether another broker's persistent topic has producers or consumers."""
         stats = await self.stats(owner, name)
         subscriptions = stats.get("subscriptions")
-        held = subscriptions.values() if isinstance(subscriptions, dict) else ()
-        return bool(stats.get("publishers")) or any(one.get("consumers") for one in held)
+        each_stats = subscriptions.values() if isinstance(subscriptions, dict) else ()
+        return bool(stats.get("publishers")) or any(one.get("consumers") for one in each_stats)
 
     async def delete(self, owner: BrokerAddress, name: TopicName, *, force: bool) -> None:
         """Have another broker delete its topic.  Raises `PeerFailed`."""
@@ -185,7 +191,7 @@ class TopicsElsewhere:
 async def _on_each(
     work: Callable[[TopicName], Awaitable[None]], names: Iterable[TopicName]
 ) -> None:
-    """Do it with all of them, whatever fails.  Raises the first failure, at last."""
+    """Run `work` on every name.  Raises the first failure, after all were tried."""
     failure: MagnetarError | None = None
     for name in names:
         try:
@@ -197,7 +203,7 @@ async def _on_each(
 
 
 def _is_gone(error: MagnetarError) -> bool:
-    """Whether there is no such topic, here or where another broker was asked."""
+    """Whether the error says, here or at another broker, that there is no such topic."""
     status = getattr(error, "http_status", None)
     return status is HTTPStatus.NOT_FOUND or error.code is ServerError.TOPIC_NOT_FOUND
 

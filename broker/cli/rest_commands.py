@@ -1,4 +1,4 @@
-"""What the commands that ask a broker over REST share."""
+"""Options and helpers of commands that send REST requests to a broker."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -28,7 +28,7 @@ def topic_path(topic: str) -> str:
 
 
 def ask(admin_url: str, method: str, path: str, body: object | None = None) -> object:
-    """One REST call for a person: a failure ends the command with its reason."""
+    """Send one REST request; a failure ends the command with its reason."""
     try:
         return call(admin_url, method, path, body)
     except RestFailure as failure:
@@ -37,5 +37,5 @@ def ask(admin_url: str, method: str, path: str, body: object | None = None) -> o
 
 
 def mapping(answer: object) -> Mapping[str, object]:
-    """The object in an answer; empty if it is something else."""
+    """The JSON object in an answer; empty if it is something else."""
     return answer if isinstance(answer, dict) else {}

@@ -76,12 +76,12 @@ class _Sides:
         self.ended: list[object] = []
         sides = self
 
-        class Side(forwarding._FarSide):
+        class Side(forwarding._TargetConnection):
             def connection_lost(self, exc: Exception | None) -> None:
                 super().connection_lost(exc)
                 sides.ended.append(self)
 
-        patch.setattr(forwarding, "_FarSide", Side)
+        patch.setattr(forwarding, "_TargetConnection", Side)
 
 
 async def stood_still(near: Node, far: Node) -> RawClient:

@@ -27,6 +27,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
 from tests.support.broker_process import BrokerProcess, running
 from tests.support.raw_client import RawClient
+from tests.support.waiting import until
 
 WAIT_S = 10
 QUIET_S = 0.2
@@ -299,9 +300,7 @@ async def test_splits_and_merges_while_it_consumes(
         one, two = await made.active()
         await asyncio.gather(made.merge(one, two), send_some())
         await send_some()
-        async with asyncio.timeout(WAIT_S):
-            while len(got) < sent:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(got) >= sent)
         await consumer.close()
         await consuming
     assert got == Counter(f"{number}" for number in range(sent))
@@ -343,9 +342,7 @@ async def test_a_transaction_does_not_commit_without_an_acknowledgement(
         await to.send("a")
         message = await consumer.receive(WAIT_S)
         consumer._segments[0].again(NotAllowed("Refused for a while."))
-        async with asyncio.timeout(WAIT_S):
-            while consumer._segments:
-                await asyncio.sleep(0)
+        await until(lambda: not consumer._segments, poll_s=0)
         transaction = await client.transaction()
         with pytest.raises(AlreadyClosed):
             await consumer.ack(message, transaction=transaction)
@@ -389,9 +386,7 @@ class Workers:
                 group.create_task(self._work())
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.committed) < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.committed) >= count, 60)
 
     async def _work(self) -> None:
         while len(self.committed) < self._count:

@@ -166,7 +166,7 @@ async def test_a_fresh_token_is_fetched_when_the_last_one_expires(
 
     async with trusting(secured, token) as client, client.producer(topic) as producer:
         connections = client.context.pool.connections
-        await until_true(lambda: calls >= 3, lambda: producer.send(b"still here"))
+        await act_until(lambda: calls >= 3, lambda: producer.send(b"still here"))
         assert client.context.pool.connections == connections, "it did not have to connect anew"
 
 
@@ -174,7 +174,7 @@ async def test_a_token_that_cannot_be_refreshed_ends_it(secured: Secured, topic:
     token = secured.security.token(ADMIN, expires_s=EXPIRES_S)
     async with trusting(secured, token) as client, client.producer(topic) as producer:
         with pytest.raises(AuthenticationFailed):
-            await until_true(lambda: False, lambda: producer.send(b"still here"))
+            await act_until(lambda: False, lambda: producer.send(b"still here"))
 
 
 @pytest.mark.parametrize("late", ["missing", "expired"])
@@ -204,7 +204,7 @@ async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
             await producer.send(value, key=value.decode())
             sent.add(value)
 
-        await until_true(lambda: calls >= 9, send)
+        await act_until(lambda: calls >= 9, send)
         read: set[bytes] = set()
         while read < sent:
             message = await consumer.receive(WAIT_S)
@@ -213,7 +213,7 @@ async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
         assert read == sent
 
 
-async def until_true(condition: Callable[[], bool], act: Callable[[], Awaitable[object]]) -> None:
+async def act_until(condition: Callable[[], bool], act: Callable[[], Awaitable[object]]) -> None:
     """Act over and over until the condition holds."""
     async with asyncio.timeout(30):
         while not condition():

@@ -346,9 +346,7 @@ async def test_a_reconnect_gives_nothing_twice_to_transactions(
         messages = await receive(consumer, 3)
         segment = consumer._held.consumers[0]
         segment.again(ServiceNotReady("A test."))
-        async with asyncio.timeout(WAIT_S):
-            while not len(consumer._inbox):
-                await asyncio.sleep(0.01)
+        await until(lambda: len(consumer._inbox))
         async with client.transaction() as transaction:
             await consumer.ack(messages[-1], transaction=transaction)
         assert values(await receive(consumer, 2)) == sent[3:]

@@ -17,6 +17,7 @@ from storage.metadata.store import (
 from tests.cluster.oxia.stores import PATIENCE_S
 from tests.conftest import Report
 from tests.servers.oxia_part import OxiaServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -70,12 +71,6 @@ async def mirror(watch: Watch, seen: dict[str, Record], done: Callable[[], bool]
         assert event.kind is EventKind.UPSERT, event
         assert event.record is not None
         seen[event.key] = event.record
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_no_update_is_lost(

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from storage.ledger.store import LedgerError, NoSuchLedger
 from tests.servers.bookie_cluster import OnZooKeeper, OnZooKeeperAsPulsar
 from tests.servers.fixtures import StartBookies
 from tests.servers.zookeeper_part import ZooKeeperServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -69,12 +70,6 @@ async def plain_client(zookeeper: ZooKeeperServer) -> AsyncIterator[KazooClient]
 def uri(request: pytest.FixtureRequest, zookeeper: ZooKeeperServer, zookeeper_chroot: str) -> str:
     """Both forms name the same root."""
     return str(request.param).format(zookeeper.address, zookeeper_chroot)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_ledger_from_its_making_to_its_end(uri: str) -> None:

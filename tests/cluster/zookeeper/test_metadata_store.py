@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
 from storage.metadata.zookeeper.sessions import ZooKeeperSession
 from storage.metadata.zookeeper.store import ZooKeeperMetadataStore
 from tests.servers.zookeeper_part import ZooKeeperServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -69,12 +70,6 @@ async def own_server(java_parts: Path, tmp_path: Path) -> AsyncIterator[ZooKeepe
         yield server
     finally:
         server.kill()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def are_done(puts: Sequence[asyncio.Future[PutResult]], count: int) -> bool:

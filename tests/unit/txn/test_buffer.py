@@ -16,7 +16,8 @@ from storage.managed_ledger.types import (
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
-from tests.unit.txn.buffer_world import SEGMENT, T1, T2, T3, World, a_world, until
+from tests.support.waiting import until
+from tests.unit.txn.buffer_world import SEGMENT, T1, T2, T3, World, a_world
 from txn.errors import SegmentOwnershipLost, TransactionEnded
 from txn.forget_segment import forget_segment
 from txn.records import Claim, TxnState

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.protocol.ids import Position
-from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world, until
+from tests.support.waiting import until
+from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world
 from txn import records
 from txn.buffer import SegmentBuffer
 from txn.records import Claim, TxnState

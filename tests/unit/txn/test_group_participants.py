@@ -13,9 +13,10 @@ import pytest
 from config.bounds import TXN_CLEANING_AT_ONCE, TXN_SLICE_ENDS
 from magnetar.protocol.ids import Position
 from magnetar.protocol.txn_id import TxnId
+from tests.support.waiting import until
 from tests.unit.txn import buffer_world
 from tests.unit.txn.ack_world import AckWorld, turns
-from tests.unit.txn.buffer_world import a_world, until
+from tests.unit.txn.buffer_world import a_world
 from tests.unit.txn.coordinator_world import World
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records

@@ -22,6 +22,7 @@ from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.store import AppendCallback, LedgerBusy, LedgerError
 from storage.managed_ledger.records import NAMES_INDEX
 from storage.metadata.store import IndexEntry
+from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 
@@ -119,21 +120,15 @@ async def test_the_health_check_replaces_a_ledger_before_it_looks_like_an_orphan
     await broker.check_health()
     before = await broker._stores.ledgers.list_ledgers()  # type: ignore[union-attr]
     now_ms = broker.clock.now_ms()
-    monkeypatch.setattr(broker._health, "_clock", SetClock(now_ms + bounds.LEDGER_NAMING_MS - 5000))
+    monkeypatch.setattr(
+        broker._health, "_clock", FakeClock(now_ms + bounds.LEDGER_NAMING_MS - 5000)
+    )
     await broker.check_health()
     assert await broker._stores.ledgers.list_ledgers() == before  # type: ignore[union-attr]
-    monkeypatch.setattr(broker._health, "_clock", SetClock(now_ms + bounds.LEDGER_NAMING_MS))
+    monkeypatch.setattr(broker._health, "_clock", FakeClock(now_ms + bounds.LEDGER_NAMING_MS))
     await broker.check_health()
     after = await broker._stores.ledgers.list_ledgers()  # type: ignore[union-attr]
     assert (len(after), set(after) & set(before)) == (len(before), set(before[:-1]))
-
-
-class SetClock:
-    def __init__(self, ms: int) -> None:
-        self._ms = ms
-
-    def now_ms(self) -> int:
-        return self._ms
 
 
 async def test_health_checks_keep_one_ledger_that_does_not_grow_and_ends_with_the_process(

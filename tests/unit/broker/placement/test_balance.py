@@ -1,7 +1,8 @@
 """The leader: who it is, and what it moves."""
 
 from broker.placement.balance_election import LEADER
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPICS = [f"persistent://public/default/t{number}" for number in range(18)]
 

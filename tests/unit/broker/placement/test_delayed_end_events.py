@@ -7,7 +7,8 @@ import pytest
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.txn_id import TxnId
 from tests.support.raw_client import Delivery, RawConsumer
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 from txn.coordinators import Coordinators
 from txn.records import TxnState
 

@@ -8,7 +8,8 @@ from broker.wire import forwarding
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.child_process import HOST, free_port
 from tests.support.raw_client import BrokerError, RawClient
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPIC = "persistent://public/default/forwarded"
 

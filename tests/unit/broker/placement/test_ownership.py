@@ -16,7 +16,7 @@ from broker.placement.placement import OwnedElsewhere, PlacementCounters, Placem
 from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Event, MetadataError, MetadataStore, Session, Watch
-from tests.unit.broker.placement.cluster import until
+from tests.support.waiting import until
 
 NAMES = [f"persistent://public/default/t{number}" for number in range(4)]
 STEPS = 30

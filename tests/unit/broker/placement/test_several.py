@@ -13,7 +13,8 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from storage.supervised import EndsForGood
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPIC = "persistent://public/default/t"
 TOPICS = [f"{TOPIC}{number}" for number in range(30)]

@@ -10,7 +10,8 @@ from broker.placement.members import member_key
 from broker.placement.placement import PlacementNotReady
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from storage.managed_ledger.records import ledger_key
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.placement.test_coordinators import shared_by
 
 TOPIC = parse_topic_name("persistent://public/default/watched")

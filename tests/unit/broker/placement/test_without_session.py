@@ -8,7 +8,8 @@ import pytest
 from broker.placement import PlacementNotReady
 from magnetar.protocol.names import parse_topic_name
 from storage.metadata.store import Session
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPICS = [f"t{number}" for number in range(6)]
 

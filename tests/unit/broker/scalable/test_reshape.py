@@ -15,9 +15,8 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import parse_topic_name, segment_name
 from storage.metadata.store import MetadataError
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.scalable.node import TOPIC, Node, World
-from tests.unit.broker.scalable.several import until_true
 
 
 async def sealed(node: Node, *segments: int) -> None:
@@ -190,7 +189,7 @@ async def test_what_a_failed_write_left_is_cleared_away_without_waiting_for_a_ro
     node.mortal.faults = {"-1/": False, "0000-7fff-1": False}
     with pytest.raises(MetadataError):
         await node.scalable.split(TOPIC, 0)
-    await until_true(lambda: is_cleared_away(node))
+    await until_awaited(lambda: is_cleared_away(node))
 
 
 async def is_cleared_away(node: Node) -> bool:

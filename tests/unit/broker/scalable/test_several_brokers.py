@@ -13,7 +13,7 @@ from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name, segment_name
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.scalable.several import (
     NAME,
@@ -23,7 +23,6 @@ from tests.unit.broker.scalable.several import (
     hold,
     segment,
     take_lead,
-    until_true,
 )
 
 WHOLE = segment(0, 0xFFFF, 0)
@@ -402,5 +401,5 @@ async def test_a_subscription_made_below_a_parent_that_is_being_sealed(cluster: 
     async def ended() -> bool:
         return not await cluster.metadata.children("/scalable-topic-steps")
 
-    await until_true(ended)
+    await until_awaited(ended)
     assert not await c.broker.scalable.inherits_subscription(lower, "s")

@@ -1,41 +1,22 @@
 """Consumers over real sockets and storage: one broker in this process, clients of the bare wire."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from broker.app.service import Broker
-from config.settings import Settings
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import to_wire
 from magnetar.protocol.key_hash import sticky_hash
-from storage.clock import SystemClock
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer
 
 TOPIC = "persistent://public/default/egress"
 EXCLUSIVE, SHARED = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared
 FAILOVER, KEY_SHARED = pb.CommandSubscribe.Failover, pb.CommandSubscribe.Key_Shared
 EARLIEST = pb.CommandSubscribe.Earliest
-
-
-@asynccontextmanager
-async def running(directory: Path, **settings: object) -> AsyncIterator[Broker]:
-    given = {"data_dir": directory, "port": 0, "http_port": 0, "bind_host": "127.0.0.1"} | settings
-    broker = Broker(
-        Settings(**given),  # type: ignore[arg-type]
-        clock=SystemClock(),
-        rng=random.Random(1),
-    )
-    try:
-        await broker.start()
-        yield broker
-        await broker.drain()
-    finally:
-        await broker.stop()
 
 
 @pytest.fixture(params=[64 * 2**20, 0], ids=["cached", "from-disk"])

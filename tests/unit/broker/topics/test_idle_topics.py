@@ -12,7 +12,7 @@ from broker.topics.idle_topics import IdleTopics, IdleWatch
 from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
-from storage.clock import Clock
+from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -190,15 +190,9 @@ async def test_retention_goes_on_for_unloaded_topics(
     assert looks.loaded == []
     await looks.look()
     assert looks.loaded == [], "unsubscribed data stays for a day"
-    clock = looks.broker.clock
-    tomorrow_ms = clock.now_ms() + 25 * 3600 * 1000
-
-    class Tomorrow(Clock):
-        def now_ms(self) -> int:
-            return tomorrow_ms
-
-    monkeypatch.setattr(looks.broker, "clock", Tomorrow())
-    monkeypatch.setattr(looks.broker.managed_ledgers._stores, "clock", Tomorrow())
+    tomorrow = FakeClock(looks.broker.clock.now_ms() + 25 * 3600 * 1000)
+    monkeypatch.setattr(looks.broker, "clock", tomorrow)
+    monkeypatch.setattr(looks.broker.managed_ledgers._stores, "clock", tomorrow)
     await looks.look()
     topic: Topic = looks.broker.topics.loaded()[TOPIC]
     await until(lambda: topic.ledger.entry_count == 0)

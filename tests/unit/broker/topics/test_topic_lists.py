@@ -12,8 +12,8 @@ from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from storage.managed_ledger.records import ledger_key
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import MetadataError
+from tests.support.clocks import FakeClock
 from tests.support.waiting import until
-from tests.unit.storage.managed_ledger.fakes import FakeClock
 
 NAMESPACE = NamespaceName("public", "default")
 TOPIC = parse_topic_name("persistent://public/default/t")

@@ -159,9 +159,7 @@ async def test_what_pins_a_topic(site: Site) -> None:
     status, printed = await site.txn("end", f"5_{txn[1]}", "abort")
     assert (status, printed) == (0, f"Transaction 5_{txn[1]} is aborted.\n")
     topic = site.broker.topics.loaded()[TOPIC]
-    async with asyncio.timeout(20):
-        while topic.buffer.open_transactions():
-            await asyncio.sleep(0.01)
+    await until(lambda: not topic.buffer.open_transactions())
     status, printed = await site.txn("why", TOPIC)
     assert "No open transaction" in printed
     assert "does not exist" in await site.rest.refused(

@@ -12,6 +12,7 @@ from magnetar.consume.ordered_segments import HeldSegments
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.errors import ConsumerBusy, MagnetarError, NotAllowed, TopicNotFound
 from magnetar.protocol.backoff import Backoff
+from tests.support.waiting import until
 from tests.unit.magnetar.layout.fakes import FakePool, context_of
 
 WAIT_S = 5
@@ -101,12 +102,6 @@ class FakeReader:
     def owned(self) -> set[int]:
         owners = cast("dict[int, SegmentConsumer]", self.broker.owners)
         return {n for n, each in owners.items() if self.held.consumer_of(n) is each}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_what_is_assigned_is_open_once_it_is_settled() -> None:

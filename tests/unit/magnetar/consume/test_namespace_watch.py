@@ -12,6 +12,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.backoff import Backoff
 from magnetar.wire.attachment import AttachmentState
 from magnetar.wire.connection import PeerKind
+from tests.support.waiting import until
 from tests.unit.magnetar.layout.fakes import WAIT_S, FakeConnection, FakePool, context_of
 
 WATCH = pb.BaseCommand.WATCH_SCALABLE_TOPICS
@@ -102,9 +103,7 @@ async def test_after_a_reconnect_silence_says_that_nothing_changed(
     await watching.open(A)
     watching.lose()
     again = await watching.asked()
-    async with asyncio.timeout(WAIT_S):
-        while watching.watch.state is not AttachmentState.ATTACHED:
-            await asyncio.sleep(0.001)
+    await until(lambda: watching.watch.state is AttachmentState.ATTACHED)
     watching.answer(again, diff=pb.ScalableTopicsDiff(added=[B]))
     assert watching.watch.topics == {A, B}
     await watching.watch.close()

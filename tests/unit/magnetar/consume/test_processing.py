@@ -8,6 +8,7 @@ from magnetar.consume.message import RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import NackDelay
 from magnetar.errors import InvalidArgument
+from tests.support.waiting import until
 from tests.unit.magnetar.consume.setting import (
     WAIT_S,
     FakeTransaction,
@@ -133,9 +134,7 @@ class TestProcessing:
         timeouts = setting.consumer._timeouts
         assert timeouts is not None
         await setting.without_connection()
-        async with asyncio.timeout(WAIT_S):
-            while len(timeouts):
-                await asyncio.sleep(0.001)
+        await until(lambda: not len(timeouts))
         await attached_anew(setting)
         assert len(setting.deliver(1, b"a")) == 1
         await setting.consumer.close()

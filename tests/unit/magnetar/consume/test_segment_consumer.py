@@ -18,6 +18,7 @@ from magnetar.errors import (
 )
 from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.waiting import until
 from tests.unit.magnetar.consume.setting import (
     WAIT_S,
     FakeTransaction,
@@ -506,9 +507,7 @@ class TestPieces:
         (message,) = setting.deliver(3, b"b")
         lost, setting.pool.connection = setting.connection, FakeConnection()
         lost.lose()
-        async with asyncio.timeout(WAIT_S):
-            while setting.consumer.connection is None:
-                await asyncio.sleep(0)
+        await until(lambda: setting.consumer.connection is not None, poll_s=0)
         await setting.consumer.acknowledge_up_to(message.entry_id, transaction)
         commands = setting.said(Kind.ACK)
         assert {each.entry_id for command in commands for each in command.ack.message_id} == {2, 3}

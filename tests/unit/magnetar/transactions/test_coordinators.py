@@ -1,7 +1,6 @@
 """Who coordinates, and what is asked again."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -22,18 +21,13 @@ from magnetar.transactions.coordinator_watch import leaders_in
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
 from magnetar.wire.attachment import AttachmentState
+from tests.support.waiting import until
 from tests.unit.magnetar.transactions.fakes import FakeBroker, K
 
 
 @pytest.fixture
 def broker() -> FakeBroker:
     return FakeBroker()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_who_has_no_address_is_left_out() -> None:

@@ -23,6 +23,7 @@ from magnetar.protocol.server_error import InternalError
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection
 from magnetar.wire.pool import ConnectionPool
+from tests.support.waiting import until
 from tests.unit.magnetar.wire.virtual_time import run
 
 
@@ -95,8 +96,7 @@ class Thing(Attachment):
         await self.leave_step(self)
 
     async def until(self, state: AttachmentState) -> None:
-        while self.state is not state:
-            await asyncio.sleep(0.01)
+        await until(lambda: self.state is state, 3600)
 
 
 LOST = ConnectionLost("lost")
@@ -321,8 +321,7 @@ def test_a_pause_can_be_cut_short() -> None:
         thing = Thing(works, *[lost] * 8, works)
         await thing.open(5)
         thing.connection_lost(LOST)
-        while thing.names.count("try") < 9:
-            await asyncio.sleep(0.01)
+        await until(lambda: thing.names.count("try") == 9)
         before = thing.context.loop.time()
         thing.hurry()
         await thing.until(AttachmentState.ATTACHED)

@@ -22,6 +22,7 @@ from storage.managed_ledger.types import (
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import (
     SMALL,
     AppendFault,
@@ -32,7 +33,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     publish,
     publish_each,
     settle,
-    until,
 )
 
 
@@ -137,7 +137,7 @@ async def test_a_young_ledger_is_not_rolled_over_until_it_is_old_enough() -> Non
     ledger = await world.open()
     first = await publish(ledger, 12)
     assert {position.ledger_id for position in first} == {1}
-    await until(lambda: ledger.state is ManagedLedgerState.ROLLING)
+    await until(lambda: ledger.state is ManagedLedgerState.ROLLING, poll_s=0)
     await until(lambda: ledger.state is ManagedLedgerState.OPEN)
     assert (await publish(ledger, 1))[0].ledger_id == 2
 

@@ -10,14 +10,8 @@ from magnetar.protocol.server_error import MagnetarError
 from storage.ledger.store import DiskFull, LedgerBusy
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Limits, ManagedLedgerBusy
-from tests.unit.storage.managed_ledger.fakes import (
-    AppendFault,
-    World,
-    contents,
-    data_of,
-    publish,
-    until,
-)
+from tests.support.waiting import until
+from tests.unit.storage.managed_ledger.fakes import AppendFault, World, contents, data_of, publish
 
 
 class Groups:

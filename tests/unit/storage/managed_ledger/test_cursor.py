@@ -24,6 +24,7 @@ from storage.managed_ledger.types import (
 )
 from storage.metadata.store import MetadataError
 from tests.support.effort import by_effort
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     SMALL,
@@ -32,7 +33,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     publish,
     remaining,
     settle,
-    until,
 )
 
 KEY = cursor_key(NAME, "s")

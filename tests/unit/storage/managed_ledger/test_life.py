@@ -15,6 +15,7 @@ from storage.managed_ledger.types import (
     Retention,
 )
 from storage.metadata.store import MetadataError
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step, numbered
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
@@ -25,7 +26,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     data_of,
     publish,
     settle,
-    until,
 )
 
 # Terminate

@@ -17,7 +17,7 @@ from storage.offload.cold_ledgers import ColdLedgers
 from storage.offload.context import Location, OffloadContext
 from storage.offload.errors import OffloadedDataLost, OffloadFailed
 from storage.offload.objects import Objects, StoredObject
-from tests.support.waiting import end
+from tests.support.waiting import end, until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     Process,
@@ -28,7 +28,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     data_of,
     publish,
     settle,
-    until,
 )
 
 THERE = Location("file", "/there")

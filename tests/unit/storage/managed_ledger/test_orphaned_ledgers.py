@@ -17,17 +17,17 @@ from storage.metadata.instance import INSTANCE_KEY, instance_of
 from storage.metadata.keys import children_range
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import MetadataError
+from tests.support.clocks import NOW_MS, FakeClock
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
-    FakeClock,
     Outcomes,
     World,
     contents,
     data_of,
     publish,
     settle,
-    until,
 )
 
 SHARED = Limits(ledger_max_entries=10, ledger_min_age_ms=0, cursor_flush_ms=1, claim_on_open=True)
@@ -101,7 +101,7 @@ async def test_a_ledger_of_a_stream_that_is_gone_is_found() -> None:
     world.clock.ms += DAY_MS
     found = await world.factory.orphaned_ledgers()
     assert [(each.stream, each.cursor, each.created_ms) for each in found] == [
-        (NAME, "", 1_000_000)
+        (NAME, "", NOW_MS)
     ] * 3
     assert len(await deleted(world.factory)) == 3
     assert world.ledgers.ledgers == {}

@@ -15,15 +15,8 @@ from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Limits, ManagedLedgerClosed, Retention
 from storage.metadata.store import MetadataError
-from tests.unit.storage.managed_ledger.fakes import (
-    NAME,
-    SMALL,
-    Outcomes,
-    World,
-    publish,
-    settle,
-    until,
-)
+from tests.support.waiting import until
+from tests.unit.storage.managed_ledger.fakes import NAME, SMALL, Outcomes, World, publish, settle
 from tests.unit.storage.managed_ledger.test_entry_index import FACTS, entry_of, sums_of
 
 NO_CACHE = Limits(

@@ -12,6 +12,7 @@ from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOpt
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.types import Limits, ManagedLedgerState
 from storage.metadata.memory import MemoryMetadataStore
+from tests.support.clocks import FakeClock
 from tests.support.waiting import until
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
@@ -22,7 +23,6 @@ from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
 )
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
-    FakeClock,
     Outcomes,
     Process,
     ProcessMetadata,

@@ -35,6 +35,7 @@ from storage.ledger.store import (
     LedgerFenced,
     NoSuchLedger,
 )
+from tests.support.clocks import NOW_MS, FakeClock
 from tests.support.waiting import until
 from tests.unit.storage.ledger.bookkeeper import simulated_bookies
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
@@ -47,11 +48,6 @@ from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
 from tests.unit.storage.ledger.local.support import Outcomes, append_all, read_all
 
 DATA = [b"entry %d" % number for number in range(20)]
-
-
-class Clock:
-    def now_ms(self) -> int:
-        return 1234
 
 
 class Ground:
@@ -77,7 +73,7 @@ class Ground:
         made = BookKeeperLedgerStore(
             metadata or SimulatedMetadata(self.cluster),
             SimulatedBookieClient(self.cluster),
-            Clock(),
+            FakeClock(),
             random.Random(2),
             replace(options, **more),  # type: ignore[arg-type]
         )
@@ -127,7 +123,7 @@ async def test_the_record_of_a_new_ledger(ground: Ground) -> None:
     assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 2, 2)
     assert (record.digest_type, record.password) == (DigestType.MAC, b"secret")
     assert record.custom == {"component": b"managed-ledger"}
-    assert (record.state, record.last_entry_id, record.ctime_ms) == (LedgerState.OPEN, -1, 1234)
+    assert (record.state, record.last_entry_id, record.ctime_ms) == (LedgerState.OPEN, -1, NOW_MS)
     assert record.ensembles[0].first_entry_id == 0
     await append_all(ledger, DATA)
     await ledger.close()

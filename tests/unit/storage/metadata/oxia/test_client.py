@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,7 @@ from storage.metadata.store import IndexEntry, MetadataError, PutResult, RecordT
 from tests.support.certificates import make_certificate
 from tests.support.child_process import HOST, free_port
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 30
 
@@ -43,12 +44,6 @@ async def open_store(address: str, access: StoreAccess | None = None) -> OxiaMet
         return await OxiaMetadataStore.open(
             f"oxia://{address}", SystemClock(), random.Random(1), access
         )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_an_url_opens_a_store(server: FakeOxia) -> None:

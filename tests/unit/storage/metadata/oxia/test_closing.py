@@ -13,6 +13,7 @@ from storage.metadata.oxia.sessions import OxiaSession
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import EventKind, MetadataError
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 10
 
@@ -43,12 +44,6 @@ async def server(world: World) -> AsyncIterator[FakeOxia]:
 async def open_store(server: FakeOxia, world: World, shards: int) -> OxiaMetadataStore:
     world.lead(*[server.address] * shards)
     return await OxiaMetadataStore.open(f"oxia://{server.address}", SystemClock(), random.Random(1))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def tasks(name: str) -> list["asyncio.Task[object]"]:

@@ -5,7 +5,7 @@ Each test breaks one place once, or for one key, with an error that nobody expec
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import pytest
@@ -23,6 +23,7 @@ from storage.metadata.oxia.writes import Write
 from storage.metadata.store import EventKind, MetadataError, PutResult, Record
 from storage.metadata.watches import WatchHub
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 10
 T = TypeVar("T")
@@ -49,12 +50,6 @@ async def store(server: FakeOxia) -> AsyncIterator[OxiaMetadataStore]:
     )
     yield opened
     await opened.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def once(monkeypatch: pytest.MonkeyPatch, place: object, name: str, error: Exception) -> None:

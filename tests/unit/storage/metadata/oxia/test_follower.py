@@ -1,7 +1,7 @@
 """Following one shard's notifications through defects and from a late start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
@@ -13,6 +13,7 @@ from storage.metadata.oxia.connection import CallFailed
 from storage.metadata.oxia.errors import Action, Failure
 from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.shards import Shards
+from tests.support.waiting import until
 
 PATIENCE_S = 5
 SHARD = 7
@@ -83,12 +84,6 @@ class Told:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def follow(leader: Leader, told: Told, *, late: bool = False) -> NotificationFollower:

@@ -7,7 +7,7 @@ of two at once.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,6 +17,7 @@ from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import ABSENT, IndexEntry, MetadataError, VersionConflict
 from tests.support.effort import by_effort
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 30
 
@@ -47,12 +48,6 @@ def shorten(monkeypatch: pytest.MonkeyPatch, attempt_s: float = 0.5) -> None:
     """Attempts fail soon from now on: before a store is open it would begin at another server."""
     monkeypatch.setattr(bounds, "OXIA_ATTEMPT_TIMEOUT_S", attempt_s)
     monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 10)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def value_of(store: OxiaMetadataStore, key: str, *, fresh: bool = False) -> bytes | None:

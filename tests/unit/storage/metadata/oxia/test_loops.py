@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -13,15 +12,10 @@ from magnetar.protocol.backoff import Backoff
 from storage.metadata.oxia.connection import Connections
 from storage.metadata.oxia.loops import Loop
 from storage.metadata.oxia.shards import Shards
+from tests.support.waiting import until
 
 PATIENCE_S = 5
 PAUSE_S = 0.001
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Server:

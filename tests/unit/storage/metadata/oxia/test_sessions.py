@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from storage.metadata.operations import BeginSession
 from storage.metadata.oxia.sessions import OxiaSession, OxiaSessions, beat_s
+from tests.support.waiting import until
 
 PATIENCE_S = 5
 
@@ -47,9 +48,7 @@ class Servers:
         self.removed.append(session)
 
     async def until_beats(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.beats < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: self.beats >= count)
 
 
 def session_on(servers: Servers, *shards: int, timeout_ms: int) -> OxiaSession:

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -15,6 +15,7 @@ from config import bounds
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _Awaited
 from storage.metadata.zookeeper.requests import Answer, Failure, Request
+from tests.support.waiting import until
 
 PATIENCE_S = 20
 
@@ -107,12 +108,6 @@ async def test_a_server_that_accepts_and_does_not_answer_is_tried_again_within_t
     finally:
         await client.close()
         server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Broken:

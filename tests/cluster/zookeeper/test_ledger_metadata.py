@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
 
 from config import bounds
 from magnetar.protocol.ids import LedgerId
@@ -26,6 +25,7 @@ from storage.ledger.bookkeeper.metadata_zookeeper import (
     parse_metadata_service_uri,
 )
 from storage.ledger.store import LedgerError, NoSuchLedger
+from tests.cluster.zookeeper.plain_client import plain_client
 from tests.servers.bookie_cluster import OnZooKeeper, OnZooKeeperAsPulsar
 from tests.servers.fixtures import StartBookies
 from tests.servers.zookeeper_part import ZooKeeperServer
@@ -53,17 +53,6 @@ async def opened(uri: str, seed: int = 1) -> AsyncIterator[ZooKeeperLedgerMetada
         yield store
     finally:
         await store.close()
-
-
-@asynccontextmanager
-async def plain_client(zookeeper: ZooKeeperServer) -> AsyncIterator[KazooClient]:
-    client = KazooClient(zookeeper.address)
-    await asyncio.to_thread(client.start)
-    try:
-        yield client
-    finally:
-        await asyncio.to_thread(client.stop)
-        client.close()
 
 
 @pytest.fixture(params=["zk+hierarchical://{}{}/ledgers", "metadata-store:zk:{}{}"])

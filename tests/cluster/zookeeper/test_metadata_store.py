@@ -30,6 +30,7 @@ from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
 from storage.metadata.zookeeper.sessions import ZooKeeperSession
 from storage.metadata.zookeeper.store import ZooKeeperMetadataStore
+from tests.cluster.zookeeper.plain_client import plain_client
 from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.waiting import until
 
@@ -48,17 +49,6 @@ async def opened(server: ZooKeeperServer, chroot: str) -> AsyncIterator[ZooKeepe
         yield store
     finally:
         await store.close()
-
-
-@asynccontextmanager
-async def plain_client(server: ZooKeeperServer) -> AsyncIterator[KazooClient]:
-    client = KazooClient(server.address)
-    await asyncio.to_thread(client.start)
-    try:
-        yield client
-    finally:
-        await asyncio.to_thread(client.stop)
-        client.close()
 
 
 @pytest.fixture

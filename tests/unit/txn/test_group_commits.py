@@ -12,7 +12,7 @@ from config.bounds import (
 )
 from magnetar.protocol.txn_id import LAST_ATTEMPT, TxnId
 from storage.metadata.store import MetadataError
-from tests.unit.txn.coordinator_world import World, failing
+from tests.unit.txn.coordinator_world import World, failing, hold_next
 from tests.unit.txn.grouped import (
     BATCH,
     HEADERS,
@@ -108,14 +108,7 @@ async def test_g4_a_commit_that_a_newer_epoch_overtakes_is_told_of_it() -> None:
     async with world.coordinators() as (led, parts):
         await open_key(led)
         one = await begin_attempt(led)
-        go_on = asyncio.Event()
-
-        async def wait(what: str, key: str) -> None:
-            if what == "put" and key.startswith(HEADERS):
-                world.metadata.before = None
-                await go_on.wait()
-
-        world.metadata.before = wait
+        go_on = hold_next(world.metadata, "put", HEADERS)
         late = asyncio.ensure_future(commit(led, [one]))
         await asyncio.sleep(0.001)
         assert await open_key(led) == OpenedKey(1, one.group, ABORT)
@@ -131,14 +124,7 @@ async def test_g4_a_commit_that_was_made_before_the_abort_of_an_open_is_told() -
     async with world.coordinators() as (led, _):
         await open_key(led)
         one = await begin_attempt(led)
-        go_on = asyncio.Event()
-
-        async def wait(what: str, key: str) -> None:
-            if what == "put" and key.startswith(HEADERS):
-                world.metadata.before = None
-                await go_on.wait()
-
-        world.metadata.before = wait
+        go_on = hold_next(world.metadata, "put", HEADERS)
         opening = asyncio.ensure_future(open_key(led))
         await asyncio.sleep(0.001)
         with pytest.raises(TransactionKeyFenced):

@@ -70,14 +70,6 @@ class Client:
 
 
 @pytest.fixture
-async def bookie() -> AsyncIterator[FakeBookie]:
-    fake = FakeBookie()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
 async def client() -> AsyncIterator[Client]:
     made = Client()
     yield made

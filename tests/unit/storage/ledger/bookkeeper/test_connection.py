@@ -72,14 +72,6 @@ class Peer:
 
 
 @pytest.fixture
-async def bookie() -> AsyncIterator[FakeBookie]:
-    fake = FakeBookie()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
 async def peer(bookie: FakeBookie) -> AsyncIterator[Peer]:
     made = Peer(bookie)
     await made.open()

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -23,20 +22,6 @@ from tests.support.fake_oxia import FakeOxia, World
 from tests.support.waiting import until
 
 PATIENCE_S = 30
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def server(world: World) -> AsyncIterator[FakeOxia]:
-    made = FakeOxia(world)
-    await made.start()
-    world.lead(made.address)
-    yield made
-    await made.stop()
 
 
 async def open_store(address: str, access: StoreAccess | None = None) -> OxiaMetadataStore:

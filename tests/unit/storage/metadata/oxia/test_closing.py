@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -25,20 +25,6 @@ CLOSERS: dict[str, Closer] = {
     "shards": lambda store: store._shards.close(),
     "all of them": lambda store: store._set.close(),
 }
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def server(world: World) -> AsyncIterator[FakeOxia]:
-    made = FakeOxia(world)
-    await made.start()
-    yield made
-    world.open.set()
-    await made.stop()
 
 
 async def open_store(server: FakeOxia, world: World, shards: int) -> OxiaMetadataStore:

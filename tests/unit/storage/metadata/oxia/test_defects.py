@@ -30,20 +30,6 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def server(world: World) -> AsyncIterator[FakeOxia]:
-    made = FakeOxia(world)
-    await made.start()
-    world.lead(made.address)
-    yield made
-    await made.stop()
-
-
-@pytest.fixture
 async def store(server: FakeOxia) -> AsyncIterator[OxiaMetadataStore]:
     opened = await OxiaMetadataStore.open(
         f"oxia://{server.address}", SystemClock(), random.Random(1)

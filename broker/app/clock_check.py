@@ -36,11 +36,14 @@ class ClockSkew(OperatorError):
 class ClockCheck:
     """Compares this machine's clock with the metadata store's, at the start and later."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+    def __init__(
+        self, metadata: MetadataStore, clock: Clock, *, check_s: float = CLOCK_CHECK_S
+    ) -> None:
         self.skew_ms = 0
         """By how much this clock is ahead at least; negative: behind."""
         self._metadata = metadata
         self._clock = clock
+        self._check_s = check_s
         self._tasks = Supervised()
 
     async def start(self) -> None:
@@ -57,7 +60,7 @@ class ClockCheck:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(CLOCK_CHECK_S)
+            await asyncio.sleep(self._check_s)
             try:
                 await self._compare()
             except MetadataError as error:

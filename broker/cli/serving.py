@@ -85,13 +85,13 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-async def stop_in_time(stopping: Awaitable[None]) -> None:
+async def stop_in_time(stopping: Awaitable[None], timeout_s: float = BROKER_STOP_S) -> None:
     """Wait for it, but not for stores that do not answer: sessions left open there expire."""
     try:
-        async with asyncio.timeout(BROKER_STOP_S):
+        async with asyncio.timeout(timeout_s):
             await stopping
     except TimeoutError:
-        log.warning("stop_timed_out", timeout_s=BROKER_STOP_S)
+        log.warning("stop_timed_out", timeout_s=timeout_s)
 
 
 async def _admin_server(broker: Broker) -> "AdminServer":

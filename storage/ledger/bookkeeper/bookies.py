@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import structlog
 
-from config.bounds import BOOKIE_BACKOFF_MAX_S, BOOKIE_BACKOFF_MIN_S
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.bookie_client import (
@@ -188,11 +187,11 @@ class BookiePool(BookieClient):
         purpose.outages = {
             other: outage
             for other, outage in purpose.outages.items()
-            if now_s < outage.until_s + 2 * BOOKIE_BACKOFF_MAX_S
+            if now_s < outage.until_s + 2 * self._options.backoff_max_s
         }
         known = purpose.outages.get(bookie)
         if known is None:
-            backoff = Backoff(BOOKIE_BACKOFF_MIN_S, BOOKIE_BACKOFF_MAX_S)
+            backoff = Backoff(self._options.backoff_min_s, self._options.backoff_max_s)
         else:
             backoff = known.backoff
         pause_s = backoff.pause_s()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,
@@ -29,6 +28,7 @@ from tests.cluster.zookeeper.plain_client import plain_client
 from tests.servers.bookie_cluster import OnZooKeeper, OnZooKeeperAsPulsar
 from tests.servers.fixtures import StartBookies
 from tests.servers.zookeeper_part import ZooKeeperServer
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -181,7 +181,7 @@ async def test_a_server_that_stops_and_comes_back(
     java_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked meanwhile waits; bookies that came meanwhile are seen."""
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 60)  # a busy machine starts it slowly
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 60)  # a busy machine starts it slowly
     server = ZooKeeperServer(tmp_path)
     try:
         await server.start()
@@ -202,7 +202,7 @@ async def test_a_server_that_stops_and_comes_back(
 
 
 async def test_nobody_there_is_told_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CONNECT_S", 0.2)
+    set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 0.2)
     with pytest.raises(LedgerError):
         async with opened("metadata-store:zk:127.0.0.1:1/none"):
             pass

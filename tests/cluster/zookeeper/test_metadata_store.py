@@ -32,6 +32,7 @@ from storage.metadata.zookeeper.sessions import ZooKeeperSession
 from storage.metadata.zookeeper.store import ZooKeeperMetadataStore
 from tests.cluster.zookeeper.plain_client import plain_client
 from tests.servers.zookeeper_part import ZooKeeperServer
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -79,8 +80,8 @@ async def test_writes_ride_through_a_restart_once_each(
 ) -> None:
     """Numbers of a sequence: a write that was done twice, or lost, would show."""
     # A busy machine starts it slowly; with the session the outcome of what is in flight is lost.
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 60)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_SESSION_MS", 60_000)
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 60)
+    set_bound(monkeypatch, "ZOOKEEPER_SESSION_MS", 60_000)
     chroot = own_server.fresh_chroot()
     async with opened(own_server, chroot) as store:
         await store.put("/s/", b"first", partition="p", sequence=True)
@@ -156,7 +157,7 @@ async def test_a_server_that_is_away_is_told_within_the_bound(
     before = threading.active_count()
     async with opened(own_server, chroot) as store:
         made = await store.put("/a", b"1")
-        monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 1)
+        set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 1)
         own_server.kill()
         calls = (
             store.put("/a", b"2", expect=made.version),
@@ -359,7 +360,7 @@ async def test_people_find_their_way(
     zookeeper: ZooKeeperServer, zookeeper_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes are named as the layout says, and empty directories go."""
-    monkeypatch.setattr(bounds, "ZOOKEEPER_PRUNE_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_PRUNE_S", 0.01)
     async with opened(zookeeper, zookeeper_chroot) as store, plain_client(zookeeper) as client:
 
         async def children(path: str) -> list[str]:

@@ -208,14 +208,13 @@ async def test_more_keys_than_a_page(keys: TransactionKeyStore) -> None:
 
 
 async def test_a_page_ends_with_so_many_bytes_of_keys(
-    keys: TransactionKeyStore, monkeypatch: pytest.MonkeyPatch
+    store: MetadataStore,
 ) -> None:
+    page_bytes = 5 * len(key_records.encode_key(new_key_record(1)))
+    keys = TransactionKeyStore(store, COORDINATOR, page_bytes=page_bytes)
     names = [KeyName("", f"{n:02}") for n in range(12)]
     for name in names:
         await keys.create(name, new_key_record(1))
-    monkeypatch.setattr(
-        "txn.key_store.TXN_PAGE_BYTES", 5 * len(key_records.encode_key(new_key_record(1)))
-    )
     pages = [page async for page in keys.pages()]
     assert [len(page) for page in pages] == [5, 5, 2]
     assert [each.name for page in pages for each in page] == names

@@ -11,6 +11,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.unit.txn.ack_world import SEGMENT, SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
 from txn import records
 from txn.errors import (
@@ -379,7 +380,7 @@ async def test_ownership_that_cannot_be_proven_refuses() -> None:
 
 
 async def test_cleaning_is_tried_until_the_store_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txn.pending_acks._FIRST_RETRY_S", 0.001)
+    set_bound(monkeypatch, "_FIRST_RETRY_S", 0.001, in_module="txn.pending_acks")
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=10)
@@ -453,7 +454,7 @@ async def test_closing_waits_for_what_is_in_flight() -> None:
 
 
 async def test_long_commands_make_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txn.pending_acks_core.TXN_ACKS_OF_RECORD", 3)
+    set_bound(monkeypatch, "TXN_ACKS_OF_RECORD", 3)
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=10)

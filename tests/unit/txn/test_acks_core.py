@@ -9,7 +9,7 @@ import pytest
 from magnetar.protocol.ack_set import from_words, pending_all, to_words
 from magnetar.protocol.ids import Position
 from magnetar.protocol.txn_id import TxnId
-from txn import pending_acks_core
+from tests.support.bounds import set_bound
 from txn.errors import (
     InvalidTxnStatus,
     TooManyPendingAcks,
@@ -472,14 +472,14 @@ def test_ended_transactions_are_remembered_within_a_bound() -> None:
 
 
 def test_long_commands_make_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_acks_core, "TXN_ACKS_OF_RECORD", 3)
+    set_bound(monkeypatch, "TXN_ACKS_OF_RECORD", 3)
     core = PendingAcksCore(SetCursor((1,) * 10))
     taken = core.reserve(A, [whole(each) for each in range(7)], cumulative=False)
     assert [len(ack.acks) for ack in taken] == [3, 3, 1]
 
 
 def test_held_positions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_acks_core, "TXN_PENDING_POSITIONS", 2)
+    set_bound(monkeypatch, "TXN_PENDING_POSITIONS", 2, in_module="txn.pending_acks_core")
     core = PendingAcksCore(SetCursor())
     hold(core, A, whole(0))
     with pytest.raises(TooManyPendingAcks):
@@ -497,7 +497,7 @@ def test_a_move_that_is_not_in_the_table_is_a_defect() -> None:
 def test_an_end_of_one_slice_comes_with_the_decision_and_a_larger_one_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pending_acks_core, "TXN_SLICE_POSITIONS", 2)
+    set_bound(monkeypatch, "TXN_SLICE_POSITIONS", 2, in_module="txn.pending_acks_core")
     core = PendingAcksCore(SetCursor((1,) * 8))
     for entry_id in range(2):
         hold(core, A, whole(entry_id))

@@ -22,6 +22,7 @@ from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.store import AppendCallback, LedgerBusy, LedgerError
 from storage.managed_ledger.records import NAMES_INDEX
 from storage.metadata.store import IndexEntry
+from tests.support.bounds import set_bound
 from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
@@ -134,7 +135,7 @@ async def test_the_health_check_replaces_a_ledger_before_it_looks_like_an_orphan
 async def test_health_checks_keep_one_ledger_that_does_not_grow_and_ends_with_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.app.health.HEALTH_LEDGER_ENTRIES", 2)
+    set_bound(monkeypatch, "HEALTH_LEDGER_ENTRIES", 2)
     written: list[int] = []
     append = LocalWritableLedger.append
 

@@ -9,6 +9,7 @@ from broker.scalable.feed import SegmentFeeds
 from broker.scalable.mirror import MalformedFeed, Mirrors, RemoteConsumer
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
+from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node
 
 T = str(TOPIC)
@@ -276,7 +277,7 @@ async def test_a_segment_loaded_later_is_told_as_a_whole(node: Node) -> None:
 
 
 async def test_a_slow_follower_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.scalable.feed.FEED_MESSAGES_WAITING", 2)
+    set_bound(monkeypatch, "FEED_MESSAGES_WAITING", 2)
     await node.scalable.create(TOPIC, segments=1, properties={})
     wire = Wire(node.scalable.feeds)
     for _ in range(3):

@@ -6,6 +6,7 @@ from broker.scalable import namespace_watch
 from broker.scalable.namespace_watch import topics_hash
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import Node, Peer
 
@@ -133,7 +134,9 @@ async def test_a_closed_watch_hears_nothing(node: Node) -> None:
 async def test_watches_of_one_connection_are_bounded(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(namespace_watch, "SESSIONS_PER_CONNECTION", 1)
+    set_bound(
+        monkeypatch, "SESSIONS_PER_CONNECTION", 1, in_module="broker.scalable.namespace_watch"
+    )
     peer = node.peer()
     watch(peer)
     await update(peer)

@@ -14,6 +14,7 @@ from broker.scalable.relay_exchange import RELAY_CLIENT, ExchangeState
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from storage.metadata.store import Session as MetadataSession
+from tests.support.bounds import set_bound
 from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, Session
 from tests.support.waiting import end, until
@@ -155,7 +156,7 @@ async def test_unsubscribe_goes_through(cluster: Cluster) -> None:
 async def test_unsubscribe_waits_for_no_leader_that_stands_still(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "RELAY_LEAVE_S", 0.05)
+    set_bound(monkeypatch, "RELAY_LEAVE_S", 0.05)
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     (connection,) = far.broker.connections
@@ -324,7 +325,7 @@ async def test_a_refusal_of_the_leader_is_passed_on(cluster: Cluster) -> None:
 
 
 async def test_a_broker_relays_so_many(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "RELAYED_CONSUMERS", 1)
+    set_bound(monkeypatch, "RELAYED_CONSUMERS", 1)
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     refused = await refusal(client)
@@ -392,7 +393,7 @@ async def test_an_answer_of_the_last_moment_counts(
 ) -> None:
     """It is passed on as it comes, so nothing else may be said to the client."""
     hurry(monkeypatch)
-    monkeypatch.setattr(relay, "RELAY_ANSWER_S", 0.3)
+    set_bound(monkeypatch, "RELAY_ANSWER_S", 0.3)
     near, *_ = await brokers(cluster)
     writers: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(lambda _, writer: writers.put_nowait(writer), HOST, 0)

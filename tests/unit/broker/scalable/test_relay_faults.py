@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.placement import BrokerAddress
-from broker.scalable import controllers, relay
+from broker.scalable import relay
 from broker.scalable.controller import TopicController
 from broker.scalable.relay_exchange import Effect, PassOn, RelayExchange
 from broker.scalable.topic_leadership import NotController
@@ -14,6 +14,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import TopicName
 from storage.metadata.store import MetadataError
 from storage.supervised import OwnerStopped
+from tests.support.bounds import set_bound
 from tests.support.raw_client import Session
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node
@@ -37,7 +38,7 @@ async def test_a_leader_that_is_not_heard_any_more_is_given_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose machine, or the way to it, is gone: no end of the connection is ever seen."""
-    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.05)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.scalable.relay")
     near, far, client = await led(cluster)
     await relayed(near, far, client)
     (connection,) = far.broker.connections
@@ -99,8 +100,8 @@ async def test_connecting_is_tried_again_before_the_time_of_an_answer_is_over(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packets to a machine that is gone are lost, so nothing ever comes of connecting to it."""
-    monkeypatch.setattr(relay, "RELAY_CONNECT_S", 0.05)
-    monkeypatch.setattr(relay, "RELAY_ANSWER_S", 3600)
+    set_bound(monkeypatch, "RELAY_CONNECT_S", 0.05)
+    set_bound(monkeypatch, "RELAY_ANSWER_S", 3600)
     near, far, client = await led(cluster)
     loop = asyncio.get_running_loop()
     connect = loop.create_connection
@@ -269,7 +270,7 @@ async def test_unsubscribe_in_the_turn_of_the_first_assignment(
 async def test_a_broker_that_stops_waits_for_no_registration_for_long(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controllers, "CONTROLLER_CLOSE_S", 0.05)
+    set_bound(monkeypatch, "CONTROLLER_CLOSE_S", 0.05)
     a, b = await brokers(cluster)
     held = Held(monkeypatch, b.broker.scalable._store, "put_consumer")
     client = await b.client()

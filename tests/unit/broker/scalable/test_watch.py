@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from broker.scalable import watch
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
+from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
 REGULAR = parse_topic_name("persistent://public/default/r")
@@ -207,7 +207,7 @@ async def test_a_session_closed_while_it_is_answered_gets_no_answer(topic: Node)
 async def test_sessions_of_one_connection_are_bounded(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "SESSIONS_PER_CONNECTION", 2)
+    set_bound(monkeypatch, "SESSIONS_PER_CONNECTION", 2, in_module="broker.scalable.watch")
     peer = topic.peer()
     for _ in range(3):
         await peer.watch()

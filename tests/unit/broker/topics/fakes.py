@@ -199,9 +199,11 @@ class FakeTopic:
         self.unsubscribed.append(name)
         self.subscriptions.pop(name, None)
 
-    def subscription(self, name: str = "s", *, durable: bool = True) -> Subscription:
+    def subscription(
+        self, name: str = "s", *, durable: bool = True, **bounds: float
+    ) -> Subscription:
         cursor = FakeCursor(self.ledger, durable=durable)
-        made = Subscription(cast("Topic", self), name, cursor)  # type: ignore[arg-type]
+        made = Subscription(cast("Topic", self), name, cursor, **bounds)  # type: ignore[arg-type]
         self.subscriptions[name] = made
         return made
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from broker.app.service import Broker
-from broker.topics import range_plan, segment_reads
 from broker.topics.range_plan import RangeRequest, plan_range
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
@@ -15,6 +14,7 @@ from magnetar.protocol.names import parse_topic_name
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Entry, Retention
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
@@ -212,7 +212,7 @@ async def test_the_backlog_is_told_once_it_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a crash the ledgers are read for it; a plan does not wait for all of that."""
-    monkeypatch.setattr(range_plan, "PLAN_BACKLOG_WAIT_S", 0.01)
+    set_bound(monkeypatch, "PLAN_BACKLOG_WAIT_S", 0.01)
     settings = {"retention_time_minutes": -1, **KEPT}
     async with running(tmp_path, **settings) as broker:
         client = await RawClient.open("127.0.0.1", broker.port)
@@ -276,7 +276,7 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody(
     broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond what may wait for peers, it gets nothing more until it has read what it got."""
-    monkeypatch.setattr(segment_reads, "SEGMENT_READS_AHEAD", 1)
+    set_bound(monkeypatch, "SEGMENT_READS_AHEAD", 1)
     monkeypatch.setattr(broker.segment_reads, "_under_way", asyncio.Semaphore(1))
     producer = await reads.raw.create_producer(TOPIC)
     for _ in range(4):
@@ -298,7 +298,7 @@ async def test_answers_that_wait_for_peers_are_bounded_however_many_peers_there_
     broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They all wait for a place to read before the first of them is seen to be stalled."""
-    monkeypatch.setattr(segment_reads, "SEGMENT_READS_AHEAD", 1)
+    set_bound(monkeypatch, "SEGMENT_READS_AHEAD", 1)
     monkeypatch.setattr(broker.segment_reads, "_under_way", asyncio.Semaphore(1))
     producer = await reads.raw.create_producer(TOPIC)
     await producer.send(bytes(4_000_000))

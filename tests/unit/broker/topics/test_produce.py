@@ -18,6 +18,7 @@ from magnetar.protocol.names import NamespaceName, parse_topic_name
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
 from storage.metadata.memory import MemoryMetadataStore
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running_on
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.support.waiting import until
@@ -395,7 +396,7 @@ async def test_sends_behind_the_close_of_a_sealing_segment_are_taken(
 async def test_a_close_of_a_sealing_segment_does_not_wait_for_ever_for_an_answer(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.ECHO_WAIT_S", 0.05)
+    set_bound(monkeypatch, "ECHO_WAIT_S", 0.05)
     await make_segment(broker)
     client = await connect()
     producer = await client.create_producer(SEGMENT)
@@ -416,7 +417,7 @@ async def test_sealing_does_not_wait_for_ever(
 ) -> None:
     """Producers of a segment know of it and are waited for; those of another topic never leave."""
     await make_segment(broker)
-    monkeypatch.setattr("broker.topics.topic.SEAL_WAIT_S", wait_s)
+    set_bound(monkeypatch, "SEAL_WAIT_S", wait_s)
     client = await connect()
     producer = await client.create_producer(topic)
     await producer.send(b"x")
@@ -483,7 +484,7 @@ async def test_a_first_subscription_can_come_with_the_producer(
 async def test_many_may_wait_and_the_connection_goes_on(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.MAX_PENDING_REQUESTS", 5)
+    set_bound(monkeypatch, "MAX_PENDING_REQUESTS", 5)
     client = await connect()
     holder = await client.create_producer(TOPIC)
     waiting = [
@@ -500,7 +501,7 @@ async def test_many_may_wait_and_the_connection_goes_on(
 async def test_a_name_held_by_a_dead_peer_is_given_away(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.LIVENESS_CHECK_S", 0.1)
+    set_bound(monkeypatch, "LIVENESS_CHECK_S", 0.1)
     dead, other = await connect(), await connect()
     await dead.create_producer(TOPIC, named("n"))
     dead._transport.pause_reading()  # type: ignore[union-attr]

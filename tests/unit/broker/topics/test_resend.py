@@ -16,6 +16,7 @@ from magnetar.protocol.names import NamespaceName, parse_topic_name
 from storage.ledger.store import CorruptEntry, LedgerError, NoSuchLedger
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry, Retention
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.support.waiting import until
@@ -198,7 +199,7 @@ async def test_answers_keep_the_order_of_sends_when_some_are_duplicates(
 async def test_a_topic_that_lives_long_takes_snapshots(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.topics.sequence_store.SEQUENCE_SNAPSHOT_ENTRIES", 50)
+    set_bound(monkeypatch, "SEQUENCE_SNAPSHOT_ENTRIES", 50)
     producer = await (await connect()).create_producer(TOPIC)
     await producer.send_many([b"x"] * 200, window=20)
     topic = broker.topics.loaded()[TOPIC]
@@ -461,7 +462,7 @@ async def test_a_seal_reads_publish_times_together_but_not_too_many(
             under_way.pop()
 
     monkeypatch.setattr(ManagedLedger, "read", counted)
-    monkeypatch.setattr("broker.topics.sequence_store.SEQUENCE_READS_AT_ONCE", 4)
+    set_bound(monkeypatch, "SEQUENCE_READS_AT_ONCE", 4)
     await seal(broker)
     assert most == 4
     known = broker.topics.loaded()[TOPIC].sequences

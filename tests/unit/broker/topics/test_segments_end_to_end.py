@@ -9,6 +9,7 @@ import pytest
 from broker.app.service import Broker
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
+from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.unit.broker.topics.test_end_to_end import (
     EARLIEST,
@@ -18,7 +19,6 @@ from tests.unit.broker.topics.test_end_to_end import (
     fill,
     nothing_more,
     options,
-    running,
     take,
 )
 

@@ -15,6 +15,8 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.message import build_batch
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
+from tests.support.bounds import set_bound
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, basecommand
 from tests.support.waiting import until
 from tests.unit.broker.topics.test_end_to_end import (
@@ -26,7 +28,6 @@ from tests.unit.broker.topics.test_end_to_end import (
     client_of,
     fill,
     options,
-    running,
 )
 from txn.records import TxnState
 
@@ -405,7 +406,7 @@ async def test_a_failed_ack_leaves_the_message_where_it_was(
     consumer = await stage.subscribe(kind)
     messages = await got(consumer, 5)
     txn = await stage.begin()
-    monkeypatch.setattr("txn.pending_acks_core.TXN_PENDING_POSITIONS", 0)
+    set_bound(monkeypatch, "TXN_PENDING_POSITIONS", 0, in_module="txn.pending_acks_core")
     with pytest.raises(BrokerError) as refused:
         await stage.ack(consumer, txn, messages[0])
     assert refused.value.code == pb.TooManyRequests

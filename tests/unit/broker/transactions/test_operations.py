@@ -18,6 +18,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import Version
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -293,7 +294,7 @@ async def test_what_pins_a_loaded_topic_is_told_from_memory(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pins most comes first, and no more than is shown is put together."""
-    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_PINS_SHOWN", 3)
+    set_bound(monkeypatch, "TXN_PINS_SHOWN", 3)
     txns = [await site.client.begin(n) for n in range(5)]
     for txn in txns:
         await site.send(txn)
@@ -324,8 +325,8 @@ async def test_of_segments_that_are_not_loaded_few_claims_are_read(
     oldest = adopt(site, 150)
     for n, txn in enumerate(oldest):
         await store.put_claim(Claim(txn, names[0], 1, Position(1, n)))
-    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_PINS_SHOWN", 50)
-    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_CLAIMS_READ", 240)
+    set_bound(monkeypatch, "TXN_PINS_SHOWN", 50)
+    set_bound(monkeypatch, "TXN_CLAIMS_READ", 240)
     read = Counted(site.broker, monkeypatch)
     answer = await site.rest.get(f"{BASE}/why/topic/public/default/s")
     assert isinstance(answer, dict)

@@ -15,6 +15,7 @@ from config.bounds import CONNECTION_WRITE_HIGH_WATER, MAX_MESSAGE_SIZE
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from tests.support.bounds import set_bound
 from tests.support.raw_client import BrokerError, RawClient, basecommand
 from tests.support.waiting import until
 
@@ -142,7 +143,7 @@ async def schema(client: RawClient) -> None:
 async def test_requests_in_progress_have_a_bound(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.MAX_PENDING_REQUESTS", 10)
+    set_bound(monkeypatch, "MAX_PENDING_REQUESTS", 10)
     running: list[int] = []
     go = asyncio.Event()
 
@@ -185,7 +186,7 @@ async def test_the_end_of_a_connection_cancels_its_requests(broker: Broker) -> N
 async def test_a_silent_peer_is_asked_and_then_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.KEEP_ALIVE_S", 0.05)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.wire.connection")
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     pings: list[bytes] = []
     monkeypatch.setattr(client, "data_received", pings.append)
@@ -198,7 +199,7 @@ async def test_a_silent_peer_is_asked_and_then_given_up(
 async def test_a_peer_that_answers_stays(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.KEEP_ALIVE_S", 0.02)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.02, in_module="broker.wire.connection")
     client = await connect()
     await asyncio.sleep(0.2)
     await client.ping()
@@ -208,7 +209,7 @@ async def test_a_peer_that_answers_stays(
 async def test_a_peer_without_handshake_is_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    set_bound(monkeypatch, "HANDSHAKE_TIMEOUT_S", 0.05)
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     await client.wait_closed()
     await until(lambda: not broker.connections)

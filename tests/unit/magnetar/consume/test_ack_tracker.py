@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from magnetar.consume import ack_tracker
 from magnetar.consume.ack_tracker import (
     Acknowledgement,
     AckTracker,
@@ -421,11 +420,10 @@ class TestWhatIsShared:
         assert tracker.known == 0
 
     def test_of_too_much_only_what_the_last_attachment_brought_is_known_on_the_next(
-        self, monkeypatch: pytest.MonkeyPatch
+        self,
     ) -> None:
         """Else who never says anything of what he has would have it known for ever."""
-        monkeypatch.setattr(ack_tracker, "MAX_KNOWN_IN_HAND", 3)
-        tracker = AckTracker(shared=True)
+        tracker = AckTracker(shared=True, max_known=3)
         tracker.deliver((1, 0))
         tracker.deliver_batch((1, 1), 2, 0b11, 0b11)
         tracker.start_attachment()

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from magnetar.compression import CompressionType, compress
-from magnetar.consume import decoding
 from magnetar.consume.ack_tracker import AckTracker
 from magnetar.consume.decoding import ChunkAssembly, DecodedEntry, Decoder, Permits
 from magnetar.message_id import EntryId
@@ -52,6 +51,7 @@ class Reader:
         tracks: bool = True,
         in_order: bool = False,
         max_bytes: int = 1000,
+        ordered_pending: int = 1000,
     ) -> None:
         self.tracker = AckTracker()
         self.chunks = ChunkAssembly(
@@ -60,6 +60,7 @@ class Reader:
             max_size=1000,
             max_bytes=max_bytes,
             in_order=in_order,
+            ordered_pending=ordered_pending,
         )
         self.decoder: Decoder[str] = Decoder(
             "segment", self.chunks, self.tracker if tracks else None, after
@@ -311,9 +312,8 @@ def test_a_message_that_promises_too_much_is_given_up() -> None:
     assert len(reader.chunks) == 0
 
 
-def test_in_order_the_oldest_incomplete_message_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "ORDERED_CHUNKED_MESSAGES", 3)
-    reader = Reader(in_order=True)
+def test_in_order_the_oldest_incomplete_message_is_kept() -> None:
+    reader = Reader(in_order=True, ordered_pending=3)
     for at, uuid in enumerate("abc"):
         decoded = reader.read(pieces_of(b"aabb", 2, uuid)[0], key=(1, at))
         assert decoded.again == ()

@@ -25,6 +25,7 @@ from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.states import TransactionState as S
 from magnetar.transactions.transaction import Transaction
 from magnetar.wire.pool import ConnectionPool
+from tests.support.bounds import set_bound
 
 FAR_S = 60.0
 
@@ -393,7 +394,7 @@ async def test_an_unknown_end_is_known_by_the_refusal_to_abort(fake: Fake) -> No
 async def test_close_aborts_what_waits_to_be_committed(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.transactions.transaction.TXN_CLOSE_S", 0.05)
+    set_bound(monkeypatch, "TXN_CLOSE_S", 0.05)
     txn = await fake.transaction()
     txn.track(outcome())
     commit = asyncio.ensure_future(txn.commit())

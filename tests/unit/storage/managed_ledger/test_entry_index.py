@@ -10,7 +10,6 @@ from config.bounds import ENTRY_INDEX_BLOCKS
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE
 from magnetar.protocol.message import build_entry
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
-from storage.managed_ledger import entry_index
 from storage.managed_ledger.entry_index import (
     BrokenIndex,
     Fact,
@@ -19,6 +18,7 @@ from storage.managed_ledger.entry_index import (
     Sums,
     fact_of,
 )
+from tests.support.bounds import set_bound
 
 BLOCKS = 8
 FACTS = st.lists(
@@ -52,7 +52,7 @@ def sums_of(facts: Sequence[Fact]) -> Sums:
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", BLOCKS)
+    set_bound(monkeypatch, "ENTRY_INDEX_BLOCKS", BLOCKS)
 
 
 @given(FACTS)
@@ -172,7 +172,7 @@ def test_no_block_with_a_late_entry_is_passed_over(
 
 
 def test_a_long_ledger_has_a_small_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", ENTRY_INDEX_BLOCKS)
+    set_bound(monkeypatch, "ENTRY_INDEX_BLOCKS", ENTRY_INDEX_BLOCKS)
     entries = [entry_of(Fact(1, number % 100, 10**12 + number // 7)) for number in range(50_000)]
     index = index_of(entries)
     assert index.block_count <= ENTRY_INDEX_BLOCKS

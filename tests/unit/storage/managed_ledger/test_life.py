@@ -15,6 +15,7 @@ from storage.managed_ledger.types import (
     Retention,
 )
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step, numbered
 from tests.unit.storage.managed_ledger.fakes import (
@@ -303,7 +304,7 @@ async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
 
 
 async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.managed_ledger.trimmer._LEAST_PAUSE_MS", 5)
+    set_bound(monkeypatch, "_LEAST_PAUSE_MS", 5)
     world = World(Limits(ledger_max_entries=5, ledger_min_age_ms=0, unsubscribed_retention_ms=20))
     ledger = await world.open()
     await publish(ledger, 12)

@@ -17,7 +17,8 @@ from storage.metadata.instance import INSTANCE_KEY, instance_of
 from storage.metadata.keys import children_range
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import MetadataError
-from tests.support.clocks import NOW_MS, FakeClock
+from tests.support.bounds import set_bound
+from tests.support.clocks import FakeClock
 from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step
 from tests.unit.storage.managed_ledger.fakes import (
@@ -65,8 +66,8 @@ async def work(ledger: ManagedLedger) -> None:
 async def test_a_crash_at_any_step_leaves_nothing_that_is_not_found_and_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 1)
-    monkeypatch.setattr(bounds, "CURSOR_LEDGER_ENTRIES", 3)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 1)
+    set_bound(monkeypatch, "CURSOR_LEDGER_ENTRIES", 3)
     left: set[bool] = set()
 
     async def prepare(_: World, __: ManagedLedger) -> None:
@@ -101,7 +102,7 @@ async def test_a_ledger_of_a_stream_that_is_gone_is_found() -> None:
     world.clock.ms += DAY_MS
     found = await world.factory.orphaned_ledgers()
     assert [(each.stream, each.cursor, each.created_ms) for each in found] == [
-        (NAME, "", NOW_MS)
+        (NAME, "", 1_000_000)
     ] * 3
     assert len(await deleted(world.factory)) == 3
     assert world.ledgers.ledgers == {}
@@ -219,7 +220,7 @@ async def test_a_ledger_too_old_to_be_named_is_deleted_after_a_record_without_it
 async def test_a_subscription_does_not_name_a_ledger_that_took_an_hour_to_make(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world = World(SHARED)
     ledger = await world.open()
     cursor = await ledger.open_cursor("s", EARLIEST)

@@ -15,6 +15,7 @@ from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Limits, ManagedLedgerClosed, Retention
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import NAME, SMALL, Outcomes, World, publish, settle
 from tests.unit.storage.managed_ledger.test_entry_index import FACTS, entry_of, sums_of
@@ -28,7 +29,7 @@ COUNTED = list[tuple[Position, Fact]]
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", 4)
+    set_bound(monkeypatch, "ENTRY_INDEX_BLOCKS", 4)
 
 
 async def append(ledger: ManagedLedger, shapes: Sequence[Fact]) -> None:
@@ -131,7 +132,7 @@ async def test_an_index_is_made_once_for_all_who_ask_and_kept() -> None:
 
 
 async def test_indexes_are_read_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.managed_ledger.stream_index.ENTRY_INDEX_READ_ENTRIES", 4)
+    set_bound(monkeypatch, "ENTRY_INDEX_READ_ENTRIES", 4)
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [Fact(1, 10, 5)] * 25)

@@ -13,6 +13,7 @@ from broker.topics.dispatch.delayed_messages import DelayedMessages
 from config.settings import load_settings
 from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
@@ -149,7 +150,7 @@ async def test_the_timer_rings_once_in_a_tick_and_not_when_it_is_told_off() -> N
 
 
 async def test_a_clock_that_is_put_forward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.topics.dispatch.delay_timer.DELAYED_LOOK_S", 0.02)
+    set_bound(monkeypatch, "DELAYED_LOOK_S", 0.02)
     topic = FakeTopic()
     put(topic, NOW_MS + 3_600_000)
     _, peer = await attach(topic.subscription(), SHARED, permits=10)

@@ -7,6 +7,7 @@ from config.bounds import READ_BATCH_ENTRIES
 from magnetar.protocol.ids import LATEST, Position
 from magnetar.protocol.message import payload_of
 from magnetar.protocol.pulsar_pb2 import BaseCommand
+from tests.support.bounds import set_bound
 from tests.unit.broker.topics.fakes import FakeTopic, attach, entry_bytes, settle
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
@@ -131,7 +132,7 @@ async def test_a_read_begun_before_a_redelivery_is_forgotten() -> None:
 async def test_cold_reads_are_one_at_a_time_and_failures_are_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("broker.topics.dispatch.entry_reader.READ_RETRY_MIN_S", 0)
+    set_bound(monkeypatch, "READ_RETRY_MIN_S", 0)
     topic = FakeTopic()
     topic.ledger.cached_from = 10**6
     topic.ledger.read_errors = [OSError("the disk is sulking")]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from config import bounds
 from storage.ledger.bookkeeper.adds import Adds, PendingAdd, Slot, Todo, WriterState
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.ledger_metadata import (
@@ -12,6 +11,7 @@ from storage.ledger.bookkeeper.ledger_metadata import (
     LedgerMetadata,
 )
 from storage.ledger.store import LedgerAssertion, LedgerError
+from tests.support.bounds import set_bound
 
 OK, IO, GONE = ReplyCode.OK, ReplyCode.IO_ERROR, ReplyCode.DISCONNECTED
 NEW = BookieId("new")
@@ -329,7 +329,7 @@ def test_what_failed_is_not_tried_again_before_there_is_progress() -> None:
 
 
 def test_changes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ENSEMBLE_CHANGES", 2)
+    set_bound(monkeypatch, "ENSEMBLE_CHANGES", 2)
     writer = Writer(2, 2, 2)
     writer.add()
     for name in ("x", "y"):

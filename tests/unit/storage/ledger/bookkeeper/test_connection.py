@@ -10,7 +10,6 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from storage.ledger.bookkeeper import window
 from storage.ledger.bookkeeper.auth import BookieAuthenticationFailed
 from storage.ledger.bookkeeper.bookie_client import BookieCounters, ReplyCode
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
@@ -217,12 +216,8 @@ async def test_a_frame_at_the_limit_goes_and_one_above_stays(bookie: FakeBookie)
     peer.connection.close()
 
 
-async def test_requests_wait_for_room_and_go_in_order(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_REQUESTS", 2)
-    monkeypatch.setattr(window, "BOOKIE_WAITING_REQUESTS", 3)
-    peer = Peer(bookie)
+async def test_requests_wait_for_room_and_go_in_order(bookie: FakeBookie) -> None:
+    peer = Peer(bookie, BookieOptions(inflight_requests=2, waiting_requests=3))
     await peer.open()
     bookie.hold()
     for entry in range(7):
@@ -237,11 +232,9 @@ async def test_requests_wait_for_room_and_go_in_order(
 
 
 async def test_bytes_in_flight_are_bounded_and_a_large_request_goes_alone(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
+    bookie: FakeBookie,
 ) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_BYTES", 1000)
-    monkeypatch.setattr(window, "BOOKIE_WAITING_BYTES", 4000)
-    peer = Peer(bookie)
+    peer = Peer(bookie, BookieOptions(inflight_bytes=1000, waiting_bytes=4000))
     await peer.open()
     bookie.hold()
     for entry in range(3):
@@ -299,11 +292,8 @@ async def test_a_bookie_that_never_answers_is_given_up(bookie: FakeBookie) -> No
     assert peer.closed == 1
 
 
-async def test_what_waits_times_out_too_and_is_never_sent(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_REQUESTS", 1)
-    peer = Peer(bookie, BookieOptions(request_timeout_s=0.5))
+async def test_what_waits_times_out_too_and_is_never_sent(bookie: FakeBookie) -> None:
+    peer = Peer(bookie, BookieOptions(request_timeout_s=0.5, inflight_requests=1))
     await peer.open()
     bookie.hold()
     peer.add(1, 0)
@@ -321,11 +311,8 @@ async def test_what_waits_times_out_too_and_is_never_sent(
 # Ends
 
 
-async def test_a_lost_connection_answers_everything(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_REQUESTS", 3)
-    peer = Peer(bookie)
+async def test_a_lost_connection_answers_everything(bookie: FakeBookie) -> None:
+    peer = Peer(bookie, BookieOptions(inflight_requests=3))
     await peer.open()
     bookie.hold()
     for entry in (0, 1, 0, 2):

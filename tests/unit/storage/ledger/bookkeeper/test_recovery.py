@@ -27,6 +27,7 @@ from storage.ledger.bookkeeper.recovery import (
     WriteBack,
 )
 from storage.ledger.store import LedgerAssertion
+from tests.support.bounds import set_bound
 from tests.unit.storage.ledger.bookkeeper.test_adds import ledger
 
 OK, NONE, NO_LEDGER = ReplyCode.OK, ReplyCode.NO_SUCH_ENTRY, ReplyCode.NO_SUCH_LEDGER
@@ -367,7 +368,7 @@ def test_windows_follow_each_other() -> None:
 
 
 def test_windows_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "RECOVERY_WINDOW_BYTES", 3 * SIZE)
+    set_bound(monkeypatch, "RECOVERY_WINDOW_BYTES", 3 * SIZE)
     case = Case(2, 2, 2).reading()
     case.give(*range(bounds.RECOVERY_FIRST_WINDOW_ENTRIES))
     case.all_written()

@@ -35,6 +35,7 @@ from storage.ledger.store import (
     LedgerFenced,
     NoSuchLedger,
 )
+from tests.support.bounds import set_bound
 from tests.support.clocks import NOW_MS, FakeClock
 from tests.support.waiting import until
 from tests.unit.storage.ledger.bookkeeper import simulated_bookies
@@ -97,7 +98,7 @@ class Ground:
 
 @pytest.fixture
 async def ground(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ground]:
-    monkeypatch.setattr(bounds, "WRITER_DRAIN_S", 0.05)
+    set_bound(monkeypatch, "WRITER_DRAIN_S", 0.05)
     made = Ground()
     yield made
     for store in made.stores:
@@ -196,13 +197,13 @@ async def test_what_waits_is_bounded_over_all_ledgers(
     store = await ground.store()
     ledger, other = await created(store), await created(store)
     outcomes = Outcomes()
-    monkeypatch.setattr(bounds, "LEDGER_PENDING_ADDS", 2)
+    set_bound(monkeypatch, "LEDGER_PENDING_ADDS", 2)
     assert [ledger.append(b"x", outcomes), ledger.append(b"x", outcomes)] == [0, 1]
     for each in (ledger, other):
         with pytest.raises(LedgerBusy, match="wait for bookies"):
             each.append(b"x", outcomes)
     await outcomes.wait(2)
-    monkeypatch.setattr(bounds, "LEDGER_PENDING_BYTES", 1)
+    set_bound(monkeypatch, "LEDGER_PENDING_BYTES", 1)
     assert ledger.append(b"x", outcomes) == 2
     for each in (ledger, other):
         with pytest.raises(LedgerBusy, match="wait for bookies"):
@@ -218,7 +219,7 @@ async def test_what_a_writer_gave_up_waits_no_longer(
     store = await ground.store()
     ledger, other = await created(store), await created(store)
     ground.everywhere(freeze)
-    monkeypatch.setattr(bounds, "LEDGER_PENDING_ADDS", 2)
+    set_bound(monkeypatch, "LEDGER_PENDING_ADDS", 2)
     outcomes = Outcomes()
     ledger.append(b"x", outcomes)
     ledger.append(b"x", outcomes)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from config.bounds import BOOKIE_INFLIGHT_BYTES, BOOKIE_INFLIGHT_REQUESTS, BOOKIE_LATE_TIMEOUTS
-from storage.ledger.bookkeeper import window as window_module
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.waiters import AddWaiter, Waiter
 from storage.ledger.bookkeeper.window import TICKS, Admission, Window
@@ -113,11 +112,11 @@ def test_requests_are_counted_not_only_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "value"), [("BOOKIE_WAITING_REQUESTS", 2), ("BOOKIE_WAITING_BYTES", 200)]
+    "window",
+    [Window(waiting_requests=2), Window(waiting_bytes=200)],
+    ids=["requests", "bytes"],
 )
-def test_what_waits_is_bounded(bound: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, bound, value)
-    window = Window()
+def test_what_waits_is_bounded(window: Window) -> None:
     admitted = [window.admit(waiter(KEYS[0])) for _ in range(3)]
     assert admitted == [Admission.WAIT, Admission.WAIT, Admission.REFUSE]
     window.open()

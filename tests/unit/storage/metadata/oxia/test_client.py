@@ -16,6 +16,7 @@ from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.records import PROOF
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import IndexEntry, MetadataError, PutResult, RecordTooLarge
+from tests.support.bounds import set_bound
 from tests.support.certificates import make_certificate
 from tests.support.child_process import HOST, free_port
 from tests.support.fake_oxia import FakeOxia, World
@@ -41,7 +42,7 @@ async def test_one_of_several_servers_that_answers_is_enough(
     server: FakeOxia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One refuses, one takes the connection and says nothing: each is told of in the log."""
-    monkeypatch.setattr(bounds, "OXIA_ATTEMPT_TIMEOUT_S", 0.5)
+    set_bound(monkeypatch, "OXIA_ATTEMPT_TIMEOUT_S", 0.5)
     refusing = f"{HOST}:{free_port()}"
     silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
     taking = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
@@ -87,7 +88,7 @@ async def test_tls_with_both_certificates_and_a_token(world: World, tmp_path: Pa
 async def test_a_server_that_is_not_trusted_is_not_used(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 1)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 1)
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
     made, other = (
@@ -254,7 +255,7 @@ async def test_a_shard_has_one_writer_at_a_time(server: FakeOxia, world: World) 
 async def test_a_queue_that_is_full_refuses(
     server: FakeOxia, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "METADATA_QUEUE_OPERATIONS", 10)
+    set_bound(monkeypatch, "METADATA_QUEUE_OPERATIONS", 10)
     store = await open_store(server.address)
     puts = [store.put(f"/a/{n}", b"") for n in range(11)]
     results = await asyncio.gather(*puts, return_exceptions=True)
@@ -266,7 +267,7 @@ async def test_a_queue_that_is_full_refuses(
 async def test_bytes_of_the_queue_are_bounded(
     server: FakeOxia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "METADATA_QUEUE_BYTES", 2000)
+    set_bound(monkeypatch, "METADATA_QUEUE_BYTES", 2000)
     store = await open_store(server.address)
     puts = [store.put(f"/a/{n}", b"x" * 1000) for n in range(3)]
     results = await asyncio.gather(*puts, return_exceptions=True)

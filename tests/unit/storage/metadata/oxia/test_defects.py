@@ -11,7 +11,6 @@ from typing import TypeVar
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia import records, settling, shard_writer
@@ -22,6 +21,7 @@ from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.oxia.writes import Write
 from storage.metadata.store import EventKind, MetadataError, PutResult, Record
 from storage.metadata.watches import WatchHub
+from tests.support.bounds import set_bound
 from tests.support.fake_oxia import FakeOxia, World
 from tests.support.waiting import until
 
@@ -102,7 +102,7 @@ async def test_a_write_that_always_breaks_ends_at_its_deadline(
     store: OxiaMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its outcome is unknown: an `InternalError` would say that it did nothing."""
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 1)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 1)
     real = Answers.take
 
     def take(self: Answers, write: Write, answer: object) -> bool:
@@ -117,7 +117,7 @@ async def test_a_write_that_always_breaks_ends_at_its_deadline(
     monkeypatch.setattr(Answers, "found", found)
     with pytest.raises(MetadataError, match="outcome is unknown"):
         await asyncio.wait_for(store.put("/bad", b""), PATIENCE_S)
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 30)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 30)
     await asyncio.wait_for(store.put("/good", b""), PATIENCE_S)
 
 

@@ -13,6 +13,7 @@ from storage.metadata.oxia.connection import CallFailed
 from storage.metadata.oxia.errors import Action, Failure
 from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.shards import Shards
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
 PATIENCE_S = 5
@@ -83,7 +84,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MIN_S", 0.001)
 
 
 async def follow(leader: Leader, told: Told, *, late: bool = False) -> NotificationFollower:

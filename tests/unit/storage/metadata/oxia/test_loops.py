@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from magnetar.protocol.backoff import Backoff
 from storage.metadata.oxia.connection import Connections
 from storage.metadata.oxia.loops import Loop
 from storage.metadata.oxia.shards import Shards
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
 PATIENCE_S = 5
@@ -65,8 +65,8 @@ async def test_an_owner_that_breaks_too_does_not_end_it() -> None:
 
 
 def test_pauses_double_up_to_a_bound_with_some_luck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MAX_S", 0.004)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MIN_S", 0.001)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MAX_S", 0.004)
     shards = Shards(["one:1"], "a-namespace", cast("Connections", None), random.Random(1))
     backoff, luck = shards.backoff(), random.Random(1)
     for exact_s in (0.001, 0.002, 0.004, 0.004):

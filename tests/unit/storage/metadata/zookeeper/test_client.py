@@ -15,6 +15,7 @@ from config import bounds
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _Awaited
 from storage.metadata.zookeeper.requests import Answer, Failure, Request
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
 PATIENCE_S = 20
@@ -39,8 +40,8 @@ def fresh_client() -> ZooKeeperClient:
 async def test_a_library_that_does_not_end_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CLOSE_S", 0.05)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
+    set_bound(monkeypatch, "ZOOKEEPER_CLOSE_S", 0.05)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
     client = fresh_client()
     taken = []
     monkeypatch.setattr(client._library, "_call", lambda _, awaited: taken.append(awaited))
@@ -61,8 +62,8 @@ async def test_a_library_that_does_not_end_keeps_nobody_waiting(
 
 
 async def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
-    monkeypatch.setattr(bounds, "METADATA_QUEUE_OPERATIONS", 2)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
+    set_bound(monkeypatch, "METADATA_QUEUE_OPERATIONS", 2)
     client = fresh_client()
     taken = []
     monkeypatch.setattr(client._library, "_call", lambda _, awaited: taken.append(awaited))
@@ -83,7 +84,7 @@ async def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_server_that_accepts_and_does_not_answer_is_tried_again_within_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CONNECT_S", 3.5)
+    set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 3.5)
     accepted: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,8 +132,8 @@ class Broken:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MIN_S", 0.01)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.02)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MIN_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.02)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -199,7 +200,7 @@ async def test_what_a_broken_thread_dropped_is_answered(monkeypatch: pytest.Monk
 async def test_what_was_dropped_in_an_expired_session_is_answered_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 2)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 2)
     client = fresh_client()
     library = client._library
     taken = []
@@ -255,7 +256,7 @@ async def test_an_answer_that_cannot_be_read_is_answered_with_a_failure(
 async def test_a_request_that_cannot_be_handed_over_takes_no_answer_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
     client = fresh_client()
     taken: list[_Awaited] = []
 

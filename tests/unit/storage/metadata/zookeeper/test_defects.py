@@ -8,13 +8,13 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from storage.metadata.store import MetadataDefect, MetadataError, PutResult
 from storage.metadata.zookeeper import pipeline as module
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.guard import Guard
 from storage.metadata.zookeeper.plan import Plan, plan_put
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, _Multi
+from tests.support.bounds import set_bound
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
@@ -244,9 +244,9 @@ async def test_a_record_of_something_else_is_told_to_be_unreadable(header: bytes
 async def test_an_ephemeral_record_that_reads_do_not_see_is_told_in_time(
     monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_VISIBLE_S", 0.05)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_LOOK_S", 0.02)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_VISIBLE_S", 0.05)
+    set_bound(monkeypatch, "ZOOKEEPER_LOOK_S", 0.02)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
     tree = fresh_tree()
     lane = FakeLane(tree)
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
@@ -268,8 +268,8 @@ async def test_an_ephemeral_record_that_reads_do_not_see_is_told_in_time(
 
 
 async def test_what_nobody_waits_for_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 0.05)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_LOOK_S", 0.02)
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 0.05)
+    set_bound(monkeypatch, "ZOOKEEPER_LOOK_S", 0.02)
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
         monkeypatch.setattr(client, "submit", lambda *_: None)
@@ -284,7 +284,7 @@ async def test_what_nobody_waits_for_any_more_is_let_go(monkeypatch: pytest.Monk
 async def test_a_guard_that_never_gets_an_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 0.1)
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 0.1)
     client = FakeClient(fresh_tree(), Random(1), lambda: "break")
     guard = Guard(client, LAYOUT, random.Random(1), "me")  # type: ignore[arg-type]
     with pytest.raises(MetadataError, match="look at its servers"):

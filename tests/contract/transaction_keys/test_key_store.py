@@ -166,12 +166,12 @@ async def test_odd_names_are_kept_apart(keys: TransactionKeyStore) -> None:
 async def test_keys_are_listed_in_pages_by_coordinator(
     keys: TransactionKeyStore, store: MetadataStore
 ) -> None:
-    others = [TransactionKeyStore(store, CoordinatorId(n)) for n in (0, 2, 30, 4)]
+    others = {n: TransactionKeyStore(store, CoordinatorId(n)) for n in (0, 2, 30, 4)}
     names = [KeyName(owner, key) for owner in ("", "bob") for key in ("a", "a%", "a b", "ab", "b")]
     for name in names:
         await keys.create(name, new_key_record(1))
-    for other in others:
-        await other.create(KeyName("", f"of {other._coordinator}"), new_key_record(1))
+    for number, other in others.items():
+        await other.create(KeyName("", f"of {number}"), new_key_record(1))
     for limit in (1, 2, 3, len(names), len(names) + 1):
         found = await names_in_pages(keys, limit)
         assert found == sorted(found, key=key_records.encoded_name)

@@ -44,7 +44,7 @@ class Stage:
                 return delivery
 
     async def acknowledge(self, txn: TxnId, delivery: Delivery) -> None:
-        ack = self.consumer._ack([delivery.message_id], True, None)
+        ack = self.consumer.ack_command([delivery.message_id], True, None)
         ack.txnid_most_bits, ack.txnid_least_bits = txn
         await self.consumer.client.request(pb.BaseCommand.ACK, ack)
 

@@ -357,8 +357,8 @@ async def test_a_peer_that_does_not_read_holds_up_nobody_else(broker: Broker) ->
     stuck = await stuck_client.subscribe(TOPIC, "stuck", options(SHARED), permits=10_000)
     mate = await client.subscribe(TOPIC, "stuck", options(SHARED), permits=10_000)
     other = await client.subscribe(TOPIC, "other", permits=10_000)
-    assert stuck_client._transport is not None
-    stuck_client._transport.pause_reading()
+    assert stuck_client.transport is not None
+    stuck_client.transport.pause_reading()
     count, size = 400, 100_000
     await fill(client, count, size=size)
     assert await take(other, count) == list(range(count))
@@ -368,7 +368,7 @@ async def test_a_peer_that_does_not_read_holds_up_nobody_else(broker: Broker) ->
         await client.ping()
     held = subscription.consumers[0].messages_out_total
     assert held * size < 20 * 2**20, "what is queued to one peer is bounded"
-    stuck_client._transport.resume_reading()
+    stuck_client.transport.resume_reading()
     got = await take(stuck, held) + await take(mate, count - held)
     assert sorted(got) == list(range(count))
 

@@ -267,8 +267,8 @@ async def stalled_peers(broker: Broker, count: int) -> list[Reads]:
     """Each with a connection of its own, from which it reads nothing until it is told to."""
     peers = [Reads(await RawClient.open("127.0.0.1", broker.port)) for _ in range(count)]
     for each in peers:
-        assert each.raw._transport is not None
-        each.raw._transport.pause_reading()
+        assert each.raw.transport is not None
+        each.raw.transport.pause_reading()
     return peers
 
 
@@ -288,7 +288,7 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody(
     await until(lambda: broker.segment_reads._ahead > 0)
     assert len(await reads.read_all(EARLIEST, LATEST)) == 4
     for each in stalled:
-        each.raw._transport.resume_reading()  # type: ignore[union-attr]
+        each.raw.transport.resume_reading()  # type: ignore[union-attr]
     assert [len(found) for found in await asyncio.gather(*waiting)] == [4] * 18
     for each in stalled:
         await each.raw.close()
@@ -314,7 +314,7 @@ async def test_answers_that_wait_for_peers_are_bounded_however_many_peers_there_
     assert len((await reads.read(EARLIEST, LATEST)).entries) == 1, "all others have had their turn"
     assert max(most, broker.segment_reads._ahead) <= 2, "one that waits, and one that is read"
     for each in stalled:
-        each.raw._transport.resume_reading()  # type: ignore[union-attr]
+        each.raw.transport.resume_reading()  # type: ignore[union-attr]
     assert [len(answer.entries) for answer in await asyncio.gather(*waiting)] == [1] * 36
     for each in stalled:
         await each.raw.close()

@@ -504,9 +504,9 @@ async def test_a_name_held_by_a_dead_peer_is_given_away(
     set_bound(monkeypatch, "LIVENESS_CHECK_S", 0.1)
     dead, other = await connect(), await connect()
     await dead.create_producer(TOPIC, named("n"))
-    dead._transport.pause_reading()  # type: ignore[union-attr]
+    dead.transport.pause_reading()  # type: ignore[union-attr]
     taken = await other.create_producer(TOPIC, named("n"))
     await taken.send(b"x")
-    dead._transport.resume_reading()  # type: ignore[union-attr]
+    dead.transport.resume_reading()  # type: ignore[union-attr]
     await dead.wait_closed()
     assert list(broker.topics.loaded()[TOPIC].producers) == ["n"]

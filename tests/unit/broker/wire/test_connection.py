@@ -190,7 +190,7 @@ async def test_a_silent_peer_is_asked_and_then_given_up(
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     pings: list[bytes] = []
     monkeypatch.setattr(client, "data_received", pings.append)
-    client._transport.set_protocol(client)  # type: ignore[union-attr]
+    client.transport.set_protocol(client)  # type: ignore[union-attr]
     client.send(Kind.CONNECT, pb.CommandConnect(client_version="x"))
     assert await client.wait_closed()
     assert b"".join(pings).endswith(encode_command(basecommand(Kind.PING, pb.CommandPing())))
@@ -227,14 +227,14 @@ async def test_a_peer_that_does_not_read_is_not_read_either(broker: Broker) -> N
 
     client = await serve(broker, {Kind.LOOKUP: answers_much})
     connection = only(broker)
-    client._transport.pause_reading()  # type: ignore[union-attr]
+    client.transport.pause_reading()  # type: ignore[union-attr]
     answers = [asyncio.create_task(client.lookup(LOOKUP.topic)) for _ in range(200)]
     await until(lambda: not connection.writable)
     stopped = len(served)
     assert stopped < 200
     queued = connection._outbox._bytes + connection._transport.get_write_buffer_size()
     assert queued < CONNECTION_WRITE_HIGH_WATER + 400_000
-    client._transport.resume_reading()  # type: ignore[union-attr]
+    client.transport.resume_reading()  # type: ignore[union-attr]
     await asyncio.gather(*answers)
     assert len(served) == 200
     await until(lambda: connection.writable)

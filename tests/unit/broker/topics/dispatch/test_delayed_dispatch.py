@@ -281,7 +281,7 @@ async def test_what_is_trimmed_while_it_waits_is_done_with(kind: SubscriptionTyp
     _, peer = await attach(subscription, kind, permits=10)
     await settle()
     gone = topic.ledger.entries[0]
-    topic.ledger._from = (  # type: ignore[method-assign]
+    topic.ledger.entries_from = (  # type: ignore[method-assign]
         lambda start, count: [
             e for e in topic.ledger.entries if e.position >= start and e is not gone
         ][:count]

@@ -238,7 +238,7 @@ async def test_entries_trimmed_while_they_waited_are_done_with(kind: Subscriptio
     consumer, peer = await attach(subscription, kind, permits=100)
     await settle()
     trimmed = topic.ledger.entries[0]
-    topic.ledger._from = (  # type: ignore[method-assign]
+    topic.ledger.entries_from = (  # type: ignore[method-assign]
         lambda start, count: [
             e for e in topic.ledger.entries if e.position >= start and e is not trimmed
         ][:count]

@@ -46,7 +46,7 @@ class Runs:
 
 
 @in_virtual_time
-async def test_whatever_ends_it_begins_it_anew() -> None:
+async def test_supervised_task_is_restarted_whatever_ends_it() -> None:
     cancelled = asyncio.CancelledError("of what it waited for")
     runs, tasks = Runs(DEFECT, None, MetadataError("Down: wait."), cancelled), Supervised()
     with capture_logs() as logs:
@@ -86,7 +86,7 @@ async def test_a_run_that_lasted_begins_the_pauses_anew() -> None:
 
 
 @in_virtual_time
-async def test_what_is_seen_through_ends_with_its_first_return() -> None:
+async def test_see_through_ends_with_the_first_return() -> None:
     runs, tasks = Runs(DEFECT, None, None), Supervised()
     await tasks.see_through("a change", runs)
     assert len(runs.began_s) == 2

@@ -58,7 +58,7 @@ async def test_a_broker_does_not_start_with_a_clock_that_differs_too_much(
         await ClockCheck(store, store.clock).start()
 
 
-async def test_a_clock_that_goes_wrong_later_is_told_in_the_log(store: TimedStore) -> None:
+async def test_clock_skew_that_begins_later_is_logged(store: TimedStore) -> None:
     check = ClockCheck(store, store.clock, check_s=0.001)
     await check.start()
     with capture_logs() as logs:

@@ -30,7 +30,7 @@ from tests.support.raw_client import RawClient
 TOPIC = "persistent://public/default/t"
 
 
-async def test_what_was_acknowledged_is_there_after_a_drain(tmp_path: Path) -> None:
+async def test_acknowledgements_survive_a_drain(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await RawClient.open("127.0.0.1", broker.port)
         consumer = await client.subscribe(TOPIC, "s", permits=100)
@@ -216,7 +216,7 @@ async def test_work_goes_on_when_the_one_who_asked_is_gone() -> None:
     assert await background.finish(work()) == 7
 
 
-async def test_failures_nobody_waits_for_are_told_if_they_are_ours() -> None:
+async def test_background_task_logs_defects_and_not_errors_of_peers() -> None:
     background = Background()
 
     async def fails(error: Exception) -> None:

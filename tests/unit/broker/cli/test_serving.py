@@ -16,7 +16,7 @@ async def test_stores_that_do_not_answer_are_not_waited_for() -> None:
     assert never.cancelled()
 
 
-def test_what_to_type_next_is_for_this_broker() -> None:
+def test_banner_suggests_a_command_with_this_brokers_url() -> None:
     hint = "topics get my-topic --admin-url http://127.0.0.1:18080\n"
     assert hint in serving.banner(Settings(), 16650, 18080, 0.1)
     assert "--admin-url" not in serving.banner(Settings(), 6650, 8080, 0.1)

@@ -60,7 +60,7 @@ async def test_when_the_far_broker_goes_so_does_the_connection(cluster: Cluster)
     await client.close()
 
 
-async def test_nobody_else_is_forwarded_to(cluster: Cluster) -> None:
+async def test_connection_is_forwarded_to_live_brokers_only(cluster: Cluster) -> None:
     near = await cluster.add()
     listening = await asyncio.start_server(lambda *_: None, HOST, free_port())
     port = listening.sockets[0].getsockname()[1]

@@ -211,7 +211,7 @@ async def test_an_event_of_the_past_takes_nothing_away() -> None:
     await store.close()
 
 
-async def test_what_another_one_has_taken_meanwhile_is_not_released() -> None:
+async def test_release_leaves_a_record_that_another_broker_took() -> None:
     store, process = await alone()
     await process.ownership.acquire(NAMES[0])
     await process.ownership._followers.stop()

@@ -197,7 +197,7 @@ async def test_metrics_tell_what_is_owned_and_what_happened(cluster: Cluster) ->
     assert f"pulsar_lb_leader{labels} 1.0" in lines
 
 
-async def test_who_watches_topics_hears_of_those_made_elsewhere(cluster: Cluster) -> None:
+async def test_topic_list_watch_reports_topics_created_on_other_brokers(cluster: Cluster) -> None:
     first, second = await cluster.add(), await cluster.add()
     client = await first.client()
     watch = pb.CommandWatchTopicList(

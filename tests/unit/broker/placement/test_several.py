@@ -71,7 +71,9 @@ async def closed(producer: RawProducer) -> None:
 # Lookups
 
 
-async def test_who_is_asked_to_serve_serves_and_others_send_there(cluster: Cluster) -> None:
+async def test_asked_broker_serves_an_unowned_topic_and_others_redirect_to_it(
+    cluster: Cluster,
+) -> None:
     first, second = await cluster.add(), await cluster.add()
     producer = await (await first.client()).create_producer(TOPIC)
     await producer.send(b"m")
@@ -86,7 +88,7 @@ async def test_who_is_asked_to_serve_serves_and_others_send_there(cluster: Clust
     assert cluster.owners(TOPIC) == [first]
 
 
-async def test_what_nobody_owns_is_sent_to_the_chosen_one_and_written_down_when_served(
+async def test_lookup_of_an_unowned_topic_names_the_broker_that_then_owns_it(
     cluster: Cluster,
 ) -> None:
     nodes = [await cluster.add() for _ in range(3)]
@@ -287,7 +289,7 @@ async def put_later_process(cluster: Cluster, node: Node) -> None:
     await cluster.metadata.put(member_key(node.id), later)
 
 
-async def test_whoever_waits_for_the_session_of_one_that_was_superseded_ends_for_good(
+async def test_tasks_of_a_superseded_process_end_for_good(
     cluster: Cluster,
 ) -> None:
     first = await cluster.add()

@@ -85,7 +85,7 @@ async def test_policies_are_still_followed(cluster: Cluster, error: Exception) -
     await switched(False)
 
 
-async def test_each_failure_is_told_once_with_its_traceback(cluster: Cluster) -> None:
+async def test_each_failure_is_logged_once_with_its_traceback(cluster: Cluster) -> None:
     first, second = await cluster.add(), await cluster.add()
     first.view.spoil_watches(DEFECT)
     with capture_logs() as logs:
@@ -130,7 +130,7 @@ async def test_a_session_is_opened_again_though_that_failed_in_an_unforeseen_way
     await cluster.all_know(first)
 
 
-async def test_who_is_superseded_has_no_session_and_says_so(cluster: Cluster) -> None:
+async def test_superseded_broker_has_no_session_and_refuses_requests(cluster: Cluster) -> None:
     first = await cluster.add()
     record = await cluster.metadata.get(member_key(first.id))
     assert record is not None
@@ -150,7 +150,7 @@ async def _session_never_again(node: Node) -> None:
         await asyncio.sleep(0)  # it does not wait while the session lives
 
 
-async def test_who_is_superseded_still_stops(cluster: Cluster) -> None:
+async def test_superseded_broker_still_stops(cluster: Cluster) -> None:
     first = await cluster.add()
     record = await cluster.metadata.get(member_key(first.id))
     assert record is not None

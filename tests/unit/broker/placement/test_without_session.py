@@ -60,7 +60,7 @@ async def test_requests_wait_for_the_next_session_and_are_not_sent_around(
     assert await asyncio.gather(*requests) == [204] * len(TOPICS)
 
 
-async def test_who_has_no_session_takes_nothing_that_was_chosen_for_him(
+async def test_broker_without_session_takes_no_topic_chosen_for_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first, second), again = await two_without_session(cluster, monkeypatch)

@@ -377,7 +377,7 @@ async def test_waiting_for_a_consumer_never_seen_has_an_end(
     await until_told(second, [1, 3], answer)
 
 
-async def test_who_takes_nothing_up_makes_room_for_those_who_do(
+async def test_consumer_that_attaches_no_segment_is_replaced(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "RELEASE_WAIT_S", 0)

@@ -144,7 +144,7 @@ async def dies_in(cluster: Cluster, change: str, writes: int) -> tuple[Node, boo
 
 
 @pytest.mark.parametrize("change", ["split", "delete"])
-async def test_what_a_dead_leader_began_is_finished_or_undone(change: str) -> None:
+async def test_layout_change_of_a_dead_leader_is_finished_or_undone(change: str) -> None:
     epochs: list[int] = []
     for writes in range(1, 60):
         cluster = Cluster()
@@ -369,7 +369,7 @@ async def test_a_frozen_leader_that_wakes_up_undoes_nothing(cluster: Cluster) ->
     assert first.dag.epoch == 1
 
 
-async def test_a_defect_while_another_broker_is_heard_costs_a_connection_and_nothing_else(
+async def test_defect_in_a_feed_listener_closes_only_that_connection(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = await two(cluster)

@@ -65,7 +65,7 @@ async def test_an_empty_namespace_has_an_empty_snapshot(node: Node) -> None:
     assert not first.snapshot.topics
 
 
-async def test_changes_close_together_are_told_together(node: Node) -> None:
+async def test_changes_in_quick_succession_are_sent_in_one_update(node: Node) -> None:
     peer = node.peer()
     watch(peer)
     await update(peer)
@@ -76,7 +76,7 @@ async def test_changes_close_together_are_told_together(node: Node) -> None:
     assert diff(await update(peer)) == (names[1:], [])
 
 
-async def test_other_changes_of_a_topic_are_not_told(node: Node) -> None:
+async def test_namespace_watch_ignores_splits_and_consumers(node: Node) -> None:
     await create(node, A)
     peer = node.peer()
     watch(peer)

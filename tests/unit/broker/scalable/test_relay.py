@@ -40,7 +40,7 @@ FIRST_ASSIGNMENT = pb.ScalableConsumerAssignment(layout_epoch=0)
 # Served through a relay
 
 
-async def test_who_does_not_lead_relays_assignments(cluster: Cluster) -> None:
+async def test_broker_that_does_not_lead_relays_assignments(cluster: Cluster) -> None:
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     (member,) = group(far).members.values()
@@ -114,7 +114,9 @@ async def test_a_leader_that_stands_still_serves_until_its_session_ends(cluster:
     assert far.broker.scalable.controllers.of(TOPIC) is not None, "it knows nothing of this"
 
 
-async def test_consumers_of_a_deleted_topic_are_told_nothing(cluster: Cluster) -> None:
+async def test_deletion_of_a_topic_ends_relays_without_a_message_to_consumers(
+    cluster: Cluster,
+) -> None:
     """Sent away, their clients would make the topic again."""
     near, far, client = await led(cluster)
     await relayed(near, far, client)
@@ -166,7 +168,7 @@ async def test_unsubscribe_waits_for_no_leader_that_stands_still(
     assert not client.closed.done()
 
 
-async def test_who_registers_again_has_one_relay(cluster: Cluster) -> None:
+async def test_consumer_that_registers_twice_has_one_relay(cluster: Cluster) -> None:
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     await client.subscribe_scalable(NAME, "s", "r", consumer_id=session.session_id)
@@ -296,7 +298,7 @@ async def test_a_draining_broker_relays(cluster: Cluster) -> None:
     assert a.placement.owns(TOPIC)
 
 
-async def test_what_a_drain_interrupts_goes_on_elsewhere(
+async def test_subscribe_interrupted_by_a_drain_succeeds_at_another_broker(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, *_ = await brokers(cluster)

@@ -34,7 +34,7 @@ from tests.unit.broker.scalable.several import NAME, TOPIC, take_lead
 # A leader that is not heard any more
 
 
-async def test_a_leader_that_is_not_heard_any_more_is_given_up(
+async def test_leader_that_stops_sending_is_given_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose machine, or the way to it, is gone: no end of the connection is ever seen."""
@@ -144,7 +144,7 @@ async def test_a_store_that_fails_is_not_needed_where_the_leader_is_known(
         ("_follower", "follow", OwnerStopped("This broker stops: ask another one.")),
     ],
 )
-async def test_what_fails_where_nobody_leads_is_tried_again(
+async def test_subscribe_that_fails_without_a_leader_is_retried(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, part: str, name: str, error: Exception
 ) -> None:
     near, _ = await brokers(cluster)
@@ -220,7 +220,7 @@ async def test_relays_hear_of_owners_together(
     assert read == [TOPIC], "one look for all"
 
 
-async def test_who_waits_for_a_change_is_no_listener(cluster: Cluster) -> None:
+async def test_waiting_for_an_owner_change_adds_no_listener(cluster: Cluster) -> None:
     near, _ = await brokers(cluster)
     placement, relays = near.placement, near.broker.scalable.relays
     listeners = len(placement._owner_listeners), len(placement._broker_listeners)
@@ -328,7 +328,7 @@ async def test_a_controller_that_was_being_made_while_the_lead_flapped_does_noth
     assert await cluster.metadata.children(CONSUMERS) == ["r"]
 
 
-async def test_what_ends_while_it_is_restored_has_no_timers_left(
+async def test_controller_that_ends_while_it_loads_leaves_no_timers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only, held, subscribing, unfinished = await being_made(cluster, monkeypatch, "consumers")

@@ -191,7 +191,7 @@ async def test_sessions_hear_where_segments_and_lead_move(cluster: Cluster) -> N
     await until_told(b, lambda dag: dag.segment_brokers[0].broker_url)
 
 
-async def test_a_feed_that_was_cut_starts_over(cluster: Cluster) -> None:
+async def test_lost_feed_connection_starts_with_a_new_snapshot(cluster: Cluster) -> None:
     a, b, _ = await three(cluster)
     await a.broker.scalable.create(TOPIC, segments=2, properties={})
     names = [segment(0, 0x7FFF, 0), segment(0x8000, 0xFFFF, 1)]
@@ -284,9 +284,7 @@ async def test_a_former_owner_of_a_parent_that_was_read_takes_no_child_from_its_
     assert group.group.sessions["r"].assigned == {1, 2}
 
 
-async def test_what_is_being_closed_here_says_nothing_of_a_segment_that_moves(
-    cluster: Cluster, users: AsyncExitStack
-) -> None:
+async def test_closing_segment_has_no_local_state(cluster: Cluster, users: AsyncExitStack) -> None:
     a, _, _ = await three(cluster)
     await a.broker.scalable.create(TOPIC, segments=1, properties={})
     await hold(a, WHOLE)

@@ -105,9 +105,7 @@ async def test_trimmed_entries_are_lost_and_the_end_of_a_trimmed_ledger_is_not(
     assert [each.position for each in await reads.read_all(positions[3], LATEST)] == positions[10:]
 
 
-async def test_what_is_trimmed_between_two_answers_is_passed_over(
-    reads: Reads, broker: Broker
-) -> None:
+async def test_read_skips_entries_trimmed_between_two_answers(reads: Reads, broker: Broker) -> None:
     positions = await fill(reads, [1000] * 18)
     answer = await reads.read(positions[0], LATEST, max_bytes=150)
     assert not answer.at_end
@@ -208,7 +206,7 @@ async def test_scalable_topics_and_nonsense_are_refused(reads: Reads, broker: Br
     await reads.raw.ping()
 
 
-async def test_the_backlog_is_told_once_it_is_counted(
+async def test_plan_has_the_backlog_once_it_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a crash the ledgers are read for it; a plan does not wait for all of that."""
@@ -247,7 +245,7 @@ async def test_the_backlog_is_told_once_it_is_counted(
         await client.close()
 
 
-async def test_who_does_not_own_the_topic_refuses_it(cluster: Cluster) -> None:
+async def test_broker_that_does_not_own_the_topic_refuses_reads(cluster: Cluster) -> None:
     owner, other = await cluster.add(), await cluster.add()
     while not owner.owns(TOPIC):
         try:

@@ -80,7 +80,7 @@ async def amid_an_abort(stage: Stage, kind: pb.CommandSubscribe.SubType) -> RawC
 
 
 @in_order
-async def test_who_asks_for_all_between_the_slices_of_an_abort_gets_it_once(
+async def test_redeliver_all_between_abort_slices_delivers_each_message_once(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     """As a client does that hears of the abort before it is carried out."""
@@ -91,7 +91,7 @@ async def test_who_asks_for_all_between_the_slices_of_an_abort_gets_it_once(
 
 
 @every_kind
-async def test_who_comes_between_the_slices_of_an_abort_gets_it_once(
+async def test_consumer_attached_between_abort_slices_gets_each_message_once(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     first = await amid_an_abort(stage, kind)

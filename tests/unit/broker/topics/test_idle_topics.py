@@ -113,7 +113,7 @@ async def test_consumers_and_readers_keep_a_topic(
     assert looks.loaded == []
 
 
-async def test_what_is_not_durable_or_not_done_keeps_a_topic(looks: Looks) -> None:
+async def test_topic_with_unfinished_or_unsaved_work_is_not_idle(looks: Looks) -> None:
     topic = await looks.broker.topics.get(name_of(TOPIC), create=True)
     subscription = await topic.create_subscription("s", EARLIEST)
     assert topic.idle
@@ -131,7 +131,7 @@ async def test_what_is_not_durable_or_not_done_keeps_a_topic(looks: Looks) -> No
     await until(lambda: topic.idle)
 
 
-async def test_who_comes_while_a_topic_is_unloaded_waits_and_loses_nothing(
+async def test_request_during_unloading_waits_and_loses_nothing(
     looks: Looks, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await connect()
@@ -166,7 +166,7 @@ async def test_who_comes_while_a_topic_is_unloaded_waits_and_loses_nothing(
     assert [(await consumer.receive()).payload for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_who_comes_just_before_keeps_the_topic(looks: Looks) -> None:
+async def test_request_just_before_unloading_keeps_the_topic(looks: Looks) -> None:
     """Between the look and the turn in which closing would begin."""
     topic = await looks.broker.topics.get(name_of(TOPIC), create=True)
     await looks.look()

@@ -226,7 +226,7 @@ async def on_bookies(frame_bytes: int) -> Stores:
     return Stores(MemoryMetadataStore(clock), ledgers, bookkeeper=ledgers)
 
 
-async def test_what_bookies_do_not_take_is_announced_and_refused_alone(tmp_path: Path) -> None:
+async def test_entry_too_large_for_bookies_is_refused_alone(tmp_path: Path) -> None:
     """It says nothing about the ledger: others, who write to the topic, notice nothing."""
     stores = await on_bookies(100_000)
     async with running_on(stores, tmp_path) as broker, AsyncExitStack() as stack:
@@ -297,7 +297,9 @@ async def test_names_are_unique_and_kept_by_whom_they_belong_to(connect: Connect
     assert (await other.create_producer(TOPIC, named("n"))).name == "n"
 
 
-async def test_who_comes_back_replaces_its_stale_self(broker: Broker, connect: Connect) -> None:
+async def test_reconnecting_producer_replaces_its_stale_connection(
+    broker: Broker, connect: Connect
+) -> None:
     stale, fresh = await connect(), await connect()
     first = await stale.create_producer(TOPIC, pb.CommandProducer(producer_id=3))
     back = named(first.name, 1, producer_id=3, user_provided_producer_name=False)

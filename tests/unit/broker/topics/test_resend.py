@@ -77,7 +77,7 @@ def ending(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.mark.usefixtures("ending")
-async def test_what_is_sent_again_after_a_restart_is_stored_once(tmp_path: Path) -> None:
+async def test_resend_after_a_restart_is_stored_once(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await RawClient.open("127.0.0.1", broker.port)
         producer = await client.create_producer(TOPIC)
@@ -256,7 +256,7 @@ async def is_terminated(sent: Awaitable[object]) -> bool:
 
 
 @pytest.mark.parametrize("unloaded", [False, True], ids=["loaded", "unloaded"])
-async def test_who_comes_back_to_a_sealed_topic_hears_what_it_has(
+async def test_reconnecting_producer_of_a_sealed_topic_gets_receipts(
     broker: Broker, connect: Connect, unloaded: bool
 ) -> None:
     client = await connect()
@@ -273,7 +273,7 @@ async def test_who_comes_back_to_a_sealed_topic_hears_what_it_has(
     await until(lambda: not broker.topics.loaded()[TOPIC].producers)
 
 
-async def test_nobody_else_comes_to_a_sealed_topic(broker: Broker, connect: Connect) -> None:
+async def test_new_producer_on_a_sealed_topic_is_refused(broker: Broker, connect: Connect) -> None:
     client = await connect()
     producer = await client.create_producer(TOPIC, named("mine"))
     await send(producer, 0)
@@ -285,7 +285,7 @@ async def test_nobody_else_comes_to_a_sealed_topic(broker: Broker, connect: Conn
     assert not broker.topics.loaded()[TOPIC].producers
 
 
-async def test_who_comes_back_while_a_topic_is_sealed_waits_for_what_is_in_flight(
+async def test_reconnecting_producer_waits_for_sends_in_flight_during_a_seal(
     broker: Broker, connect: Connect
 ) -> None:
     """Also for what is the first of its name, so that nothing is known of it yet."""

@@ -76,7 +76,7 @@ async def test_closing_takes_a_waiting_subscribe_back(broker: Broker) -> None:
     assert await attached(broker, WHOLE) == 0
 
 
-async def test_the_end_of_a_segment_is_told_once_all_is_acknowledged(broker: Broker) -> None:
+async def test_end_of_segment_is_sent_once_all_is_acknowledged(broker: Broker) -> None:
     client = await client_of(broker)
     consumer = await client.subscribe(WHOLE, "s", options(SHARED), permits=100)
     await fill(client, 3, topic=WHOLE)

@@ -179,7 +179,7 @@ async def test_a_drained_subscription_is_reported_when_sealed_or_loaded() -> Non
     assert topic.events == [("drained", "s")]
 
 
-async def test_who_comes_to_a_drained_topic_is_told_after_success() -> None:
+async def test_consumer_of_a_drained_topic_gets_end_of_topic_after_success() -> None:
     topic = FakeTopic(SEGMENT)
     subscription = topic.subscription()
     topic.seal()
@@ -187,7 +187,7 @@ async def test_who_comes_to_a_drained_topic_is_told_after_success() -> None:
     assert len(peer.commands(BaseCommand.REACHED_END_OF_TOPIC)) == 1
 
 
-async def test_a_reader_is_told_the_end_when_it_has_read_it() -> None:
+async def test_reader_gets_end_of_topic_after_the_last_message() -> None:
     topic = FakeTopic(SEGMENT)
     topic.ledger.put(entry_bytes(0), entry_bytes(1))
     subscription = topic.subscription(durable=False)

@@ -181,7 +181,7 @@ async def test_an_abort_redelivers_at_once(stage: Stage, kind: pb.CommandSubscri
 
 @also_from_disk
 @every_kind
-async def test_what_is_pending_is_not_delivered_to_anybody(
+async def test_message_with_a_pending_ack_is_not_delivered(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     """Not when its consumer asks, not when it leaves, not after a reload (A4)."""
@@ -456,7 +456,7 @@ async def test_a_subscription_that_is_not_durable_takes_none(stage: Stage) -> No
     assert refused.value.code == pb.NotAllowedError
 
 
-async def test_what_is_not_there_is_refused(stage: Stage) -> None:
+async def test_transactional_ack_of_a_missing_message_is_refused(stage: Stage) -> None:
     """An OK would let the transaction commit without its acknowledgement."""
     consumer = await stage.subscribe(SHARED)
     messages = await got(consumer, 5)
@@ -551,7 +551,7 @@ async def test_a_topic_with_pending_acks_is_not_idle(stage: Stage) -> None:
 
 
 @singly
-async def test_what_another_consumer_gave_back_is_not_sent_while_it_is_pending(
+async def test_redelivered_message_is_not_sent_while_its_ack_is_pending(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     """It waits to be sent again when a transaction takes it, and again when that aborts."""

@@ -408,7 +408,7 @@ async def holding(kind: SubscriptionType) -> History:
 @pytest.mark.usefixtures("sliced")
 @singly
 @pytest.mark.parametrize("again", ["nacks", "asks for all", "leaves"])
-async def test_who_gives_back_between_the_slices_of_an_abort_gets_each_message_once(
+async def test_redelivery_between_abort_slices_delivers_each_message_once(
     kind: SubscriptionType, again: str
 ) -> None:
     history = await holding(kind)

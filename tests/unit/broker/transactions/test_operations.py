@@ -137,7 +137,7 @@ async def test_one_transaction_with_what_it_touches(site: Site) -> None:
     assert status == 2
 
 
-async def test_what_pins_a_topic(site: Site) -> None:
+async def test_why_lists_the_transactions_that_pin_a_topic(site: Site) -> None:
     await site.rest.done("PUT", "/admin/v2/scalable/public/default/s?numInitialSegments=2")
     status, printed = await site.txn("why", "s")
     assert status == 0
@@ -290,7 +290,7 @@ async def test_lists_of_ten_thousand_are_short_and_read_nothing(
     assert printed.splitlines()[-1] == "10000 open, 5 shown."
 
 
-async def test_what_pins_a_loaded_topic_is_told_from_memory(
+async def test_why_lists_transactions_of_a_loaded_topic_from_memory(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pins most comes first, and no more than is shown is put together."""

@@ -75,7 +75,7 @@ async def test_this_broker_by_its_own_name_is_no_proxy(broker: Broker, connect: 
     await client.ping()
 
 
-async def test_nothing_is_heard_before_connect(broker: Broker) -> None:
+async def test_command_before_connect_is_refused(broker: Broker) -> None:
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     client.send(Kind.LOOKUP, LOOKUP)
     refused = await client.wait(client.events.get())
@@ -103,7 +103,7 @@ async def test_garbage_ends_that_connection_alone(
     await until(lambda: len(broker.connections) == 1)
 
 
-async def test_what_came_before_garbage_is_answered(connect: Connect) -> None:
+async def test_request_before_garbage_is_answered(connect: Connect) -> None:
     client = await connect()
     answer = asyncio.create_task(client.lookup(LOOKUP.topic))
     await asyncio.sleep(0)

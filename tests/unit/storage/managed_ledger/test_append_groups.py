@@ -67,7 +67,7 @@ async def test_groups_end_with_their_ledger() -> None:
     assert len({position.ledger_id for position in groups.positions}) == 4
 
 
-async def test_what_is_not_taken_of_many_is_said_by_count_or_error() -> None:
+async def test_append_of_a_group_returns_the_count_taken_or_fails() -> None:
     world = World(Limits(roll_over_buffer_entries=3))
     ledger = await world.open()
     world.ledgers.gates["create"] = asyncio.Event()
@@ -79,7 +79,7 @@ async def test_what_is_not_taken_of_many_is_said_by_count_or_error() -> None:
     assert data_of(await contents(ledger)) == [b"0", b"1", b"2"]
 
 
-async def test_of_many_those_are_taken_that_a_busy_ledger_has_room_for() -> None:
+async def test_busy_ledger_takes_as_many_entries_of_a_group_as_fit() -> None:
     world = World()
     ledger = await world.open()
     await publish(ledger, 1)
@@ -91,7 +91,7 @@ async def test_of_many_those_are_taken_that_a_busy_ledger_has_room_for() -> None
     assert data_of(await contents(ledger)) == [b"e0", b"0", b"1"]
 
 
-async def test_a_failed_group_is_told_once_for_each_entry() -> None:
+async def test_failed_group_calls_back_once_for_each_entry() -> None:
     world = World()
     ledger = await world.open()
     await publish(ledger, 1)

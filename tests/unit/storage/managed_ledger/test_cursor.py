@@ -176,7 +176,7 @@ async def open_with(count: int, limits: Limits = SMALL) -> tuple[World, ManagedL
     return world, ledger, cursor
 
 
-async def test_a_cursor_starts_where_it_is_told() -> None:
+async def test_cursor_starts_at_the_given_position() -> None:
     world = World()
     ledger = await world.open()
     early = await ledger.open_cursor("early", EARLIEST)
@@ -211,7 +211,7 @@ async def test_acknowledging_over_the_ends_of_ledgers() -> None:
     assert cursor.backlog == 0
 
 
-async def test_what_does_not_exist_cannot_be_acknowledged() -> None:
+async def test_acknowledging_a_missing_position_changes_nothing() -> None:
     _, _, cursor = await open_with(12)
     for nowhere in (Position(1, 10), Position(2, 2), Position(9, 0), Position(-1, 0), EARLIEST):
         assert not cursor.acknowledge(nowhere)

@@ -98,7 +98,7 @@ def test_the_quick_way_counts_as_the_slow_one(
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\x0e\x01", b"\x0e\x01abcd\xff\xff\xff\xffgarbage"])
-def test_what_cannot_be_read_is_one_message_of_no_time(data: bytes) -> None:
+def test_unreadable_entry_counts_as_one_message_without_time(data: bytes) -> None:
     assert fact_of(data) == Fact(1, len(data), 0)
 
 
@@ -142,7 +142,7 @@ def test_blocks_at_an_entry_lie_within_the_range(shapes: list[Fact], data: st.Da
 
 
 @given(FACTS, st.integers(0, 80), st.integers(0, 3000), st.data())
-def test_what_fits_is_the_most_that_does(
+def test_index_finds_the_longest_range_within_the_limits(
     shapes: list[Fact], messages: int, size_bytes: int, data: st.DataObject
 ) -> None:
     index = index_of([entry_of(shape) for shape in shapes])
@@ -186,13 +186,13 @@ def test_other_bytes_are_no_index(damage: bytes) -> None:
 
 
 @given(FACTS.filter(bool), st.data())
-def test_a_cut_index_is_no_index(shapes: list[Fact], data: st.DataObject) -> None:
+def test_truncated_index_is_refused(shapes: list[Fact], data: st.DataObject) -> None:
     whole = index_of([entry_of(shape) for shape in shapes]).encode()
     with pytest.raises(BrokenIndex):
         LedgerIndex.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-def test_those_asked_for_last_are_kept() -> None:
+def test_recent_indexes_keep_the_last_used() -> None:
     recent = RecentIndexes(2)
     indexes = [LedgerIndex() for _ in range(3)]
     recent.keep(0, indexes[0])

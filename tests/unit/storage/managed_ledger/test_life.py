@@ -330,7 +330,7 @@ async def test_reading_goes_on_after_a_ledger_that_is_trimmed_meanwhile() -> Non
     assert [entry.position for entry in await reading] == positions[10:]
 
 
-async def test_what_could_not_be_deleted_is_deleted_later() -> None:
+async def test_failed_ledger_deletion_is_retried() -> None:
     world = World()
     ledger = await world.open()
     cursor = await ledger.open_cursor("s", EARLIEST)

@@ -164,7 +164,7 @@ async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
     assert (await world.metadata.get(key) or record).value == record.value
 
 
-async def test_what_nobody_asks_about_is_not_counted() -> None:
+async def test_index_is_made_only_when_a_range_is_asked_for() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [Fact(1, 10, 5)] * 25)
@@ -187,7 +187,7 @@ async def test_an_index_that_cannot_be_stored_fails_nothing() -> None:
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 65
 
 
-async def test_who_waits_for_an_index_is_told_when_the_stream_closes() -> None:
+async def test_closing_a_stream_fails_calls_that_wait_for_its_index() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [Fact(1, 10, 5)] * 25)
@@ -201,7 +201,7 @@ async def test_who_waits_for_an_index_is_told_when_the_stream_closes() -> None:
         await asking
 
 
-async def test_what_cannot_be_read_is_said_and_tried_again() -> None:
+async def test_failed_read_for_an_index_is_raised_and_retried() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [Fact(1, 10, 5)] * 25)

@@ -55,7 +55,7 @@ async def store() -> AsyncIterator[MemoryMetadataStore]:
     await made.close()
 
 
-async def test_what_is_missed_while_it_is_broken_is_read(store: MemoryMetadataStore) -> None:
+async def test_changes_missed_during_a_failure_are_read(store: MemoryMetadataStore) -> None:
     follower, tasks = Follower(store), Supervised()
     follower.fails_at = f"{LEVEL}/b"
     await store.put(f"{LEVEL}/a", b"")

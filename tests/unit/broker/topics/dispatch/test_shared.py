@@ -130,7 +130,7 @@ async def test_negative_acknowledgements_come_back_with_a_count() -> None:
     assert subscription.backlog == 0
 
 
-async def test_what_a_lost_consumer_had_goes_to_the_others_uncounted() -> None:
+async def test_messages_of_a_lost_consumer_are_redelivered_with_count_zero() -> None:
     topic = FakeTopic()
     fill(topic, 10)
     subscription = topic.subscription()

@@ -247,7 +247,7 @@ async def test_the_partition_chooses_among_failover_consumers() -> None:
     assert first.got() in ([], [0])
 
 
-async def test_seeking_goes_where_it_is_told_and_disconnects() -> None:
+async def test_seek_moves_the_cursor_and_disconnects_consumers() -> None:
     topic = FakeTopic()
     fill(topic, 4)
     subscription = topic.subscription()

@@ -135,7 +135,7 @@ async def test_a_lost_connection_is_made_again_by_the_next_request(
     assert bookie.connections == 2
 
 
-async def test_nobody_connects_for_a_while_after_a_failure(bookie: FakeBookie) -> None:
+async def test_pool_pauses_after_a_failed_connect(bookie: FakeBookie) -> None:
     client = Client(BookieOptions(backoff_min_s=60, backoff_max_s=60))
     name = bookie.bookie_id
     await bookie.stop()

@@ -156,7 +156,7 @@ async def test_the_same_request_twice_has_two_answers_in_order(
     assert peer.told == [("first", OK), ("second", ReplyCode.NO_SUCH_ENTRY), ("third", OK)]
 
 
-async def test_callers_are_told_from_the_loop_only(peer: Peer, bookie: FakeBookie) -> None:
+async def test_callbacks_run_from_the_loop_only(peer: Peer, bookie: FakeBookie) -> None:
     bookie.hold()
     peer.add(1, 0)
     peer.add(1, 1, data=bytes(6 * 1024 * 1024))
@@ -216,7 +216,7 @@ async def test_a_frame_at_the_limit_goes_and_one_above_stays(bookie: FakeBookie)
     peer.connection.close()
 
 
-async def test_requests_wait_for_room_and_go_in_order(bookie: FakeBookie) -> None:
+async def test_requests_beyond_the_window_wait_and_go_in_order(bookie: FakeBookie) -> None:
     peer = Peer(bookie, BookieOptions(inflight_requests=2, waiting_requests=3))
     await peer.open()
     bookie.hold()
@@ -292,7 +292,7 @@ async def test_a_bookie_that_never_answers_is_given_up(bookie: FakeBookie) -> No
     assert peer.closed == 1
 
 
-async def test_what_waits_times_out_too_and_is_never_sent(bookie: FakeBookie) -> None:
+async def test_waiting_request_times_out_and_is_never_sent(bookie: FakeBookie) -> None:
     peer = Peer(bookie, BookieOptions(request_timeout_s=0.5, inflight_requests=1))
     await peer.open()
     bookie.hold()
@@ -343,7 +343,7 @@ async def test_an_answer_that_makes_no_sense_ends_it(
     assert [line["event"] for line in logs] == ["bookie_misbehaved"]
 
 
-async def test_nobody_listens(bookie: FakeBookie) -> None:
+async def test_refused_connect_answers_waiting_requests(bookie: FakeBookie) -> None:
     peer = Peer(bookie)
     peer.add(1, 0)
     await bookie.stop()

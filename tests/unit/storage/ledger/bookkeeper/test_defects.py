@@ -262,7 +262,7 @@ def raising_coroutine(error: Exception) -> Callable[..., object]:
     [(Window, "tick"), (Window, "answered"), (ReplyDecoder, "feed")],
     ids=["tick", "answered", "feed"],
 )
-def test_a_connection_ends_and_everybody_is_told(
+def test_defect_closes_the_connection_and_answers_every_request(
     monkeypatch: pytest.MonkeyPatch,
     factory: Callable[[], asyncio.AbstractEventLoop],
     owner: type,

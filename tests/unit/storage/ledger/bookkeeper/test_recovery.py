@@ -185,7 +185,7 @@ def test_a_conflict_at_the_mark_begins_again(state: LedgerState) -> None:
 
 
 @pytest.mark.parametrize("answer", [OK, NONE, NO_LEDGER])
-def test_what_covers_write_sets(answer: ReplyCode) -> None:
+def test_fencing_ends_when_answers_cover_all_write_sets(answer: ReplyCode) -> None:
     """3/2/2: one of each neighbouring pair, so any two of the three."""
     case = Case(3, 2, 2).fencing()
     found = entry(0) if answer is OK else None
@@ -196,7 +196,7 @@ def test_what_covers_write_sets(answer: ReplyCode) -> None:
 
 
 @pytest.mark.parametrize("answer", [GONE, UNKNOWN, ReplyCode.IO_ERROR, ReplyCode.TIMED_OUT, OK])
-def test_what_does_not_cover(answer: ReplyCode) -> None:
+def test_fencing_fails_when_answers_do_not_cover_all_write_sets(answer: ReplyCode) -> None:
     """OK without an entry is a damaged one."""
     case = Case(3, 2, 2).fencing()
     case.reply("b0", -1, answer)
@@ -206,7 +206,7 @@ def test_what_does_not_cover(answer: ReplyCode) -> None:
     assert "too few of its bookies answer" in case.failure()
 
 
-def test_a_wrong_password_is_told() -> None:
+def test_recovery_names_a_wrong_password() -> None:
     case = Case(2, 2, 2).fencing()
     case.reply("b0", -1, ReplyCode.UNAUTHORISED)
     assert "password" in case.failure()
@@ -342,7 +342,7 @@ def test_everything_found_is_written_back_with_what_is_known_to_be_confirmed() -
     assert (closed.last_entry_id, closed.length) == (3, 4 * SIZE)
 
 
-def test_what_is_behind_a_gap_was_never_acknowledged() -> None:
+def test_recovery_drops_entries_behind_a_gap() -> None:
     case = Case(2, 2, 2).reading()
     for request in list(case.asked):
         if request.read.entry_id == 2:

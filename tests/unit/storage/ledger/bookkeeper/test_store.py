@@ -190,7 +190,7 @@ async def test_the_largest_entry_fits_into_a_frame(ground: Ground, digest: Diges
     assert wire.ADD_HEAD_BYTES + sum(len(piece) for piece in body) == 1000
 
 
-async def test_what_waits_is_bounded_over_all_ledgers(
+async def test_pending_adds_are_bounded_over_all_ledgers(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or connections, on which all of them meet, would refuse what has an id already."""
@@ -213,7 +213,7 @@ async def test_what_waits_is_bounded_over_all_ledgers(
     assert (store.counters.recoveries, store.counters.failed_adds) == (0, 0)
 
 
-async def test_what_a_writer_gave_up_waits_no_longer(
+async def test_abandoned_appends_free_the_bound_of_pending_adds(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await ground.store()
@@ -231,7 +231,7 @@ async def test_what_a_writer_gave_up_waits_no_longer(
         other.append(b"x", outcomes)
 
 
-def test_connections_have_room_for_all_that_may_wait() -> None:
+def test_bound_of_waiting_requests_covers_all_pending_adds() -> None:
     assert bounds.BOOKIE_WAITING_REQUESTS > bounds.LEDGER_PENDING_ADDS
     overhead = wire.ADD_HEAD_BYTES + Digest(DigestType.MAC, b"").overhead_bytes
     heads = bounds.LEDGER_PENDING_ADDS * overhead

@@ -106,7 +106,7 @@ async def test_a_server_that_is_not_trusted_is_not_used(
     await server.stop()
 
 
-async def test_a_wrong_token_is_told_at_once(world: World, tmp_path: Path) -> None:
+async def test_wrong_token_fails_the_opening(world: World, tmp_path: Path) -> None:
     server = FakeOxia(world, token="right")
     await server.start()
     (tmp_path / "token").write_text("wrong")
@@ -317,7 +317,7 @@ async def test_a_put_that_is_sent_again_does_not_overwrite_a_later_one(
 
 @pytest.mark.parametrize(("limit", "max_bytes"), [(10, None), (10, 1000), (None, 100)])
 @pytest.mark.parametrize("going", [5, 20, 35])
-async def test_w10_a_cut_scan_does_not_look_like_the_end_while_records_go(
+async def test_w10_limited_scan_is_not_taken_for_the_end_while_records_are_deleted(
     server: FakeOxia, world: World, limit: int | None, max_bytes: int | None, going: int
 ) -> None:
     """The first ones go when the server has found their keys: it sends them as missing."""

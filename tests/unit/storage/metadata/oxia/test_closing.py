@@ -56,7 +56,7 @@ async def test_a_closer_that_is_cancelled_is_cancelled(
     await store.close()
 
 
-async def test_what_waits_is_told_even_if_the_closer_is_cancelled(
+async def test_waiting_calls_fail_even_if_close_is_cancelled(
     server: FakeOxia, world: World
 ) -> None:
     store = await open_store(server, world, 1)

@@ -49,7 +49,7 @@ def once(monkeypatch: pytest.MonkeyPatch, place: object, name: str, error: Excep
     monkeypatch.setattr(place, name, broken)
 
 
-async def test_a_map_that_was_not_taken_is_told_again(
+async def test_shard_map_is_passed_again_after_a_listener_failed(
     store: OxiaMetadataStore, server: FakeOxia, world: World
 ) -> None:
     taken: list[int] = []
@@ -207,7 +207,7 @@ async def test_a_record_that_cannot_be_understood_fails_its_own_read(
     await until(lambda: not store._watching._reading)
 
 
-async def test_watchers_that_could_not_be_told_list_again(
+async def test_watcher_resyncs_after_a_defect_in_publishing(
     store: OxiaMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = store.watch_key("/a")

@@ -136,7 +136,7 @@ async def test_a_broken_connection_is_none() -> None:
     await follower.close()
 
 
-async def test_what_changed_before_a_late_follower_has_its_place_is_a_gap() -> None:
+async def test_late_follower_begins_with_a_gap() -> None:
     leader, told = Leader(), Told()
     leader.change("/before")
     follower = await follow(leader, told, late=True)

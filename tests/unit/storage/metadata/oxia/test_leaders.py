@@ -153,7 +153,7 @@ async def test_w2_fresh_reads_of_a_client_of_a_deposed_leader_are_those_of_the_l
         await asyncio.wait_for(store.close(), PATIENCE_S)
 
 
-async def test_watchers_at_a_deposed_leader_are_told_by_the_leader(
+async def test_watcher_at_a_deposed_leader_gets_changes_from_the_new_one(
     servers: list[FakeOxia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream stays open and silent; what it missed comes when the map names another one."""

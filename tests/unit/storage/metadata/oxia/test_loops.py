@@ -40,7 +40,7 @@ class Server:
         return Loop("a-loop", self.serve, Backoff(PAUSE_S, PAUSE_S), self.told.append)
 
 
-async def test_whatever_breaks_it_is_logged_with_its_trace_and_told_and_it_goes_on() -> None:
+async def test_loop_logs_any_error_reports_it_and_goes_on() -> None:
     errors = [KeyError("a"), AssertionError("b"), asyncio.CancelledError()]
     server = Server(*errors)
     with capture_logs() as logs:
@@ -73,7 +73,7 @@ def test_pauses_double_up_to_a_bound_with_some_luck(monkeypatch: pytest.MonkeyPa
         assert backoff.pause_s() == exact_s * luck.uniform(0.8, 1.2)
 
 
-async def test_who_stops_it_can_be_cancelled_and_it_ends_all_the_same() -> None:
+async def test_loop_ends_even_if_its_stop_is_cancelled() -> None:
     server = Server()
     loop = server.loop()
     await until(lambda: server.serving == 1)

@@ -71,7 +71,7 @@ async def test_a_beat_that_was_on_its_way_to_a_shard_that_went_is_not_remembered
     await session.close()
 
 
-async def test_whatever_ends_beating_ends_the_session() -> None:
+async def test_defect_in_heartbeats_ends_the_session() -> None:
     servers = Servers()
     servers.fault = RuntimeError("a defect")
     session = session_on(servers, 0, timeout_ms=60)

@@ -79,7 +79,7 @@ def told(queue: WatchQueue) -> list[tuple[EventKind, str]]:
     return [(event.kind, event.key) for event in events]
 
 
-async def test_an_own_put_is_told_once_and_not_read() -> None:
+async def test_own_put_is_reported_once_and_not_read() -> None:
     shard = Shard()
     watch = shard.watching.watch_key("/a", None)
     write = shard.issued("/a")
@@ -135,7 +135,7 @@ async def test_an_answer_that_comes_after_the_removal_is_not_believed() -> None:
     assert told(watch) == [(REMOVED, "/a")]
 
 
-async def test_a_removal_before_a_put_is_read_and_not_told() -> None:
+async def test_removal_before_an_own_put_is_not_reported() -> None:
     shard = Shard()
     watch = shard.watching.watch_key("/a", None)
     removed = shard.remove("/a")
@@ -148,7 +148,7 @@ async def test_a_removal_before_a_put_is_read_and_not_told() -> None:
     assert told(watch) == [(UPSERT, "/a")]
 
 
-async def test_what_was_read_is_told_before_anything_older() -> None:
+async def test_newer_read_record_hides_older_notifications() -> None:
     shard = Shard()
     watch = shard.watching.watch_key("/a", None)
     _, first = shard.put("/a", b"1")
@@ -185,7 +185,7 @@ async def test_a_read_of_before_the_put_removes_nothing() -> None:
     assert told(watch) == [(REMOVED, "/a")]
 
 
-async def test_a_gap_resyncs_and_what_follows_is_told() -> None:
+async def test_gap_resyncs_watchers_and_later_changes_arrive() -> None:
     """Whatever was known of it before, also if versions count anew."""
     shard = Shard()
     level, key = shard.watching.watch_level("/"), shard.watching.watch_key("/a", None)

@@ -182,7 +182,9 @@ async def test_a_library_that_does_not_start_is_begun_again(
 
 
 @pytest.mark.usefixtures("short_pauses")
-async def test_what_a_broken_thread_dropped_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_dropped_by_a_broken_thread_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = fresh_client()
     broken = Broken(client, breaks=0)
     monkeypatch.setattr(client._library._connection, "_connect_loop", broken)
@@ -197,7 +199,7 @@ async def test_what_a_broken_thread_dropped_is_answered(monkeypatch: pytest.Monk
     assert len(answers) == 1
 
 
-async def test_what_was_dropped_in_an_expired_session_is_answered_in_the_next_one(
+async def test_request_dropped_in_an_expired_session_is_answered_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 2)

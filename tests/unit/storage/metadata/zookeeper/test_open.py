@@ -17,7 +17,7 @@ async def test_impossible_addresses_are_refused() -> None:
         await open_metadata_store("zk:a:port/x", SystemClock())
 
 
-async def test_a_server_that_is_not_there_is_told_within_the_bound(
+async def test_missing_server_fails_the_opening_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 0.1)

@@ -250,7 +250,7 @@ async def test_empty_directories_go_and_come_back(monkeypatch: pytest.MonkeyPatc
         assert "/records/q/s" in tree.nodes
 
 
-async def test_what_waits_is_told_at_the_end() -> None:
+async def test_closing_the_pipeline_answers_waiting_writes() -> None:
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         last = writes.submit(put("/a", b"1"), None)

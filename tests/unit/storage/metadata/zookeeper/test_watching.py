@@ -71,7 +71,7 @@ async def pending(watch: Watch) -> bool:
     return found
 
 
-async def test_a_level_is_told_of_its_records_only() -> None:
+async def test_watch_of_a_level_reports_its_records_only() -> None:
     world = World()
     watch = world.watches.watch_level("/a/")
     world.put("/a/b")
@@ -176,7 +176,9 @@ async def test_a_connection_that_breaks_asks_for_no_watch_by_itself(
     assert len(world.asked) == 1
 
 
-async def test_a_change_that_cannot_be_told_is_a_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_defect_in_publishing_a_change_resyncs_watchers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World()
     watch = world.watches.watch_level("/a/")
 

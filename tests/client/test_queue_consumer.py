@@ -188,7 +188,7 @@ async def test_messages_of_a_batch_are_acknowledged_one_by_one(
         assert await rest_of(consumer) == []
 
 
-async def test_what_was_not_processed_comes_again_with_a_count(
+async def test_nacked_message_is_redelivered_with_a_count(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -219,7 +219,7 @@ async def test_a_nack_of_one_message_of_a_batch_spares_the_acknowledged_ones(
         await consumer.ack(again)
 
 
-async def test_what_comes_too_often_is_a_dead_letter(
+async def test_message_redelivered_too_often_is_a_dead_letter(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -516,7 +516,7 @@ async def test_unsubscribe_ends_the_subscription_everywhere(
         assert (await again.receive(WAIT_S)).value == "new"
 
 
-async def test_what_cannot_be_unpacked_is_skipped_for_good(
+async def test_undecodable_message_is_skipped_for_good(
     client: magnetar.Client, service: Service, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -544,7 +544,7 @@ async def own_broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 
 
 @pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
-async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) -> None:
+async def test_queue_consumer_survives_the_death_of_its_broker(own_broker: BrokerProcess) -> None:
     name = "topic://public/default/orders"
     await own_broker.create_scalable("orders", 2)
     async with (
@@ -565,7 +565,7 @@ async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) ->
         assert own_broker.faults() == []
 
 
-async def test_what_is_to_be_confirmed_is_sent_and_warns_of_nothing_unawaited(
+async def test_confirmed_ack_is_sent_and_warns_of_no_unawaited_coroutine(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)

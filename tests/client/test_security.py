@@ -178,7 +178,7 @@ async def test_a_token_that_cannot_be_refreshed_ends_it(secured: Secured, topic:
 
 
 @pytest.mark.parametrize("late", ["missing", "expired"])
-async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
+async def test_client_without_a_fresh_token_continues_later(
     secured: Secured, topic: str, late: str
 ) -> None:
     """What the client has made comes back, all of it, when there is a token again."""
@@ -224,7 +224,7 @@ async def act_until(condition: Callable[[], bool], act: Callable[[], Awaitable[o
 # Permissions
 
 
-async def test_who_has_no_permission_is_told_so(secured: Secured, topic: str) -> None:
+async def test_role_without_permission_is_refused(secured: Secured, topic: str) -> None:
     async with trusting(secured, secured.security.token("nobody")) as client:
         with pytest.raises(AuthorizationFailed):
             await client.producer(topic)
@@ -234,7 +234,7 @@ async def test_who_has_no_permission_is_told_so(secured: Secured, topic: str) ->
             await client.stream_consumer(topic, "stream")
 
 
-async def test_who_may_produce_may_not_consume(secured: Secured, topic: str) -> None:
+async def test_role_that_may_produce_may_not_consume(secured: Secured, topic: str) -> None:
     await secured.grant("writer", "produce")
     async with trusting(secured, secured.security.token("writer")) as client:
         async with client.producer(topic) as producer:
@@ -250,7 +250,7 @@ async def test_who_may_produce_may_not_consume(secured: Secured, topic: str) -> 
 # Transactions
 
 
-async def test_nobody_else_ends_a_transaction(secured: Secured) -> None:
+async def test_transaction_of_another_role_cannot_be_ended(secured: Secured) -> None:
     """Who asks is told so in words by which that is known from an end that was long ago."""
     async with (
         trusting(secured, secured.security.token("one")) as one,

@@ -18,7 +18,7 @@ def test_the_table_is_read() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_what_a_rule_names_exists(row: tuple[str, str, str, str, str]) -> None:
+def test_names_in_quorum_rules_exist(row: tuple[str, str, str, str, str]) -> None:
     _, module, keeper, test_module, test = row
     assert re.search(rf"\b(def|class) {keeper}\b", (CODE / module).read_text("utf-8"))
     assert re.search(rf"\bdef {test}\b", (TESTS / test_module).read_text("utf-8"))

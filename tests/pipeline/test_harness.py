@@ -32,7 +32,7 @@ def test_the_session_of_the_tests_runs_a_query(spark: SparkSession, tmp_path: Pa
     assert sorted(toy.committed(tmp_path / "s")) == [*range(20)]
 
 
-def test_what_readers_find_is_in_the_order_of_the_topic() -> None:
+def test_harness_reads_rows_in_the_order_of_the_topic() -> None:
     found = [rows.Row("k", b"%d" % number, (), segment) for number, segment in SIDE_BY_SIDE]
     assert rows.of_key(rows.in_order(found)) == {"k": [b"1", b"2", b"3", b"4"]}
 

@@ -201,7 +201,7 @@ async def test_a_server_that_stops_and_comes_back(
         server.kill()
 
 
-async def test_nobody_there_is_told_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_server_fails_the_opening_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 0.2)
     with pytest.raises(LedgerError):
         async with opened("metadata-store:zk:127.0.0.1:1/none"):

@@ -395,7 +395,7 @@ async def test_people_find_their_way(
         assert await store.children("/txn/op/(1,5)") == ["w:s"]
 
 
-async def test_what_zookeeper_does_not_take_is_refused_here(
+async def test_record_too_large_for_zookeeper_is_refused(
     zookeeper: ZooKeeperServer, zookeeper_chroot: str
 ) -> None:
     """Sent, it would break the connection, again and again."""

@@ -111,7 +111,7 @@ async def test_of_many_that_change_a_key_at_once_one_does(keys: TransactionKeySt
     assert sum(not isinstance(each, VersionConflict) for each in changed) == 1
 
 
-async def test_what_is_deleted_before_a_put_is_in_the_floor_read_after_it(
+async def test_floor_read_after_a_put_includes_earlier_deletions(
     keys: TransactionKeyStore, store: MetadataStore
 ) -> None:
     """K7: both are in one partition, so the read is not behind the put."""
@@ -181,7 +181,9 @@ async def test_keys_are_listed_in_pages_by_coordinator(
     assert await TransactionKeyStore(store, CoordinatorId(5)).page("", 3) == ([], "")
 
 
-async def test_what_changes_between_two_pages(keys: TransactionKeyStore) -> None:
+async def test_key_present_throughout_is_listed_once_while_others_change(
+    keys: TransactionKeyStore,
+) -> None:
     """What was there all the time is listed once, wherever the list had come to."""
     stored = [await keys.create(KeyName("", f"{n}"), new_key_record(1)) for n in range(6)]
     first, after = await keys.page("", 3)
@@ -220,7 +222,7 @@ async def test_a_page_ends_with_so_many_bytes_of_keys(
     assert [each.name for page in pages for each in page] == names
 
 
-async def test_what_was_read_in_a_list_can_be_changed(keys: TransactionKeyStore) -> None:
+async def test_listed_key_can_be_changed_with_its_version(keys: TransactionKeyStore) -> None:
     """Rounds decide on what they listed: its versions are those that writes name."""
     await keys.create(NAME, holding())
     await keys.create(KeyName("", "l"), holding())

@@ -97,7 +97,7 @@ async def test_a_failing_listener_loses_no_commit(monkeypatch: pytest.MonkeyPatc
     assert await world.records() == []
 
 
-async def test_what_the_cursor_did_not_take_keeps_its_record(
+async def test_record_stays_until_the_cursor_is_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = AckWorld()
@@ -397,7 +397,7 @@ async def test_cleaning_is_tried_until_the_store_works(monkeypatch: pytest.Monke
     assert (await world.owner()).acknowledged() == [0]
 
 
-async def test_what_ended_is_finished_before_a_seek() -> None:
+async def test_ended_transactions_are_finished_before_a_seek() -> None:
     """A7: else the reload after a crash would apply the commit over the new place."""
     world = AckWorld()
     await world.begin(A, B)
@@ -544,7 +544,7 @@ async def test_a_crash_at_every_operation_loses_no_answered_acknowledgement(afte
     assert any("delete" in operation for operation in owner.mortal.operations)
 
 
-async def test_who_asked_for_a_large_end_is_answered_before_it_is_carried_out() -> None:
+async def test_large_end_is_answered_before_it_is_carried_out() -> None:
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=4 * TXN_SLICE_POSITIONS)

@@ -317,7 +317,7 @@ def test_two_commands_in_flight_conflict() -> None:
         core.reserve(B, [whole(0)], cumulative=False)
 
 
-def test_what_the_cursor_has_conflicts() -> None:
+def test_ack_of_an_acknowledged_message_conflicts() -> None:
     cursor = SetCursor()
     cursor.acked |= {(0, 0), (2, 1)}
     core = PendingAcksCore(cursor)
@@ -392,7 +392,7 @@ def test_a_failed_raise_leaves_the_one_before() -> None:
     assert not core.held.is_pending(at(2))
 
 
-def test_what_was_in_flight_at_the_end_shares_the_outcome() -> None:
+def test_ack_in_flight_at_the_end_shares_the_outcome() -> None:
     core = PendingAcksCore(SetCursor())
     (late,) = core.reserve(A, [whole(0)], cumulative=False)
     assert core.decided(A, COMMITTED) == []

@@ -184,7 +184,7 @@ async def test_after_a_restart_the_first_write_puts_a_claim_of_its_own(world: Wo
 
 
 @pytest.mark.parametrize("end", [COMMITTED, ABORTED])
-async def test_what_ended_while_nobody_owned_the_segment_is_finished_at_load(
+async def test_transaction_ended_without_an_owner_is_finished_at_load(
     world: World, end: TxnState
 ) -> None:
     await world.begin(T1)
@@ -369,7 +369,7 @@ async def test_aborted_records_go_with_their_ledgers(world: World) -> None:
     assert await world.store.aborted_on(SEGMENT) == {}
 
 
-async def test_what_is_open_can_be_shown(world: World) -> None:
+async def test_open_transactions_are_listed(world: World) -> None:
     await world.begin(T1, T2)
     await world.append(T1)
     await world.reload()

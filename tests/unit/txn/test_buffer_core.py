@@ -246,7 +246,7 @@ def test_w9_a_claim_without_header_is_void_at_load() -> None:
     assert DeleteClaims(T1, (1,)) in effects(core)
 
 
-def test_what_is_told_while_loading_outranks_the_header_read_before() -> None:
+def test_decision_during_the_load_outranks_the_header_read_before() -> None:
     core = SegmentBufferCore(SEGMENT, FakeLog(5))
     core.scanned([Claim(T1, SEGMENT, 1, at(0)), Claim(T2, SEGMENT, 1, at(1))])
     core.decided(T1, ABORTED)

@@ -20,7 +20,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_w8_what_a_stale_owner_finishes_during_the_load_is_in_the_aborted_set(
+async def test_w8_abort_by_a_stale_owner_during_the_load_is_in_the_aborted_set(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It records the abort and deletes its claim just before the claims are scanned."""

@@ -136,7 +136,7 @@ async def test_a_leader_that_was_found_and_has_gone_since_is_not_taken_for_one()
 
 
 @in_virtual_time
-async def test_what_was_won_under_a_session_that_was_lost_since_is_not_led() -> None:
+async def test_coordinator_won_under_a_lost_session_is_not_led() -> None:
     world, go_on = World(), asyncio.Event()
     sessions, put = Sessions(world.metadata, 1), world.metadata.put
 

@@ -64,7 +64,7 @@ def test_without_a_candidate_nobody_is_chosen() -> None:
 
 
 @given(views(), st.integers(0, 5))
-def test_nobody_stands_for_more_than_its_share_whatever_it_believes_of_others(
+def test_candidate_stands_for_at_most_its_share(
     view: tuple[int, dict[CoordinatorId, str], list[str]], which: int
 ) -> None:
     parallelism, leaders, ids = view
@@ -114,7 +114,7 @@ def test_what_is_kept_is_no_surplus_and_nothing_else_goes_for_it() -> None:
 ZERO, ONE = CoordinatorId(0), CoordinatorId(1)
 
 
-def test_what_another_one_won_is_not_kept() -> None:
+def test_coordinator_won_by_another_is_not_kept() -> None:
     kept = RetainedCoordinators("a")
     kept.note([ZERO, ONE], "abc", 0.0)
     assert set(kept.numbers({ZERO: "a", ONE: "b"}, "abc", 1.0)) == {ZERO}

@@ -166,7 +166,7 @@ async def test_g4_an_abort_is_not_taken_for_a_commit_after_an_unknown_outcome() 
 
 
 @in_virtual_time
-async def test_what_does_not_fit_a_header_is_refused_before_it_is_written() -> None:
+async def test_commit_too_large_for_a_header_is_refused_before_the_write() -> None:
     async with World().coordinators() as (led, parts):
         await open_key(led)
         one, two = await begin_attempt(led), await begin_attempt(led)
@@ -191,7 +191,7 @@ async def test_what_does_not_fit_a_header_is_refused_before_it_is_written() -> N
 
 
 @in_virtual_time
-async def test_g5_what_was_committed_is_folded_in_when_the_next_group_is_named() -> None:
+async def test_g5_commit_is_folded_into_the_key_when_the_next_group_is_named() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)
@@ -220,7 +220,7 @@ async def test_g5_a_plain_transaction_folds_too() -> None:
 
 
 @in_virtual_time
-async def test_g5_what_was_committed_is_folded_in_before_its_header_goes() -> None:
+async def test_g5_commit_is_folded_into_the_key_before_its_header_is_deleted() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)

@@ -81,7 +81,7 @@ async def test_of_a_group_the_winners_are_shown_and_the_losers_hidden(
     assert hidden == [False, True, False]
 
 
-async def test_g1_what_is_no_attempt_and_what_ended_is_not_joined(
+async def test_g1_group_and_ended_attempt_cannot_be_joined(
     world: buffer_world.World,
 ) -> None:
     await begin(world.store)
@@ -174,7 +174,7 @@ async def test_g9_claims_of_attempts_are_each_their_own(world: buffer_world.Worl
     assert await world.store.operations_of(GROUP) == []
 
 
-async def test_what_attempts_left_goes_with_their_segment(world: buffer_world.World) -> None:
+async def test_deleting_a_segment_deletes_records_of_attempts(world: buffer_world.World) -> None:
     await begin(world.store)
     await world.append(WINNER)
     ack = AckRecord(

@@ -177,7 +177,7 @@ async def test_k7_an_idle_key_goes_and_its_next_epoch_is_higher() -> None:
 
 
 @in_virtual_time
-async def test_k7_what_is_used_meanwhile_stays() -> None:
+async def test_k7_key_used_during_a_collection_stays() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
@@ -195,7 +195,7 @@ async def test_k7_what_is_used_meanwhile_stays() -> None:
 
 
 @in_virtual_time
-async def test_k7_who_attaches_while_an_idle_key_is_collected_keeps_it() -> None:
+async def test_k7_attaching_during_a_collection_keeps_the_key() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
@@ -249,7 +249,7 @@ async def test_k5_a_wrong_attach_hides_no_holder_from_an_open() -> None:
 
 
 @in_virtual_time
-async def test_k5_who_is_closed_while_it_attaches_is_not_remembered() -> None:
+async def test_k5_connection_closed_while_it_attaches_is_not_remembered() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
@@ -266,7 +266,7 @@ async def test_k5_who_is_closed_while_it_attaches_is_not_remembered() -> None:
 
 
 @in_virtual_time
-async def test_k5_what_is_remembered_is_bounded() -> None:
+async def test_k5_remembered_connections_are_bounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         set_bound(patch, "TXN_KEY_CONNECTIONS", 2)
         async with World().coordinators() as (led, _):

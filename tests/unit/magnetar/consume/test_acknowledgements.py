@@ -55,7 +55,7 @@ async def test_what_was_sent_before_counts_and_nothing_later(setting: Setting) -
     assert setting.forgotten == 0
 
 
-async def test_what_waits_to_be_sent_is_waited_for(setting: Setting) -> None:
+async def test_flush_waits_for_acks_not_sent_yet(setting: Setting) -> None:
     outcome = setting.wait(for_next=True)
     setting.answers.lost(GONE)
     assert not outcome.done()
@@ -95,7 +95,7 @@ async def test_what_was_sent_and_is_lost_is_not_known(setting: Setting) -> None:
     assert unsent.exception() is GONE
 
 
-async def test_who_was_cancelled_is_no_hindrance(setting: Setting) -> None:
+async def test_cancelled_waiter_does_not_block_the_others(setting: Setting) -> None:
     one = setting.send()
     setting.wait().cancel()
     outcome = setting.wait()

@@ -93,7 +93,7 @@ class Opening:
         self.told.append({segment.segment_id for segment in told.segments})
 
 
-async def test_it_registers_with_the_controller_under_the_resolved_name() -> None:
+async def test_session_registers_under_the_resolved_name() -> None:
     pool = FakePool()
     controller, opening = Controller(pool), Opening(pool)
     asked = await controller.registration()
@@ -137,7 +137,7 @@ async def test_an_older_layout_is_ignored_within_a_registration() -> None:
     await opening.session.close()
 
 
-async def test_what_gets_no_answer_is_taken_back_and_tried_again() -> None:
+async def test_unanswered_registration_is_withdrawn_and_retried() -> None:
     pool = FakePool()
     controller, opening = Controller(pool), Opening(pool, operation_timeout_s=0.05)
     await controller.registration()

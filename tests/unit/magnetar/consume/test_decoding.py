@@ -174,7 +174,7 @@ def test_reading_begins_behind_a_message(after: EntryId, expected: list[bytes]) 
         ),
     ],
 )
-def test_what_cannot_be_unpacked_is_reported(
+def test_undecodable_entry_is_reported(
     entry: bytes | None, damage: pb.CommandAck.ValidationError
 ) -> None:
     decoded = Reader().read(entry)
@@ -183,7 +183,7 @@ def test_what_cannot_be_unpacked_is_reported(
     assert decoded.messages == []
 
 
-def test_what_is_encrypted_is_left_at_the_broker() -> None:
+def test_encrypted_entry_is_left_at_the_broker() -> None:
     made = metadata()
     made.encryption_keys.add(key="k", value=b"v")
     decoded = Reader().read(build_entry(made, b"secret"))
@@ -297,7 +297,7 @@ def test_in_order_too_many_bytes_of_incomplete_messages_are_a_failure(
     assert "max_pending_chunked_bytes" in str(failure)
 
 
-def test_what_is_incomplete_for_too_long_is_given_up_for_good() -> None:
+def test_chunked_message_incomplete_for_too_long_is_given_up() -> None:
     reader = Reader()
     late = NOW_MS + 60_001
     reader.read(pieces_of(b"aabb", 2, "a")[0], key=(1, 0))

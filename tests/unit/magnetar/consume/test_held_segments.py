@@ -104,7 +104,7 @@ class FakeReader:
         return {n for n, each in owners.items() if self.held.consumer_of(n) is each}
 
 
-async def test_what_is_assigned_is_open_once_it_is_settled() -> None:
+async def test_assigned_segments_are_open_once_settled() -> None:
     reader = FakeReader(FakeBroker())
     reader.assign(1, 2)
     await reader.held.settled()
@@ -169,7 +169,7 @@ async def test_one_that_fails_later_is_opened_anew() -> None:
     await reader.held.close()
 
 
-async def test_what_is_taken_away_while_it_is_opened_is_never_kept() -> None:
+async def test_segment_removed_while_it_opens_is_not_kept() -> None:
     reader = FakeReader(FakeBroker())
     reader.broker.refusals[1] = [ConsumerBusy("Busy.")] * 5
     reader.assign(1)

@@ -22,7 +22,7 @@ def test_a_diff_changes_it_and_what_is_told_again_changes_nothing() -> None:
     assert not known.apply([B], [A])
 
 
-def test_what_was_deleted_and_made_anew_is_there() -> None:
+def test_topic_deleted_and_created_again_is_known() -> None:
     known = KnownTopics()
     known.replace([A])
     assert not known.apply([A], [A])

@@ -181,7 +181,7 @@ class TestALostConnection:
             await setting.consumer.acknowledge(message.entry_id, FakeTransaction())
         await setting.consumer.close()
 
-    async def test_what_is_nacked_without_a_connection_comes_with_the_next_one(self) -> None:
+    async def test_message_nacked_without_a_connection_comes_after_the_reconnect(self) -> None:
         setting = await Setting().open()
         first, second = setting.deliver(1, b"a", b"b")
         setting.hand_in(2, single())
@@ -230,7 +230,7 @@ class TestAgain:
 
 class TestInATransaction:
     @pytest.mark.parametrize("how", ["acknowledge", "acknowledge_up_to"])
-    async def test_what_is_refused_is_not_acknowledged(self, how: str) -> None:
+    async def test_refused_ack_leaves_the_message_unacknowledged(self, how: str) -> None:
         setting = await Setting(SubscriptionKind.EXCLUSIVE).open()
         first, second = setting.deliver(1, b"a", b"b")
         transaction = FakeTransaction()
@@ -289,7 +289,7 @@ class TestInATransaction:
             assert len(come_again(setting, entry_id)) == 1
         await setting.consumer.close()
 
-    async def test_what_nobody_awaits_is_acknowledged_and_tracked(self) -> None:
+    async def test_unawaited_ack_is_sent_and_tracked(self) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         transaction = FakeTransaction()
@@ -300,7 +300,7 @@ class TestInATransaction:
         assert transaction.tracked[0].exception() is None
         await setting.consumer.close()
 
-    async def test_what_nobody_awaits_is_not_reported_when_it_is_refused(
+    async def test_refused_unawaited_ack_logs_no_unhandled_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(command: pb.BaseCommand, timeout_s: float | None = None) -> None:

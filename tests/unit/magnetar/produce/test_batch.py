@@ -22,7 +22,7 @@ def cut(queue: Queue, *messages: Outgoing) -> list[list[int]]:
     return numbers(queue.cut())
 
 
-def test_what_was_given_together_is_one_batch_until_it_is_full() -> None:
+def test_messages_given_together_are_one_batch_until_it_is_full() -> None:
     queue = Queue(LIMITS)
     assert cut(queue, *(outgoing() for _ in range(6))) == [[0, 1, 2, 3], [4, 5]]
     assert cut(queue, outgoing()) == [[6]]
@@ -99,7 +99,7 @@ def test_nothing_overtakes_what_waits_for_its_transaction() -> None:
     assert queue.size == 0
 
 
-def test_what_nobody_waits_for_is_dropped_and_told() -> None:
+def test_cancelled_sends_are_dropped_from_the_batch_and_reported() -> None:
     dropped: list[Outgoing] = []
     queue = Queue(LIMITS, (), dropped.append)
     first, second, third = outgoing(), outgoing(), outgoing()

@@ -106,7 +106,7 @@ def test_what_is_not_allowed_is_taken_out_alone(pending: Pending) -> None:
     assert pending.error(9, ServerError.NOT_ALLOWED_ERROR) == (Verdict.REATTACH, None)
 
 
-def test_what_was_damaged_on_its_way_stays(pending: Pending) -> None:
+def test_message_damaged_on_the_wire_stays_pending(pending: Pending) -> None:
     first, second, _ = pending
     assert pending.error(3, ServerError.CHECKSUM_ERROR) == (Verdict.AGAIN, first)
     assert pending.error(5, ServerError.CHECKSUM_ERROR) == (Verdict.AGAIN, second)
@@ -116,7 +116,7 @@ def test_what_was_damaged_on_its_way_stays(pending: Pending) -> None:
     assert pending.error(5, ServerError.CHECKSUM_ERROR) == (Verdict.IGNORED, None)
 
 
-def test_what_was_damaged_here_is_taken_out(pending: Pending) -> None:
+def test_message_damaged_before_sending_is_removed(pending: Pending) -> None:
     first, *_ = pending
     head, checked = first.parts
     first.parts = head, checked[:-1] + bytes([checked[-1] ^ 1])

@@ -85,7 +85,7 @@ class Properties(dict[str, str]):
         return bad.items() if self.left < 0 else super().items()
 
 
-def test_what_cannot_be_encoded_takes_no_other_batch_along() -> None:
+def test_batch_that_cannot_be_encoded_fails_alone() -> None:
     async def main() -> list[MessageId | BaseException]:
         world = World(1)
         producer = await opened(world, ProducerSettings(batching=False))
@@ -375,7 +375,7 @@ def test_who_waits_behind_a_message_that_is_gone_is_sent(cancelled: bool) -> Non
 
 
 @pytest.mark.parametrize("told_late", [False, True], ids=["magnetar", "m1"])
-def test_who_waits_to_be_alone_follows_a_split(told_late: bool) -> None:
+def test_producer_waiting_for_exclusive_access_follows_a_split(told_late: bool) -> None:
     async def main() -> None:
         world = World(1)
         world.busy = True
@@ -497,7 +497,9 @@ def test_what_may_be_stored_is_sent_again_in_a_transaction_only_where_brokers_kn
 
 @pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
 @pytest.mark.parametrize("in_transaction", [True, False], ids=["transaction", "plain"])
-def test_what_arrived_damaged_is_sent_again(in_transaction: bool, knows_resends: bool) -> None:
+def test_message_that_arrived_damaged_is_sent_again(
+    in_transaction: bool, knows_resends: bool
+) -> None:
     """With what follows it, as Java clients do; in a transaction never what may be stored."""
 
     async def main() -> None:
@@ -521,7 +523,7 @@ def test_what_arrived_damaged_is_sent_again(in_transaction: bool, knows_resends:
 
 
 @pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
-def test_what_was_damaged_before_it_was_sent_fails_alone(
+def test_message_damaged_before_sending_fails_alone(
     knows_resends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are stored once, on a broker that takes them at once and on one that does not."""

@@ -73,7 +73,7 @@ async def test_a_place_of_who_gave_up_goes_to_the_next() -> None:
     assert room.is_full
 
 
-async def test_who_waits_is_told_of_the_end() -> None:
+async def test_waiting_sends_fail_when_the_producer_ends() -> None:
     room = Room(1, 1000)
     room.take(10)
     tasks = await started(room, "ab", [])

@@ -71,7 +71,7 @@ def test_a_message_alone_has_the_metadata_of_its_entry() -> None:
     assert columns.runs[0].batch_size == 0
 
 
-def test_what_has_no_value_is_none() -> None:
+def test_message_without_value_is_none() -> None:
     columns = MessageColumns()
     take_apart(stored(metadata(null_value=True), b""), columns)
     singles = [(SingleMessageMetadata(payload_size=0, null_value=True), b""), *BATCH[:1]]

@@ -55,7 +55,7 @@ def test_messages_are_themselves(pool: DescriptorPool) -> None:
     assert schema.decode(bytes.fromhex("0a01731003")) == plain(sensor="s", value=3)
 
 
-def test_what_does_not_fit(pool: DescriptorPool) -> None:
+def test_value_of_another_type_is_refused(pool: DescriptorPool) -> None:
     plain, old = message(pool, "demo.v1.Plain"), message(pool, "demo.v2.Old")
     with pytest.raises(InvalidArgument, match="Old"):
         protobuf_of(plain).encode(old())

@@ -30,7 +30,7 @@ def broker() -> FakeBroker:
     return FakeBroker()
 
 
-def test_who_has_no_address_is_left_out() -> None:
+def test_coordinator_without_an_address_is_left_out() -> None:
     snapshot = pb.TcAssignmentsSnapshot(parallelism=3)
     snapshot.assignments.add(tc_id=2, broker_service_url="two", broker_service_url_tls="two-tls")
     snapshot.assignments.add(tc_id=0, broker_service_url="zero")

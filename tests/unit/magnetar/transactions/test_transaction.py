@@ -162,7 +162,7 @@ async def test_commit_waits_for_what_is_in_it(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-async def test_what_failed_aborts(fake: Fake, when: str) -> None:
+async def test_failed_operation_aborts_the_transaction(fake: Fake, when: str) -> None:
     failed = outcome()
     failure = PersistenceFailed("the disk is full.")
     with pytest.raises(TransactionFailed, match="disk is full") as caught:  # noqa: PT012

@@ -45,7 +45,7 @@ def test_service_urls(text: str, hosts: list[tuple[str, int]], tls: bool) -> Non
         *("pulsar://h,", "pulsar://h:x", "pulsar://a b", "pulsar://u@h", "pulsar://::1"),
     ],
 )
-def test_what_is_no_service_url(text: str) -> None:
+def test_invalid_service_url_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_service_url(text)
 

@@ -117,7 +117,7 @@ def test_opens_and_closes() -> None:
     run(main())
 
 
-def test_what_is_not_ready_is_tried_again_with_longer_pauses() -> None:
+def test_attachment_retries_with_longer_pauses_while_not_ready() -> None:
     async def main() -> None:
         thing = Thing(*[raises(ServiceNotReady("soon"))] * 4, works)
         await thing.open(60)
@@ -131,7 +131,7 @@ def test_what_is_not_ready_is_tried_again_with_longer_pauses() -> None:
     run(main())
 
 
-def test_what_is_refused_for_good_fails_at_once() -> None:
+def test_permanently_refused_attachment_fails_at_once() -> None:
     async def main() -> None:
         thing = Thing(raises(TopicNotFound("none")))
         with pytest.raises(TopicNotFound):
@@ -301,7 +301,7 @@ def test_close_does_not_wait_long_for_the_broker() -> None:
     run(main())
 
 
-def test_who_opens_is_told_of_a_close() -> None:
+def test_close_fails_an_opening_in_progress() -> None:
     async def main() -> None:
         thing = Thing(hangs)
         opening = asyncio.ensure_future(thing.open(5))
@@ -365,7 +365,7 @@ def test_a_defect_once_attached_fails_it_too() -> None:
     run(main())
 
 
-def test_it_is_opened_once() -> None:
+def test_attachment_cannot_be_opened_twice() -> None:
     async def main() -> None:
         thing = Thing(works)
         await thing.open(5)

@@ -247,7 +247,7 @@ ROUTED = [
 
 class TestHandlers:
     @pytest.mark.parametrize(("kind", "number", "fields"), ROUTED)
-    def test_what_comes_unasked_goes_to_whom_it_names(
+    def test_unsolicited_command_goes_to_the_handler_it_names(
         self,
         shell: RecordingShell,
         kind: PeerKind,
@@ -276,7 +276,7 @@ class TestHandlers:
         assert frame.entry is not None
         assert frame.entry.endswith(b"hello")
 
-    def test_what_names_nobody_is_dropped(self, shell: RecordingShell) -> None:
+    def test_command_for_an_unknown_id_is_dropped(self, shell: RecordingShell) -> None:
         made = ready_core(shell)
         handler = RecordingHandler()
         made.attach(PeerKind.CONSUMER, 9, handler)
@@ -348,7 +348,7 @@ class TestSilence:
 
 
 class TestWhatCannotBeRead:
-    def test_what_came_before_is_served(self, shell: RecordingShell) -> None:
+    def test_frames_before_a_broken_one_are_handled(self, shell: RecordingShell) -> None:
         made = ready_core(shell)
         handler = RecordingHandler()
         made.attach(PeerKind.CONSUMER, 1, handler)

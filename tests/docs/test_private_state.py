@@ -52,7 +52,7 @@ def test_record_lists_the_bounds_that_tests_patch() -> None:
     patched = {
         name
         for path in (ROOT / "tests").rglob("*.py")
-        for name in re.findall(r'set_bound\(\s*\w+,\s*"(\w+)"', path.read_text())
+        for name in re.findall(r'(?:set_bound|setattr)\(\s*\w+,\s*"([A-Z_]+)"', path.read_text())
     }
     chapter = RECORD.partition("## Bounds that tests patch")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`([A-Z_]+)`", chapter))

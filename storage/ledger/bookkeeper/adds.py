@@ -130,6 +130,7 @@ class Adds:
         "_confirmed_at_change",
         "_ensemble_size",
         "_failed",
+        "_max_changes",
         "_may_fail",
         "_queue",
         "_slots",
@@ -145,7 +146,14 @@ class Adds:
         "state",
     )
 
-    def __init__(self, metadata: LedgerMetadata, last_confirmed: int = -1, length: int = 0) -> None:
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        last_confirmed: int = -1,
+        length: int = 0,
+        *,
+        max_changes: int = bounds.ENSEMBLE_CHANGES,
+    ) -> None:
         """`last_confirmed` and its `length`: where to go on."""
         self.state = WriterState.OPEN
         self.next_entry_id = last_confirmed + 1
@@ -160,6 +168,7 @@ class Adds:
         """Of entries that are not confirmed."""
         self.change_due = False
         """Something failed after its entry was confirmed: change before the next add."""
+        self._max_changes = max_changes
         self._ensemble_size = metadata.ensemble_size
         self._ack_quorum = metadata.ack_quorum
         self._write_quorum = metadata.write_quorum
@@ -270,7 +279,7 @@ class Adds:
         """
         if self.state is WriterState.OPEN:
             self._move(WriterState.CHANGING_ENSEMBLE)
-        if self._changes >= bounds.ENSEMBLE_CHANGES:
+        if self._changes >= self._max_changes:
             raise LedgerError(
                 f"The bookies of a ledger were changed {self._changes} times: look at the bookies' "
                 "logs; another ledger takes what follows."

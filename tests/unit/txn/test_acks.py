@@ -453,11 +453,11 @@ async def test_closing_waits_for_what_is_in_flight() -> None:
     assert (await world.owner()).pending() == [0]
 
 
-async def test_long_commands_make_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_bound(monkeypatch, "TXN_ACKS_OF_RECORD", 3)
+async def test_long_commands_make_several_records() -> None:
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=10)
+    owner.acks.core.record_positions = 3
     await owner.ack(A, *range(8))
     assert len(await world.records()) == 3
     await owner.kill()

@@ -471,16 +471,14 @@ def test_ended_transactions_are_remembered_within_a_bound() -> None:
             core.require_not_ended(TxnId(0, least))
 
 
-def test_long_commands_make_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_bound(monkeypatch, "TXN_ACKS_OF_RECORD", 3)
-    core = PendingAcksCore(SetCursor((1,) * 10))
+def test_long_commands_make_several_records() -> None:
+    core = PendingAcksCore(SetCursor((1,) * 10), record_positions=3)
     taken = core.reserve(A, [whole(each) for each in range(7)], cumulative=False)
     assert [len(ack.acks) for ack in taken] == [3, 3, 1]
 
 
-def test_held_positions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_bound(monkeypatch, "TXN_PENDING_POSITIONS", 2, in_module="txn.pending_acks_core")
-    core = PendingAcksCore(SetCursor())
+def test_held_positions_are_bounded() -> None:
+    core = PendingAcksCore(SetCursor(), max_positions=2)
     hold(core, A, whole(0))
     with pytest.raises(TooManyPendingAcks):
         core.reserve(A, [whole(1), whole(3)], cumulative=False)

@@ -15,7 +15,6 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.message import build_batch
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
-from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, basecommand
 from tests.support.waiting import until
@@ -401,12 +400,14 @@ async def test_a_plain_ack_of_a_pending_message_counts_at_once(
 
 @every_kind
 async def test_a_failed_ack_leaves_the_message_where_it_was(
-    stage: Stage, kind: pb.CommandSubscribe.SubType, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     consumer = await stage.subscribe(kind)
     messages = await got(consumer, 5)
     txn = await stage.begin()
-    set_bound(monkeypatch, "TXN_PENDING_POSITIONS", 0, in_module="txn.pending_acks_core")
+    transactional = (await stage.subscription()).transactional
+    assert transactional is not None
+    transactional.pending.core.max_positions = 0
     with pytest.raises(BrokerError) as refused:
         await stage.ack(consumer, txn, messages[0])
     assert refused.value.code == pb.TooManyRequests

@@ -2,6 +2,7 @@
 
 import pytest
 
+from config import bounds
 from storage.ledger.bookkeeper.adds import Adds, PendingAdd, Slot, Todo, WriterState
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.ledger_metadata import (
@@ -11,7 +12,6 @@ from storage.ledger.bookkeeper.ledger_metadata import (
     LedgerMetadata,
 )
 from storage.ledger.store import LedgerAssertion, LedgerError
-from tests.support.bounds import set_bound
 
 OK, IO, GONE = ReplyCode.OK, ReplyCode.IO_ERROR, ReplyCode.DISCONNECTED
 NEW = BookieId("new")
@@ -32,8 +32,8 @@ def ledger(ensemble_size: int, write_quorum: int, ack_quorum: int) -> LedgerMeta
 class Writer:
     """Adds, with every request that was sent."""
 
-    def __init__(self, *quorums: int) -> None:
-        self.adds = Adds(ledger(*quorums))
+    def __init__(self, *quorums: int, max_changes: int = bounds.ENSEMBLE_CHANGES) -> None:
+        self.adds = Adds(ledger(*quorums), max_changes=max_changes)
         self.sent: list[tuple[PendingAdd, Slot]] = []
 
     def add(self, size: int = 10) -> int:
@@ -328,9 +328,8 @@ def test_failed_bookie_is_not_retried_before_there_is_progress() -> None:
     assert writer.adds.tried == {"newer"}
 
 
-def test_changes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_bound(monkeypatch, "ENSEMBLE_CHANGES", 2)
-    writer = Writer(2, 2, 2)
+def test_changes_are_bounded() -> None:
+    writer = Writer(2, 2, 2, max_changes=2)
     writer.add()
     for name in ("x", "y"):
         writer.reply(0, writer.to(0)[0], GONE)

@@ -27,7 +27,6 @@ from storage.ledger.bookkeeper.recovery import (
     WriteBack,
 )
 from storage.ledger.store import LedgerAssertion
-from tests.support.bounds import set_bound
 from tests.unit.storage.ledger.bookkeeper.test_adds import ledger
 
 OK, NONE, NO_LEDGER = ReplyCode.OK, ReplyCode.NO_SUCH_ENTRY, ReplyCode.NO_SUCH_LEDGER
@@ -45,11 +44,15 @@ class Case:
     """A recovery, with every request that was not answered yet."""
 
     def __init__(
-        self, *quorums: int, state: LedgerState = LedgerState.OPEN, spare: Sequence[str] = ()
+        self,
+        *quorums: int,
+        state: LedgerState = LedgerState.OPEN,
+        spare: Sequence[str] = (),
+        window_bytes: int = bounds.RECOVERY_WINDOW_BYTES,
     ) -> None:
         self.spare = [BookieId(name) for name in spare]
         self.sealed: list[tuple[int, int, int, bytes]] = []
-        self.machine = Recovery(LedgerId(9), self._seal, self._choose)
+        self.machine = Recovery(LedgerId(9), self._seal, self._choose, window_bytes=window_bytes)
         self.metadata = replace(ledger(*quorums), state=state)
         self.asked: list[AskBookie] = []
         self.writes: list[WriteBack] = []
@@ -367,9 +370,8 @@ def test_windows_follow_each_other() -> None:
     assert case.closing().last_entry_id == first
 
 
-def test_windows_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_bound(monkeypatch, "RECOVERY_WINDOW_BYTES", 3 * SIZE)
-    case = Case(2, 2, 2).reading()
+def test_windows_are_bounded_in_bytes() -> None:
+    case = Case(2, 2, 2, window_bytes=3 * SIZE).reading()
     case.give(*range(bounds.RECOVERY_FIRST_WINDOW_ENTRIES))
     case.all_written()
     assert len({each.read.entry_id for each in case.asked}) == 3

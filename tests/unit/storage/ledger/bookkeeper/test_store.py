@@ -38,7 +38,6 @@ from storage.ledger.store import (
 from tests.support.bounds import set_bound
 from tests.support.clocks import NOW_MS, FakeClock
 from tests.support.waiting import until
-from tests.unit.storage.ledger.bookkeeper import simulated_bookies
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
     SimulatedBookieClient,
@@ -282,9 +281,9 @@ async def test_no_bookie_is_left(ground: Ground) -> None:
 
 
 async def test_a_failure_after_confirmation_changes_the_ensemble_before_the_next_add(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: Ground,
 ) -> None:
-    monkeypatch.setattr(simulated_bookies, "TIMEOUT_S", 0.1)
+    ground.cluster.timeout_s = 0.1
     store = await ground.store(3, 3, 2)
     ledger = await created(store)
     third = ground.bookie_at(ledger.ledger_id, 2)

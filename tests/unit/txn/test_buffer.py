@@ -225,7 +225,7 @@ async def test_a_failed_load_follows_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("call", ["put_claim", "read_header", "put_owner"])
-async def test_joining_that_failed_is_told_and_tried_with_the_next_write(
+async def test_failed_join_raises_and_is_retried_with_the_next_write(
     world: World, call: str
 ) -> None:
     await world.begin(T1)

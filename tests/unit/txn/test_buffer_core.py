@@ -349,7 +349,7 @@ def test_a_first_send_between_commit_and_its_watch_holds_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_end_told_while_the_claim_is_put_is_not_lost(durable: bool) -> None:
+def test_end_decided_while_the_claim_is_put_is_not_lost(durable: bool) -> None:
     core = loaded_core(FakeLog(1))
     core.admit(T1)
     core.claim(T1, 2)

@@ -41,7 +41,7 @@ async def test_w8_abort_by_a_stale_owner_during_the_load_is_in_the_aborted_set(
     assert world.buffer.is_aborted(T1)
 
 
-async def test_w7_a_transaction_that_ends_after_its_header_was_read_is_told(
+async def test_w7_end_after_the_header_was_read_reaches_the_buffer(
     world: World,
 ) -> None:
     """Followed before its header is read, else the end falls between the two."""

@@ -161,7 +161,7 @@ async def test_transaction_being_begun_counts_against_the_limit() -> None:
 
 
 @in_virtual_time
-async def test_a_failed_begin_leaves_its_room() -> None:
+async def test_failed_begin_does_not_count_against_the_limit() -> None:
     world = World()
     async with world.coordinators(max_open=1) as (coordinators, _):
         world.metadata.before = failing("put", "/txn/id/")
@@ -175,7 +175,7 @@ async def test_a_failed_begin_leaves_its_room() -> None:
 
 
 @in_virtual_time
-async def test_a_begin_that_is_cut_short_leaves_nothing_open() -> None:
+async def test_cancelled_begin_leaves_nothing_open() -> None:
     world = World()
     async with world.coordinators() as (coordinators, parts):
         world.metadata.calls.clear()

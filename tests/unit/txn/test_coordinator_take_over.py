@@ -256,7 +256,7 @@ def quiet() -> Iterator[None]:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["ab", "abc", "abcd"]), st.integers(1, 9))
-def test_what_a_dead_broker_led_is_led_once_the_others_have_heard(
+def test_coordinators_of_a_dead_broker_are_led_by_the_others(
     seed: int, brokers: str, parallelism: int
 ) -> None:
     @in_virtual_time

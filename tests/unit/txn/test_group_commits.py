@@ -103,7 +103,7 @@ async def test_g4_only_the_group_ends_its_attempts() -> None:
 
 
 @in_virtual_time
-async def test_g4_a_commit_that_a_newer_epoch_overtakes_is_told_of_it() -> None:
+async def test_g4_commit_overtaken_by_a_newer_epoch_is_fenced() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)
@@ -119,7 +119,7 @@ async def test_g4_a_commit_that_a_newer_epoch_overtakes_is_told_of_it() -> None:
 
 
 @in_virtual_time
-async def test_g4_a_commit_that_was_made_before_the_abort_of_an_open_is_told() -> None:
+async def test_g4_commit_during_an_open_is_fenced() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         await open_key(led)

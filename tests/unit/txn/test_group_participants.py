@@ -248,7 +248,7 @@ async def test_a6_strays_of_attempts_go_when_their_group_has_ended() -> None:
 
 
 @in_virtual_time
-async def test_followers_of_attempts_are_told_by_the_groups_header() -> None:
+async def test_followers_of_attempts_are_called_by_the_groups_header() -> None:
     world = World()
     parts = world.parts()
     parts.decisions.start()
@@ -382,7 +382,7 @@ async def test_the_cleaning_of_a_large_commit_lets_others_in_between(
     assert 1 < most <= TXN_CLEANING_AT_ONCE
 
 
-async def test_an_end_is_told_to_many_attempts_in_several_turns(world: buffer_world.World) -> None:
+async def test_end_reaches_many_attempts_in_several_turns(world: buffer_world.World) -> None:
     await world.store.create_header(GROUP, replace(HEADER, group=Group("n", MANY)))
     turn, told = 0, list[tuple[int, TxnId]]()
 

@@ -48,7 +48,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "Usage" in done.output
 
 
-def test_the_version_is_told() -> None:
+def test_version_option_prints_the_version() -> None:
     done = CliRunner().invoke(build_app(), ["--version"])
     assert (done.exit_code, done.output) == (0, f"magnetar {version('magnetar')}\n")
 

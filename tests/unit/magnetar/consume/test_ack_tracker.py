@@ -201,7 +201,7 @@ def test_acked_messages_are_not_handed_out_again() -> None:
     assert tracker.deliver((1, 1))
 
 
-def test_what_waits_over_a_new_attachment_is_not_handed_out_and_is_sent_with_the_rest() -> None:
+def test_unsent_ack_survives_a_reconnect_and_is_sent_with_the_rest() -> None:
     tracker = AckTracker()
     tracker.deliver_batch((1, 0), 3, 0b111, 0b111)
     tracker.acknowledge((1, 0), 1, 3)
@@ -289,7 +289,7 @@ def test_single_acknowledgements_as_they_are_sent() -> None:
     assert acknowledgement_up_to(EntryId(1, 0, 0, 3)) == Acknowledgement((1, 0), [0b110], 3)
 
 
-def test_what_a_transaction_held_of_a_batch_comes_when_everything_is_asked_for_again() -> None:
+def test_messages_a_transaction_held_of_a_batch_come_after_a_full_redelivery() -> None:
     tracker = AckTracker()
     tracker.commit_up_to(EntryId(1, 1, 0, 4))
     assert tracker.deliver_batch((1, 1), 4, 0b1000, 0b1111) == 0b1000
@@ -378,7 +378,7 @@ class TestWhatIsShared:
         ]
         assert tracker.known == 0
 
-    def test_what_could_not_be_acknowledged_in_a_transaction_is_in_hand_again(self) -> None:
+    def test_message_with_a_failed_transactional_ack_counts_as_delivered_again(self) -> None:
         tracker = AckTracker(shared=True)
         tracker.deliver_batch((1, 0), 2, 0b01, 0b11)
         tracker.deliver((1, 1))

@@ -184,7 +184,7 @@ async def test_a_shared_segment_is_refused_with_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("version", ["Pulsar Server5.0.0-M1", "Pulsar Server5.0.0-M1-SNAPSHOT"])
-async def test_m1_is_told_nothing(version: str) -> None:
+async def test_pulsar_5_m1_gets_no_unsubscribe_at_close(version: str) -> None:
     pool = FakePool()
     pool.connection.server_version = version
     controller, opening = Controller(pool), Opening(pool)
@@ -199,5 +199,5 @@ async def test_m1_is_told_nothing(version: str) -> None:
     "version",
     ["Magnetar 0.1", "Pulsar Server5.0.0", "Pulsar Server5.0.0-M2", "Pulsar Server5.0.0-M10"],
 )
-def test_all_others_are_told(version: str) -> None:
+def test_other_versions_get_an_unsubscribe_at_close(version: str) -> None:
     assert can_be_told_to_leave(version)

@@ -108,7 +108,9 @@ async def setting() -> Setting:
 
 
 @pytest.mark.parametrize(("redeliveries", "dead"), [(0, False), (2, False), (3, True)])
-async def test_which_messages_are_dead(setting: Setting, redeliveries: int, dead: bool) -> None:
+async def test_messages_are_dead_letters_above_the_redelivery_bound(
+    setting: Setting, redeliveries: int, dead: bool
+) -> None:
     assert setting.letters.are(setting.messages(1, redeliveries)) is dead
 
 

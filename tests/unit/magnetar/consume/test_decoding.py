@@ -253,7 +253,7 @@ def test_a_message_with_a_hole_is_asked_for_again() -> None:
     assert len(reader.chunks) == 0
 
 
-def test_the_oldest_incomplete_message_makes_room() -> None:
+def test_oldest_incomplete_message_is_dropped_at_the_count_bound() -> None:
     reader = Reader()
     for at, uuid in enumerate("abc"):
         decoded = reader.read(pieces_of(b"aabb", 2, uuid)[0], key=(1, at))
@@ -261,7 +261,7 @@ def test_the_oldest_incomplete_message_makes_room() -> None:
     assert len(reader.chunks) == 2
 
 
-def test_the_oldest_incomplete_message_makes_room_for_bytes() -> None:
+def test_oldest_incomplete_message_is_dropped_at_the_byte_bound() -> None:
     reader = Reader(max_bytes=100)
     old, new = pieces_of(bytes(120), 3, "old"), pieces_of(bytes(120), 3, "new")
     reader.read(old[0], key=(1, 0))

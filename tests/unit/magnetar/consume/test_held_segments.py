@@ -140,7 +140,7 @@ async def test_a_refusal_for_good_fails_everything() -> None:
     await reader.held.close()
 
 
-async def test_what_is_missing_is_tried_again_or_skipped_as_its_reader_says() -> None:
+async def test_missing_segment_is_retried_or_skipped_as_the_reader_decides() -> None:
     reader = FakeReader(FakeBroker())
     reader.broker.refusals[1] = [TopicNotFound("Gone.")] * 3
     reader.assign(1)

@@ -15,7 +15,7 @@ def test_a_snapshot_replaces_what_was_known() -> None:
     assert known.names == {B, C}
 
 
-def test_a_diff_changes_it_and_what_is_told_again_changes_nothing() -> None:
+def test_diff_changes_known_topics_once() -> None:
     known = KnownTopics()
     known.replace([A])
     assert known.apply([B], [A]) == Change((B,), (A,))

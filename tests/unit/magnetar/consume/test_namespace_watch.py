@@ -88,7 +88,7 @@ async def test_an_empty_namespace_is_an_answer() -> None:
     await watching.watch.close()
 
 
-async def test_after_a_reconnect_only_the_difference_is_told() -> None:
+async def test_watch_reports_only_the_difference_after_a_reconnect() -> None:
     watching = Watching()
     await watching.open(A, B)
     watching.lose()

@@ -62,7 +62,7 @@ async def acknowledging_up_to() -> tuple[Setting, asyncio.Future[None], asyncio.
 
 class TestClosing:
     @pytest.mark.parametrize("what", ["confirmed", "unsubscribe"])
-    async def test_who_waits_for_a_connection_is_told(self, what: str) -> None:
+    async def test_close_fails_calls_that_wait_for_a_connection(self, what: str) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         await setting.without_connection()
@@ -165,7 +165,7 @@ class TestALostConnection:
         assert setting.said(Kind.FLOW) == []
         await setting.consumer.close()
 
-    async def test_what_the_application_has_does_not_come_twice(self) -> None:
+    async def test_delivered_message_does_not_come_twice_after_a_reconnect(self) -> None:
         setting = await Setting(nack_delay=NackDelay(60_000, 60_000)).open()
         has, nacked, _ = setting.deliver(1, b"a", b"b", b"c")
         setting.hand_in(2, single())
@@ -320,7 +320,7 @@ class TestInATransaction:
         assert not reported
         await setting.consumer.close()
 
-    async def test_who_closes_before_it_is_sent_is_told(self) -> None:
+    async def test_close_fails_an_ack_not_sent_yet(self) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         await setting.without_connection()
@@ -353,7 +353,7 @@ class TestTheBrokersWord:
         await setting.consumer.close()
 
     @pytest.mark.parametrize("after", range(4))
-    async def test_whoever_is_cancelled_has_acknowledged(self, after: int) -> None:
+    async def test_ack_is_sent_though_its_waiter_was_cancelled(self, after: int) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         setting.consumer.acknowledge_received(message)

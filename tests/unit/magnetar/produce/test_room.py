@@ -40,7 +40,7 @@ async def test_places_go_in_the_order_of_asking() -> None:
     assert room.messages == 1
 
 
-async def test_nobody_overtakes_who_was_just_given_a_place() -> None:
+async def test_new_send_does_not_overtake_a_woken_waiter() -> None:
     room, order = Room(2, 1000), list[str]()
     room.take(10)
     room.take(10)

@@ -39,7 +39,7 @@ def message(pool: DescriptorPool, name: str) -> type[Message]:
         ("native_plain", "demo.v1.Plain"),
     ],
 )
-def test_what_brokers_are_told_is_javas(pool: DescriptorPool, golden: str, name: str) -> None:
+def test_protobuf_schema_info_equals_javas(pool: DescriptorPool, golden: str, name: str) -> None:
     native = golden.startswith("native")
     info = protobuf_of(message(pool, name), native=native).info
     assert info.schema_data.decode() == JAVA[golden]["schema_data"]

@@ -121,7 +121,7 @@ async def test_commit_and_abort_by_hand(fake: Fake) -> None:
     assert fake.asked == ["begin 60000", "commit", "begin 60000", "abort"]
 
 
-async def test_topics_and_subscriptions_are_told_once(fake: Fake) -> None:
+async def test_topics_and_subscriptions_are_registered_once(fake: Fake) -> None:
     fake.gates["topic"] = asyncio.Event()
     async with fake.transaction() as txn:
         told = txn.writing_to("a")
@@ -178,7 +178,7 @@ async def test_failed_operation_aborts_the_transaction(fake: Fake, when: str) ->
     assert fake.asked[1:] == ["abort"]
 
 
-async def test_what_was_given_up_aborts(fake: Fake) -> None:
+async def test_cancelled_send_aborts_the_transaction(fake: Fake) -> None:
     with pytest.raises(TransactionFailed):  # noqa: PT012
         async with fake.transaction() as txn:
             sent = outcome()
@@ -187,7 +187,7 @@ async def test_what_was_given_up_aborts(fake: Fake) -> None:
     assert txn.state is S.ABORTED
 
 
-async def test_conflicts_are_told_as_they_are(fake: Fake) -> None:
+async def test_conflict_is_raised_unchanged(fake: Fake) -> None:
     with pytest.raises(TransactionConflict, match="twice"):  # noqa: PT012
         async with fake.transaction() as txn:
             acknowledged = outcome()
@@ -196,7 +196,7 @@ async def test_conflicts_are_told_as_they_are(fake: Fake) -> None:
     assert txn.state is S.ABORTED
 
 
-async def test_a_topic_that_cannot_be_told_aborts(fake: Fake) -> None:
+async def test_failed_topic_registration_aborts_the_transaction(fake: Fake) -> None:
     fake.errors["topic"] = TransactionNotFound("gone.")
     with pytest.raises(TransactionNotFound):  # noqa: PT012
         async with fake.transaction() as txn:
@@ -342,7 +342,7 @@ async def test_before_it_has_begun(fake: Fake) -> None:
         Transaction(context, cast("Coordinators", fake), timeout_s=0)
 
 
-async def test_who_follows_it_is_told_once_when_it_is_over(fake: Fake) -> None:
+async def test_follower_is_called_once_when_the_transaction_is_over(fake: Fake) -> None:
     told: list[bool] = []
     async with fake.transaction() as txn:
         txn.when_over(told.append)
@@ -358,7 +358,7 @@ async def test_who_follows_it_is_told_once_when_it_is_over(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("followed", ["before", "after"])
-async def test_what_ran_out_of_time_is_aborted_before_its_followers_are_told(
+async def test_timed_out_transaction_aborts_before_its_followers_are_called(
     fake: Fake, followed: str
 ) -> None:
     told: list[bool] = []

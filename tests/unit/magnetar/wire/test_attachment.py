@@ -217,7 +217,7 @@ def test_again_for_good_fails_it() -> None:
     run(main())
 
 
-def test_what_undoes_an_attempt_in_the_middle_is_not_missed() -> None:
+def test_close_during_an_attempt_starts_another_attempt() -> None:
     async def undone(thing: Thing) -> None:
         thing.again(ServiceNotReady("closed again"))
 
@@ -315,7 +315,7 @@ def test_close_fails_an_opening_in_progress() -> None:
     run(main())
 
 
-def test_a_pause_can_be_cut_short() -> None:
+def test_pause_between_retries_can_be_ended_early() -> None:
     async def main() -> None:
         lost = raises(ConnectionLost("away"))
         thing = Thing(works, *[lost] * 8, works)

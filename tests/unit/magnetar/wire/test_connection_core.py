@@ -218,7 +218,7 @@ class TestRequests:
         with pytest.raises(ConnectionLost, match="reset"):
             ask(made, 3, outcomes)
 
-    def test_what_the_broker_said_last_is_in_the_reason(self, shell: RecordingShell) -> None:
+    def test_last_error_of_the_broker_is_in_the_close_reason(self, shell: RecordingShell) -> None:
         made = ready_core(shell)
         refusal = {"error": pb.NotAllowedError, "message": "begone"}
         made.received(framed(Kind.ERROR, request_id=NO_REQUEST, **refusal), 0.0)
@@ -379,7 +379,7 @@ class TestWhatCannotBeRead:
         made.received((limit + 1).to_bytes(4, "big"), 0.0)
         assert len(shell.ends) == 1
 
-    def test_a_frame_that_connected_cut_off_is_read_on(self, shell: RecordingShell) -> None:
+    def test_frame_split_behind_connected_is_read_completely(self, shell: RecordingShell) -> None:
         made = core(shell)
         made.begin(0.0)
         ping = framed(Kind.PING)

@@ -414,9 +414,7 @@ class TestTls:
             await pool.close()
 
     @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
-    async def test_who_ends_the_handshake_without_a_word_may_speak_otherwise(
-        self, scheme: str
-    ) -> None:
+    async def test_silent_end_of_a_handshake_suggests_a_tls_mismatch(self, scheme: str) -> None:
         async with listening() as port:
             pool = pool_of(f"{scheme}://127.0.0.1:{port}")
             with pytest.raises(ConnectionLost, match="expects TLS") as refused:

@@ -37,8 +37,15 @@ class StoredKey:
 class TransactionKeyStore:
     """Keys of one coordinator.  All methods raise `MetadataError` when the store fails."""
 
-    def __init__(self, metadata: MetadataStore, coordinator: CoordinatorId) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        coordinator: CoordinatorId,
+        *,
+        page_bytes: int = TXN_PAGE_BYTES,
+    ) -> None:
         self._metadata = metadata
+        self._page_bytes = page_bytes
         self._coordinator = coordinator
         self._partition = key_records.partition_of(coordinator)
 
@@ -107,7 +114,7 @@ class TransactionKeyStore:
         hi = key_records.index_key(self._coordinator, LAST)
         # All of the range is in one partition; a store that is told so reads it whole to see to it.
         hits = await self._metadata.scan_index(
-            key_records.KEY_INDEX, lo, hi, limit=limit, max_bytes=TXN_PAGE_BYTES
+            key_records.KEY_INDEX, lo, hi, limit=limit, max_bytes=self._page_bytes
         )
         found = []
         for hit in hits:
@@ -117,7 +124,7 @@ class TransactionKeyStore:
                 found.append(StoredKey(key_records.name_at(path), record, hit.record.version))
             except CorruptTransactionRecord as error:
                 log.error("transaction_key_corrupt", error=str(error))
-        more = is_cut(hits, limit, TXN_PAGE_BYTES)
+        more = is_cut(hits, limit, self._page_bytes)
         return found, hits[-1].record.key.removeprefix(key_records.KEYS) if more else ""
 
     async def pages(self) -> AsyncIterator[Sequence[StoredKey]]:

@@ -84,7 +84,14 @@ class PendingAcksCore:
     Methods that are named by what happened (`stored`, `decided`) are events; they return effects.
     """
 
-    def __init__(self, cursor: Acknowledged, *, ended_kept: int = TXN_ENDED_KEPT) -> None:
+    def __init__(
+        self,
+        cursor: Acknowledged,
+        *,
+        ended_kept: int = TXN_ENDED_KEPT,
+        max_positions: int = TXN_PENDING_POSITIONS,
+        record_positions: int = TXN_ACKS_OF_RECORD,
+    ) -> None:
         self.held = HeldMessages(cursor)
         self.positions = 0
         """How many positions are named by what is not forgotten."""
@@ -99,6 +106,8 @@ class PendingAcksCore:
         self._known: set[tuple[TxnId, int, int]] = set()
         self._ended: OrderedDict[TxnId, TxnState | None] = OrderedDict()
         self._ended_kept = ended_kept
+        self.max_positions = max_positions
+        self.record_positions = record_positions
 
     # What is asked about it
 
@@ -166,7 +175,7 @@ class PendingAcksCore:
         `InvalidTxnStatus`, `TransactionNotFound`, `TooManyPendingAcks`.
         """
         self.require_not_ended(txn)
-        if self.positions + len(acks) > TXN_PENDING_POSITIONS:
+        if self.positions + len(acks) > self.max_positions:
             raise TooManyPendingAcks(
                 f"Open transactions hold {self.positions} positions of the subscription: end some."
             )
@@ -177,7 +186,7 @@ class PendingAcksCore:
             self.held.require_individual(acks)
         taken = [
             PendingAck(txn, cumulative, part, AckState.RESERVED, consumer=consumer)
-            for part in _split_into_records(acks)
+            for part in _split_into_records(acks, self.record_positions)
         ]
         for ack in taken:
             self._add(ack)
@@ -340,13 +349,15 @@ class PendingAcksCore:
         self.held.add(ack)
 
 
-def _split_into_records(acks: Sequence[AckedPosition]) -> Iterable[tuple[AckedPosition, ...]]:
-    """Split into records of TXN_ACKS_OF_RECORD positions and words at most."""
+def _split_into_records(
+    acks: Sequence[AckedPosition], at_most: int
+) -> Iterable[tuple[AckedPosition, ...]]:
+    """Split into records of so many positions and words at most."""
     part: list[AckedPosition] = []
     weight = 0
     for ack in acks:
         heavy = 1 + len(ack.ack_set)
-        if part and weight + heavy > TXN_ACKS_OF_RECORD:
+        if part and weight + heavy > at_most:
             yield tuple(part)
             part, weight = [], 0
         part.append(ack)

@@ -77,10 +77,12 @@ class TransactionStore:
         counters: TransactionCounters,
         *,
         elapsed_s: Callable[[], float] = time.perf_counter,
+        page_bytes: int = TXN_PAGE_BYTES,
     ) -> None:
         self.metadata = metadata
         self.counters = counters
         self._elapsed_s = elapsed_s
+        self._page_bytes = page_bytes
 
     # Headers
 
@@ -170,7 +172,7 @@ class TransactionStore:
         """Pages begin with the last secondary key of the page before: several may have it."""
         times, seen = 1, set[str]()
         while True:
-            limit, max_bytes = times * TXN_PAGE, times * TXN_PAGE_BYTES
+            limit, max_bytes = times * TXN_PAGE, times * self._page_bytes
             hits = await self._index(index, lo, hi, limit=limit, max_bytes=max_bytes)
             fresh = [hit.record for hit in hits if hit.record.key not in seen]
             if fresh:

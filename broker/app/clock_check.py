@@ -29,11 +29,14 @@ class ClockCheck:
     before its time.
     """
 
-    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+    def __init__(
+        self, metadata: MetadataStore, clock: Clock, *, check_s: float = CLOCK_CHECK_S
+    ) -> None:
         self.skew_ms = 0
         """The least time by which this clock is ahead; negative: behind."""
         self._metadata = metadata
         self._clock = clock
+        self._check_s = check_s
         self._tasks = BackgroundTasks(log)
 
     async def start(self) -> None:
@@ -50,7 +53,7 @@ class ClockCheck:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(CLOCK_CHECK_S)
+            await asyncio.sleep(self._check_s)
             try:
                 await self._compare()
             except MetadataError as error:

@@ -87,14 +87,14 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-async def stop_in_time(stopping: Awaitable[None]) -> None:
-    """Await `stopping`, for at most BROKER_STOP_S."""
+async def stop_in_time(stopping: Awaitable[None], timeout_s: float = BROKER_STOP_S) -> None:
+    """Await `stopping`, for at most `timeout_s`."""
     # A store may not answer any more; a session that is left open there expires.
     try:
-        async with asyncio.timeout(BROKER_STOP_S):
+        async with asyncio.timeout(timeout_s):
             await stopping
     except TimeoutError:
-        log.warning("stop_timed_out", timeout_s=BROKER_STOP_S)
+        log.warning("stop_timed_out", timeout_s=timeout_s)
 
 
 async def _admin_server(broker: Broker) -> "AdminServer":

@@ -71,11 +71,14 @@ class Segments:
         broker: ScalableHost,
         local: LocalSegments,
         mirrors: Mirrors | None = None,
+        *,
+        retry_pause_s: float = SEGMENT_OWNER_RETRY_PAUSE_S,
     ) -> None:
         self._broker = broker
         self._local = local
         self._shared = broker.placement.shared
         self._mirrors = mirrors
+        self._retry_pause_s = retry_pause_s
 
     # What is known without asking
 
@@ -119,7 +122,7 @@ class Segments:
                 log.debug(
                     "segment_owner_asked_again", segment=str(request.segment), error=str(error)
                 )
-                await asyncio.sleep(SEGMENT_OWNER_RETRY_PAUSE_S * tried)
+                await asyncio.sleep(self._retry_pause_s * tried)
         return await self._ask_owner(request)
 
     async def _ask_owner(self, request: SegmentRequest[A]) -> A:

@@ -73,8 +73,18 @@ class Subscription:
     back.
     """
 
-    def __init__(self, topic: SubscribedTopic, name: str, cursor: Cursor) -> None:
+    def __init__(
+        self,
+        topic: SubscribedTopic,
+        name: str,
+        cursor: Cursor,
+        *,
+        handover_wait_s: float = EXCLUSIVE_HANDOVER_WAIT_S,
+        reattach_s: float = SEEK_REATTACH_S,
+    ) -> None:
         self.topic = topic
+        self._handover_wait_s = handover_wait_s
+        self._reattach_s = reattach_s
         self.name = name
         self.cursor = cursor
         self.type: SubscriptionType | None = None
@@ -208,7 +218,7 @@ class Subscription:
                 self._retire()
 
     async def _add_in_turn(self, request: SubscribeRequest) -> Consumer:
-        deadline = asyncio.get_running_loop().time() + EXCLUSIVE_HANDOVER_WAIT_S
+        deadline = asyncio.get_running_loop().time() + self._handover_wait_s
         checked: set[Consumer] = set()
         while True:
             async with self._change:
@@ -525,7 +535,7 @@ class Subscription:
     def _allow_reattach(self) -> None:
         if self.consumers and self._reattach is None:
             loop = asyncio.get_running_loop()
-            self._reattach = loop.call_later(SEEK_REATTACH_S, self._reattach_late)
+            self._reattach = loop.call_later(self._reattach_s, self._reattach_late)
 
     def _reattach_late(self) -> None:
         self._reattach = None

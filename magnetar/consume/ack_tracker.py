@@ -113,6 +113,7 @@ class AckTracker:
         "_chunks",
         "_chunks_before",
         "_group",
+        "_max_known",
         "_missed",
         "_sent_up_to",
         "_shared",
@@ -122,8 +123,9 @@ class AckTracker:
         "_up_to",
     )
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared: bool = False, max_known: int = MAX_KNOWN_IN_HAND) -> None:
         self._shared = shared
+        self._max_known = max_known
         self._single: set[EntryKey] = set()
         """Shared subscriptions: single messages that came and are not acknowledged."""
         self._single_before: set[EntryKey] = set()
@@ -241,7 +243,7 @@ class AckTracker:
 
     def start_attachment(self) -> None:
         """Begin a new attachment; messages that waited in the inbox are given back before."""
-        keeps = self._shared and self.known <= MAX_KNOWN_IN_HAND
+        keeps = self._shared and self.known <= self._max_known
         self._missed.clear()
         for key, batch in list(self._batches.items()):
             if batch.of_before and not keeps:

@@ -158,10 +158,11 @@ class ChunkAssembly:
         *,
         max_bytes: int,
         in_order: bool = False,
+        ordered_pending: int = ORDERED_CHUNKED_MESSAGES,
     ) -> None:
         """`expire_after_ms` 0: never.  Bytes: `max_size` of a message, `max_bytes` of all."""
         self._in_order = in_order
-        self._max_pending = max(max_pending, ORDERED_CHUNKED_MESSAGES) if in_order else max_pending
+        self._max_pending = max(max_pending, ordered_pending) if in_order else max_pending
         self._complete: dict[EntryKey, EntryKey] = {}
         """In order: the first entry of those that are complete and not passed, by the last one."""
         self._expire_after_ms = expire_after_ms

@@ -85,6 +85,8 @@ class NamespaceWatch(Attachment):
         *,
         changed: ChangeListener,
         ended: Callable[[MagnetarError], None],
+        quiet_s: float = NAMESPACE_QUIET_S,
+        max_topics: int = NAMESPACE_TOPICS,
     ) -> None:
         """Watch `tenant/namespace`.  `changed` is told of each change, the first snapshot included;
         `ended` why the watch ended by itself, should it.  Raises `InvalidNamespaceName`.
@@ -95,6 +97,8 @@ class NamespaceWatch(Attachment):
         self._watch_id: Final = context.ids.session_id()
         self._changed: Final = changed
         self._ended: Final = ended
+        self._quiet_s: Final = quiet_s
+        self._max_topics: Final = max_topics
         self._known = KnownTopics()
         self._refusals = Refusals()
         self._first: asyncio.Future[None] | None = None
@@ -127,7 +131,7 @@ class NamespaceWatch(Attachment):
         self._first = first = self.context.loop.create_future()
         try:
             connection.send(self._watch())
-            async with asyncio.timeout(NAMESPACE_QUIET_S if silence_says_no else timeout_s):
+            async with asyncio.timeout(self._quiet_s if silence_says_no else timeout_s):
                 await first
         except TimeoutError:
             if not silence_says_no:
@@ -164,7 +168,7 @@ class NamespaceWatch(Attachment):
             return
         self._refusals.granted()
         change = self._take(frame.command.watch_scalable_topics_update)
-        if len(self.topics) > NAMESPACE_TOPICS:
+        if len(self.topics) > self._max_topics:
             self._refused(_too_many(self._namespace, len(self.topics)))
             return
         if change:

@@ -15,6 +15,7 @@ from magnetar.errors import NotAllowed, OperationTimedOut
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 from tests.client.conftest import MakeTopic
+from tests.support.waiting import until
 
 WAIT_S = 10
 SILENCE_S = 0.2
@@ -128,9 +129,7 @@ async def test_a_group_divides_the_segments(client: magnetar.Client, topic: Make
         reading(client, made.name, group="g", name="one") as one,
         reading(client, made.name, group="g", name="two") as two,
     ):
-        async with asyncio.timeout(WAIT_S):
-            while not len(one.segment_ids) == len(two.segment_ids) == 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(one.segment_ids) == len(two.segment_ids) == 2)
         sent = await send(client, made.name, *values("a", 40))
         got: set[str] = set()
         async with asyncio.timeout(WAIT_S):

@@ -62,7 +62,9 @@ async def interrupted(process: asyncio.subprocess.Process) -> tuple[int, str, st
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_what_is_produced_is_consumed_once(service: Service, topic: MakeTopic) -> None:
+async def test_command_consumes_each_produced_message_once(
+    service: Service, topic: MakeTopic
+) -> None:
     name = str(await topic(segments=2))
     sent = await lines(
         service, "produce", name, "-m", "one", "-m", "two", "-k", "a", "-p", "x=y", "-n", "2"

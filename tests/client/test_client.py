@@ -48,7 +48,7 @@ asyncio.run(main())
 """
 
 
-async def test_who_forgets_to_close_is_told(service: Service, topic: MakeTopic) -> None:
+async def test_client_that_is_not_closed_warns(service: Service, topic: MakeTopic) -> None:
     made = await topic(1)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-X", "dev", "-c", UNCLOSED, service.url, made.name),
@@ -94,9 +94,7 @@ async def test_closed_parts_are_not_kept(client: magnetar.Client, topic: MakeTop
     await until(lambda: gc.collect() >= 0 and not any(client._opened.values()))
 
 
-async def test_what_is_opened_after_a_close_of_the_client(
-    service: Service, topic: MakeTopic
-) -> None:
+async def test_opening_after_the_client_is_closed_fails(service: Service, topic: MakeTopic) -> None:
     made = await topic()
     async with magnetar.connect(service.url) as client:
         opening = client.producer(made.name)
@@ -178,9 +176,7 @@ async def test_consumers_that_cannot_be(client: magnetar.Client, what: dict[str,
 
 
 @pytest.mark.magnetar_only("statistics of scalable topics do not name clients")
-async def test_what_a_client_says_of_itself_is_in_statistics(
-    service: Service, topic: MakeTopic
-) -> None:
+async def test_statistics_show_the_clients_description(service: Service, topic: MakeTopic) -> None:
     made = await topic()
     async with (
         magnetar.connect(service.url, description="night shift") as client,
@@ -261,7 +257,7 @@ def test_another_loop_or_none_is_told_so_and_harms_nothing(
         assert runner.run(here()) == [b"kept"]
 
 
-async def test_what_is_not_open_says_to_await_it(service: Service) -> None:
+async def test_unopened_object_says_to_await_it(service: Service) -> None:
     async with magnetar.connect(service.url) as client:
         opening: object = client.producer("topic://public/default/never")
         with pytest.raises(AttributeError, match="await it first"):
@@ -298,7 +294,7 @@ async def test_the_message_of_another_consumer_is_not_taken_for_acknowledged(
         await of_other.ack(message, wait=True)
 
 
-async def test_what_is_of_a_wrong_type_is_named(service: Service) -> None:
+async def test_argument_of_a_wrong_type_is_named(service: Service) -> None:
     wrong: Any
     for wrong in (None, 5, b"pulsar://localhost"):
         with pytest.raises(InvalidArgument, match="no address of a Pulsar broker"):

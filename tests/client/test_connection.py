@@ -66,7 +66,7 @@ async def test_a_client_connects(client: magnetar.Client, topic: MakeTopic) -> N
     assert connection.max_message_size > 0
 
 
-async def test_nobody_listens() -> None:
+async def test_connect_to_a_closed_port_fails() -> None:
     port = free_port()
     with pytest.raises(ConnectionLost, match=str(port)):
         await magnetar.connect(f"pulsar://{HOST}:{port}", connect_timeout_s=5)

@@ -126,7 +126,7 @@ async def test_workers_join_by_key_and_epoch(
 
 
 @groups_only
-async def test_who_opens_the_key_shuts_the_others_out(
+async def test_opening_a_key_fences_its_former_holders(
     client: magnetar.Client, topic: MakeTopic, key: TransactionKey
 ) -> None:
     name = str(await topic())
@@ -241,7 +241,7 @@ async def test_a_group_ends_by_its_deadline_unless_it_is_extended(
 
 
 @groups_only
-async def test_what_is_acknowledged_in_an_attempt_is_decided_with_it(
+async def test_acknowledgement_in_an_attempt_is_decided_with_it(
     client: magnetar.Client, topic: MakeTopic, key: TransactionKey
 ) -> None:
     name = str(await topic())

@@ -94,7 +94,7 @@ async def test_a_message_that_came_by_itself_is_not_acknowledged_in_order(
         await everything.ack(await everything.receive(WAIT_S))
 
 
-async def test_what_a_namespaces_queue_did_not_give_is_refused(
+async def test_namespace_queue_refuses_to_ack_a_foreign_message(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
 ) -> None:
     elsewhere = await topic(1)
@@ -184,7 +184,7 @@ async def test_an_acknowledgement_in_a_transaction_is_part_of_it(
             assert await read(consumer, 2) == {"a", "b"}
 
 
-async def test_what_a_transaction_aborted_is_handed_out_again(
+async def test_messages_of_an_aborted_transaction_are_handed_out_again(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
 ) -> None:
     one, two = await topic(1, properties=mark), await topic(1, properties=mark)
@@ -253,7 +253,7 @@ async def test_a_message_from_before_an_abort_does_not_acknowledge_what_comes_ag
 
 
 @pytest.mark.parametrize("read_on", [True, False])
-async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
+async def test_messages_of_a_lost_topic_consumer_are_not_committed(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str], read_on: bool
 ) -> None:
     one, two = await topic(1, properties=mark), await topic(1, properties=mark)
@@ -278,7 +278,7 @@ async def test_what_was_lost_with_the_consumer_of_a_topic_is_not_committed(
         await nothing_more(consumer)
 
 
-async def test_what_was_acknowledged_before_its_topics_consumer_was_lost_hinders_nothing(
+async def test_ack_before_a_lost_topic_consumer_blocks_no_commit(
     client: magnetar.Client, topic: MakeTopic, mark: dict[str, str]
 ) -> None:
     one = await topic(1, properties=mark)

@@ -90,7 +90,7 @@ async def test_a_message_that_waits_to_be_handed_out_has_its_whole_time(
         assert (again.id, again.redelivery_count) == (first.id, 1)
 
 
-async def test_what_is_not_done_with_goes_to_another_consumer_too(
+async def test_timed_out_message_goes_to_another_consumer(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -132,7 +132,7 @@ async def test_a_late_nack_is_not_counted_twice(client: magnetar.Client, topic: 
         assert counts == {"late": 1, "other": 1}
 
 
-async def test_what_takes_too_long_too_often_is_a_dead_letter(
+async def test_message_that_times_out_too_often_is_a_dead_letter(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -168,7 +168,7 @@ async def test_of_a_batch_only_what_is_not_acknowledged_comes_again(
         assert (await comes_again_first(client, made.name, consumer)).value == "last"
 
 
-async def test_what_is_in_a_transaction_is_not_asked_for(
+async def test_message_acknowledged_in_a_transaction_does_not_time_out(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -183,7 +183,7 @@ async def test_what_is_in_a_transaction_is_not_asked_for(
         assert again.value == "last"
 
 
-async def test_what_an_abort_brings_back_has_its_time_anew(
+async def test_message_of_an_aborted_transaction_gets_a_new_timeout(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -215,7 +215,7 @@ async def test_a_message_in_pieces_comes_again_whole(
 
 
 @pytest.mark.parametrize("wait", [True, False])
-async def test_what_was_acknowledged_in_time_never_comes_again_over_a_lost_connection(
+async def test_timely_ack_holds_over_a_lost_connection(
     client: magnetar.Client, topic: MakeTopic, wait: bool
 ) -> None:
     made = await topic()

@@ -70,7 +70,7 @@ def values(messages: Sequence[Message[bytes]]) -> list[bytes]:
     return [message.data for message in messages]
 
 
-async def test_what_is_sent_can_be_read_with_all_that_it_has(
+async def test_sent_message_is_read_with_all_its_fields(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()

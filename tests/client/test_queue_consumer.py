@@ -27,6 +27,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from tests.client.conftest import MakeTopic, Service
 from tests.support.broker_process import BrokerProcess, running
 from tests.support.raw_client import RawClient
+from tests.support.waiting import until
 
 WAIT_S = 10
 QUIET_S = 0.2
@@ -187,7 +188,7 @@ async def test_messages_of_a_batch_are_acknowledged_one_by_one(
         assert await rest_of(consumer) == []
 
 
-async def test_what_was_not_processed_comes_again_with_a_count(
+async def test_nacked_message_is_redelivered_with_a_count(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -218,7 +219,7 @@ async def test_a_nack_of_one_message_of_a_batch_spares_the_acknowledged_ones(
         await consumer.ack(again)
 
 
-async def test_what_comes_too_often_is_a_dead_letter(
+async def test_message_redelivered_too_often_is_a_dead_letter(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -299,9 +300,7 @@ async def test_splits_and_merges_while_it_consumes(
         one, two = await made.active()
         await asyncio.gather(made.merge(one, two), send_some())
         await send_some()
-        async with asyncio.timeout(WAIT_S):
-            while len(got) < sent:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(got) >= sent)
         await consumer.close()
         await consuming
     assert got == Counter(f"{number}" for number in range(sent))
@@ -343,9 +342,7 @@ async def test_a_transaction_does_not_commit_without_an_acknowledgement(
         await to.send("a")
         message = await consumer.receive(WAIT_S)
         consumer._segments[0].again(NotAllowed("Refused for a while."))
-        async with asyncio.timeout(WAIT_S):
-            while consumer._segments:
-                await asyncio.sleep(0)
+        await until(lambda: not consumer._segments, poll_s=0)
         transaction = await client.transaction()
         with pytest.raises(AlreadyClosed):
             await consumer.ack(message, transaction=transaction)
@@ -389,9 +386,7 @@ class Workers:
                 group.create_task(self._work())
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.committed) < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.committed) >= count, 60)
 
     async def _work(self) -> None:
         while len(self.committed) < self._count:
@@ -521,7 +516,7 @@ async def test_unsubscribe_ends_the_subscription_everywhere(
         assert (await again.receive(WAIT_S)).value == "new"
 
 
-async def test_what_cannot_be_unpacked_is_skipped_for_good(
+async def test_undecodable_message_is_skipped_for_good(
     client: magnetar.Client, service: Service, topic: MakeTopic
 ) -> None:
     made = await topic()
@@ -549,7 +544,7 @@ async def own_broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 
 
 @pytest.mark.magnetar_only("its broker is started and killed here, and is Magnetar")
-async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) -> None:
+async def test_queue_consumer_survives_the_death_of_its_broker(own_broker: BrokerProcess) -> None:
     name = "topic://public/default/orders"
     await own_broker.create_scalable("orders", 2)
     async with (
@@ -570,7 +565,7 @@ async def test_it_survives_the_death_of_its_broker(own_broker: BrokerProcess) ->
         assert own_broker.faults() == []
 
 
-async def test_what_is_to_be_confirmed_is_sent_and_warns_of_nothing_unawaited(
+async def test_confirmed_ack_is_sent_and_warns_of_no_unawaited_coroutine(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)

@@ -74,7 +74,9 @@ async def test_a_layout_makes_no_topic(client: magnetar.Client) -> None:
 
 
 @both
-async def test_what_was_sent_is_read(client: magnetar.Client, topic: MakeTopic, read: Read) -> None:
+async def test_sent_messages_are_read(
+    client: magnetar.Client, topic: MakeTopic, read: Read
+) -> None:
     name = str(await topic())
     async with client.producer(name, compression=CompressionType.ZSTD) as producer:
         sent = [
@@ -167,7 +169,7 @@ async def test_pieces_are_put_together(
 
 
 @both
-async def test_what_is_left_in_the_middle_ends(
+async def test_read_that_is_abandoned_ends(
     client: magnetar.Client, topic: MakeTopic, read: Read
 ) -> None:
     name = str(await topic())
@@ -302,7 +304,7 @@ async def test_transactions_hide_and_show(client: magnetar.Client, topic: MakeTo
         assert columns_of(rest).values == [b"open", b"behind"]
 
 
-async def test_what_cannot_be_asked_for(client: magnetar.Client) -> None:
+async def test_invalid_read_is_refused(client: magnetar.Client) -> None:
     with pytest.raises(InvalidArgument):
         await client.plan_range("persistent://public/default/t", max_messages=-1)
     with pytest.raises(InvalidArgument):
@@ -321,7 +323,7 @@ async def test_a_closed_client_reads_nothing(client: magnetar.Client, topic: Mak
         await client.layout("topic://public/default/t")
 
 
-async def test_what_transactions_did_moves_the_end(
+async def test_end_of_a_plan_follows_transactions(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     """Apache Pulsar 5.0.0-M1 tells the end that a segment had when it was first asked for it."""

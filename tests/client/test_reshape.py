@@ -14,6 +14,7 @@ import pytest
 import magnetar
 from tests.client.conftest import MakeTopic, Topic
 from tests.conftest import Report
+from tests.support.waiting import until
 
 KEYS = 64
 CHANGES = 10
@@ -117,18 +118,14 @@ async def test_ten_splits_and_merges_under_full_load(
         ]
         sending = tasks.create_task(senders.run())
         for number in range(CHANGES):
-            before = reader.read.total()
+            least = reader.read.total() + 10 * KEYS
             await change_layout(made, rng)
-            async with asyncio.timeout(RECEIVE_S):
-                while reader.read.total() < before + 10 * KEYS and not sending.done():
-                    await asyncio.sleep(0.01)
+            await until(lambda least=least: reader.read.total() >= least or sending.done())  # type: ignore[misc]
             assert not sending.done(), f"senders were done at change {number}"
         senders.stop()
         await sending
         total = senders.sent.total()
-        async with asyncio.timeout(RECEIVE_S):
-            while reader.read.total() < total or len(seen) < total:
-                await asyncio.sleep(0.01)
+        await until(lambda: reader.read.total() >= total and len(seen) >= total)
         for task in reading:
             task.cancel()
     assert not reader.wrong, reader.wrong[:10]

@@ -43,7 +43,7 @@ AVRO_TEXT = '{"type":"record","name":"Text","fields":[{"name":"n","type":"int"}]
         (protobuf_of(pb.KeyValue, native=True), [pb.KeyValue(key="k", value="v")]),
     ],
 )
-async def test_what_is_sent_is_read(
+async def test_sent_value_is_read(
     client: magnetar.Client,
     topic: MakeTopic,
     schema: Schema[object] | type[object],
@@ -80,7 +80,9 @@ async def test_a_schema_that_does_not_go_with_the_topics(
         await producer.send(READINGS[1])
 
 
-async def test_what_does_not_fit_is_not_sent(client: magnetar.Client, topic: MakeTopic) -> None:
+async def test_value_that_does_not_fit_its_schema_is_not_sent(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
     made = await topic()
     async with (
         client.producer(made.name, schema=Reading) as producer,
@@ -94,7 +96,7 @@ async def test_what_does_not_fit_is_not_sent(client: magnetar.Client, topic: Mak
         assert (await consumer.receive(20)).value == READINGS[0]
 
 
-async def test_what_cannot_be_decoded_is_told(client: magnetar.Client, topic: MakeTopic) -> None:
+async def test_undecodable_value_raises(client: magnetar.Client, topic: MakeTopic) -> None:
     made = await topic()
     async with (
         client.producer(made.name) as producer,

@@ -166,7 +166,7 @@ async def test_a_fresh_token_is_fetched_when_the_last_one_expires(
 
     async with trusting(secured, token) as client, client.producer(topic) as producer:
         connections = client.context.pool.connections
-        await until_true(lambda: calls >= 3, lambda: producer.send(b"still here"))
+        await act_until(lambda: calls >= 3, lambda: producer.send(b"still here"))
         assert client.context.pool.connections == connections, "it did not have to connect anew"
 
 
@@ -174,11 +174,11 @@ async def test_a_token_that_cannot_be_refreshed_ends_it(secured: Secured, topic:
     token = secured.security.token(ADMIN, expires_s=EXPIRES_S)
     async with trusting(secured, token) as client, client.producer(topic) as producer:
         with pytest.raises(AuthenticationFailed):
-            await until_true(lambda: False, lambda: producer.send(b"still here"))
+            await act_until(lambda: False, lambda: producer.send(b"still here"))
 
 
 @pytest.mark.parametrize("late", ["missing", "expired"])
-async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
+async def test_client_without_a_fresh_token_continues_later(
     secured: Secured, topic: str, late: str
 ) -> None:
     """What the client has made comes back, all of it, when there is a token again."""
@@ -204,7 +204,7 @@ async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
             await producer.send(value, key=value.decode())
             sent.add(value)
 
-        await until_true(lambda: calls >= 9, send)
+        await act_until(lambda: calls >= 9, send)
         read: set[bytes] = set()
         while read < sent:
             message = await consumer.receive(WAIT_S)
@@ -213,7 +213,7 @@ async def test_who_has_no_fresh_token_for_a_while_goes_on_later(
         assert read == sent
 
 
-async def until_true(condition: Callable[[], bool], act: Callable[[], Awaitable[object]]) -> None:
+async def act_until(condition: Callable[[], bool], act: Callable[[], Awaitable[object]]) -> None:
     """Act over and over until the condition holds."""
     async with asyncio.timeout(30):
         while not condition():
@@ -224,7 +224,7 @@ async def until_true(condition: Callable[[], bool], act: Callable[[], Awaitable[
 # Permissions
 
 
-async def test_who_has_no_permission_is_told_so(secured: Secured, topic: str) -> None:
+async def test_role_without_permission_is_refused(secured: Secured, topic: str) -> None:
     async with trusting(secured, secured.security.token("nobody")) as client:
         with pytest.raises(AuthorizationFailed):
             await client.producer(topic)
@@ -234,7 +234,7 @@ async def test_who_has_no_permission_is_told_so(secured: Secured, topic: str) ->
             await client.stream_consumer(topic, "stream")
 
 
-async def test_who_may_produce_may_not_consume(secured: Secured, topic: str) -> None:
+async def test_role_that_may_produce_may_not_consume(secured: Secured, topic: str) -> None:
     await secured.grant("writer", "produce")
     async with trusting(secured, secured.security.token("writer")) as client:
         async with client.producer(topic) as producer:
@@ -250,7 +250,7 @@ async def test_who_may_produce_may_not_consume(secured: Secured, topic: str) -> 
 # Transactions
 
 
-async def test_nobody_else_ends_a_transaction(secured: Secured) -> None:
+async def test_transaction_of_another_role_cannot_be_ended(secured: Secured) -> None:
     """Who asks is told so in words by which that is known from an end that was long ago."""
     async with (
         trusting(secured, secured.security.token("one")) as one,

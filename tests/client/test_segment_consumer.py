@@ -83,7 +83,7 @@ def payloads(messages: list[RawMessage[SegmentConsumer]]) -> list[bytes]:
     return [each.payload for each in messages]
 
 
-async def test_what_was_not_acknowledged_comes_again_after_the_connection_broke(
+async def test_unacked_messages_come_again_after_a_lost_connection(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()

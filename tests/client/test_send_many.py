@@ -77,7 +77,7 @@ async def test_nothing_is_sent_for_nothing(client: magnetar.Client, topic: MakeT
         assert receipts.ids() == []
 
 
-async def test_what_cannot_be_stored_is_told_once(
+async def test_send_many_raises_a_storage_error_once(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     name = str(await topic())
@@ -94,7 +94,7 @@ async def test_what_cannot_be_stored_is_told_once(
         assert unseen.segment_ids == [-1]
 
 
-async def test_what_cannot_be_given_is_told_at_once(
+async def test_send_many_refuses_invalid_values_at_once(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     producer = await client.producer(str(await topic()), schema=str)

@@ -161,7 +161,7 @@ async def test_a_newcomer_gets_its_share_once_it_is_acknowledged(
 
 
 @pytest.mark.magnetar_only("who leaves stays registered while its connection lives")
-async def test_who_stays_gets_what_the_one_that_left_had(
+async def test_remaining_consumer_gets_the_segments_of_the_one_that_left(
     client: magnetar.Client, topic: MakeTopic, reading: Reading
 ) -> None:
     made = await topic(4)
@@ -258,7 +258,7 @@ async def test_an_acknowledgement_in_a_transaction_is_part_of_it(
         assert set(values(await receive(consumer, len(rest)))) == rest
 
 
-async def test_what_a_transaction_aborted_is_handed_out_again_in_order(
+async def test_messages_of_an_aborted_transaction_come_again_in_order(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)
@@ -305,7 +305,7 @@ async def test_each_message_takes_effect_once_though_one_fails_first(
 
 
 @pytest.mark.magnetar_only("deadlines are looked at every 60 s")
-async def test_what_ran_out_of_time_comes_again_when_the_broker_has_let_go(
+async def test_messages_of_a_timed_out_transaction_come_again(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)
@@ -321,7 +321,7 @@ async def test_what_ran_out_of_time_comes_again_when_the_broker_has_let_go(
             await late.commit()
 
 
-async def test_who_catches_a_refusal_cannot_commit(
+async def test_transaction_with_a_refused_ack_cannot_commit(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)
@@ -346,9 +346,7 @@ async def test_a_reconnect_gives_nothing_twice_to_transactions(
         messages = await receive(consumer, 3)
         segment = consumer._held.consumers[0]
         segment.again(ServiceNotReady("A test."))
-        async with asyncio.timeout(WAIT_S):
-            while not len(consumer._inbox):
-                await asyncio.sleep(0.01)
+        await until(lambda: len(consumer._inbox))
         async with client.transaction() as transaction:
             await consumer.ack(messages[-1], transaction=transaction)
         assert values(await receive(consumer, 2)) == sent[3:]
@@ -379,7 +377,7 @@ async def test_a_segment_goes_when_its_transaction_has_committed(
         assert len(reading.got) == len(KEYS)
 
 
-async def test_what_another_one_has_now_is_not_committed_here(
+async def test_segment_moved_to_another_consumer_is_not_committed_here(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(2)
@@ -400,7 +398,9 @@ async def test_what_another_one_has_now_is_not_committed_here(
                     await first.ack(held[-1], transaction=transaction)
 
 
-async def test_it_works_by_a_short_name_too(client: magnetar.Client, topic: MakeTopic) -> None:
+async def test_stream_consumer_accepts_a_short_topic_name(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
     made = await topic(1)
     sent = await send(client, made.name, 0, 1)
     async with stream(client, made.local_name) as consumer:
@@ -408,7 +408,9 @@ async def test_it_works_by_a_short_name_too(client: magnetar.Client, topic: Make
         assert (await consumer.receive(WAIT_S)).value in sent
 
 
-async def test_what_is_closed_hands_out_nothing(client: magnetar.Client, topic: MakeTopic) -> None:
+async def test_closed_stream_consumer_hands_out_nothing(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
     made = await topic(1)
     await send(client, made.name, 0, 1)
     async with stream(client, made.name) as consumer:

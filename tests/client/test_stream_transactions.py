@@ -80,7 +80,7 @@ async def work(client: magnetar.Client, topic: MakeTopic) -> Work:
     return Work(client, (await topic(1)).name)
 
 
-async def test_what_was_lost_in_the_middle_of_a_transaction_is_not_committed_here(
+async def test_segment_lost_during_a_transaction_is_not_committed_here(
     client: magnetar.Client, topic: MakeTopic, work: Work
 ) -> None:
     made = await topic(2)
@@ -104,7 +104,7 @@ async def test_what_was_lost_in_the_middle_of_a_transaction_is_not_committed_her
 
 
 @pytest.mark.magnetar_only("who leaves stays registered while its connection lives")
-async def test_what_was_lost_and_came_back_is_not_committed_with_what_was_before(
+async def test_segment_lost_and_regained_is_not_committed_with_earlier_acks(
     client: magnetar.Client, topic: MakeTopic, work: Work
 ) -> None:
     made = await topic(2)
@@ -145,7 +145,7 @@ async def test_a_plain_acknowledgement_of_what_was_lost_is_no_hindrance(
             assert lost not in (await first.receive(WAIT_S)).id.positions
 
 
-async def test_what_came_twice_over_a_reconnect_is_committed_once(
+async def test_message_received_twice_over_a_reconnect_is_committed_once(
     client: magnetar.Client, topic: MakeTopic, work: Work
 ) -> None:
     made = await topic(1)
@@ -164,7 +164,7 @@ async def test_what_came_twice_over_a_reconnect_is_committed_once(
     assert sorted(await work.out()) == sorted(sent)
 
 
-async def test_what_waits_at_a_commit_is_not_handed_out_beside_it(
+async def test_buffered_messages_are_not_handed_out_during_a_commit(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)
@@ -216,7 +216,7 @@ async def test_a_message_in_pieces_outlives_the_transactions_inside_it(
 @pytest.mark.magnetar_only(
     "a transaction's end is answered before its segments know it: the next one is refused there"
 )
-async def test_what_is_acknowledged_while_its_transaction_aborts_comes_again(
+async def test_message_acked_during_an_abort_comes_again(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     """The broker may hold it still when the end is answered, as the two cross."""

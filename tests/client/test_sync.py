@@ -39,7 +39,7 @@ def outside_of_a_loop() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-async def test_what_is_sent_is_received_and_acknowledged(
+async def test_sync_message_is_sent_received_and_acknowledged(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:
     name = str(await topic(segments=2))
@@ -61,7 +61,7 @@ async def test_what_is_sent_is_received_and_acknowledged(
         assert again.receive_batch(10, timeout_s=0.2) == []
 
 
-async def test_what_is_not_acknowledged_in_time_comes_again(
+async def test_sync_message_not_acked_in_time_comes_again(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:
     name = str(await topic(segments=1))
@@ -78,7 +78,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(
         ]
 
 
-async def test_what_an_abort_leaves_is_asked_for(
+async def test_sync_messages_of_an_aborted_transaction_come_again(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:
     name = str(await topic(segments=1))
@@ -151,7 +151,7 @@ async def test_many_threads_send_and_each_keeps_its_order(
         assert mine == [f"{thread}/{number}" for number in range(200)]
 
 
-async def test_what_is_given_before_a_commit_is_in_it(
+async def test_sync_sends_before_a_commit_are_in_it(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:
     orders, bills = str(await topic()), str(await topic())
@@ -237,7 +237,7 @@ for number in range(500):
 """
 
 
-async def test_what_was_given_is_sent_when_the_interpreter_ends(
+async def test_sync_sends_are_flushed_when_the_interpreter_ends(
     service: Service, threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:
     name = str(await topic())

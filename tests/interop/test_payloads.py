@@ -275,7 +275,7 @@ async def test_a_named_producer_is_the_same_for_brokers(
     assert names[b"ours"] <= names[b"java"]
 
 
-async def test_what_one_sends_again_of_the_other(
+async def test_message_of_one_client_is_resent_by_the_other(
     client: magnetar.Client, java: JavaClient, topic: MakeTopic
 ) -> None:
     """Is dropped where brokers deduplicate, and numbers go on where the other one was."""

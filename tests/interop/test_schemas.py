@@ -127,7 +127,7 @@ async def test_java_finds_our_schema_by_itself(
     await consumer.close()
 
 
-async def test_what_does_not_go_together_is_refused(
+async def test_incompatible_schema_is_refused(
     client: magnetar.Client, java: JavaClient, topic: MakeTopic
 ) -> None:
     where, other = await topic(), await topic()

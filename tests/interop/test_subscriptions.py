@@ -189,7 +189,7 @@ async def read_a_round(
 
 
 @pytest.mark.parametrize("who", ["java", "ours"])
-async def test_what_one_refuses_the_other_gets(
+async def test_message_refused_by_one_consumer_goes_to_the_other(
     client: magnetar.Client, java: JavaClient, topic: MakeTopic, who: str
 ) -> None:
     where = await topic()

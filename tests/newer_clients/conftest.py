@@ -1,16 +1,14 @@
 """A whole broker in this process, and connections that greet it as later clients do."""
 
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from broker.app.service import Broker
-from config.settings import Settings
 from magnetar.protocol import pulsar_pb2 as pb
-from storage.clock import SystemClock
+from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 
 Connect = Callable[..., Awaitable[RawClient]]
@@ -34,22 +32,6 @@ def cpp_client() -> pb.CommandConnect:
     flags.supports_auth_refresh = flags.supports_broker_entry_metadata = True
     flags.supports_scalable_topics = True
     return connect
-
-
-@asynccontextmanager
-async def running(directory: Path, **settings: object) -> AsyncIterator[Broker]:
-    """A broker with these settings."""
-    given = {"data_dir": directory, "port": 0, "http_port": 0, "bind_host": "127.0.0.1"} | settings
-    broker = Broker(
-        Settings(**given),  # type: ignore[arg-type]
-        clock=SystemClock(),
-        rng=random.Random(1),
-    )
-    try:
-        await broker.start()
-        yield broker
-    finally:
-        await broker.stop()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ async def test_a_missing_topic_is_created_with_one_segment(
 async def test_two_that_miss_the_same_topic_get_the_same_one(connect: Connect) -> None:
     """The one that loses the race to create it does not fail."""
     clients = [await connect() for _ in range(4)]
-    sessions = [client._session(pb.BaseCommand.SCALABLE_TOPIC_UPDATE, 1) for client in clients]
+    sessions = [client.session_of(pb.BaseCommand.SCALABLE_TOPIC_UPDATE, 1) for client in clients]
     for client in clients:
         lookup = pb.CommandScalableTopicLookup(session_id=1, topic=TOPIC)
         client.send(pb.BaseCommand.SCALABLE_TOPIC_LOOKUP, lookup)

@@ -66,7 +66,9 @@ async def test_an_empty_namespace_has_an_empty_snapshot(connect: Connect) -> Non
     assert not update.snapshot.topics
 
 
-async def test_who_knows_everything_hears_only_of_changes(broker: Broker, connect: Connect) -> None:
+async def test_watch_with_the_current_hash_gets_changes_only(
+    broker: Broker, connect: Connect
+) -> None:
     for name in ("b", "a"):
         await create(broker, name)
     client = await connect()
@@ -75,7 +77,7 @@ async def test_who_knows_everything_hears_only_of_changes(broker: Broker, connec
     assert await differences(session, 1) == (set(full("c")), set())
 
 
-async def test_who_knows_something_else_gets_everything(broker: Broker, connect: Connect) -> None:
+async def test_watch_with_another_hash_gets_a_snapshot(broker: Broker, connect: Connect) -> None:
     await create(broker, "a")
     client = await connect()
     session = await client.watch_namespace(NAMESPACE, current_hash=hash_of(full("gone")))

@@ -53,7 +53,9 @@ async def publish(
             await producer.flush()
 
 
-async def committed(client: magnetar.Client, topic: str, *, at_rest: bool = True) -> list[Row]:
+async def committed(
+    client: magnetar.Client, topic: str, *, at_rest: bool = True, patience_s: float = PATIENCE_S
+) -> list[Row]:
     """Everything in a topic that readers see; see the module's rules.
 
     Raises `ChildFailed` if a transaction stays open, unless the topic need not be `at_rest`.
@@ -61,12 +63,12 @@ async def committed(client: magnetar.Client, topic: str, *, at_rest: bool = True
     expected: set[Place] = set()
     for segment in (await client.layout(topic)).segments.values():
         if at_rest:
-            await _rest(client, segment)
+            await _rest(client, segment, patience_s)
         expected |= await _readable(client, segment)
     missing, found = set(expected), list[Row]()
     async with client.checkpoint_consumer(topic) as reader:
         while missing:
-            batch = await reader.receive_batch(BATCH, timeout_s=PATIENCE_S)
+            batch = await reader.receive_batch(BATCH, timeout_s=patience_s)
             assert batch, f"a consumer does not get {len(missing)} of {len(expected)} messages"
             for message in batch:
                 entry = message.id.entry
@@ -82,12 +84,12 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=attrgetter("segment_id"))
 
 
-async def _rest(client: magnetar.Client, segment: Segment) -> None:
+async def _rest(client: magnetar.Client, segment: Segment, patience_s: float) -> None:
     async def at_rest() -> bool:
         plan = await client.plan_range(segment.topic)
         return plan.horizon == plan.raw_end
 
-    await once_it_is(at_rest, "the horizon", PATIENCE_S)
+    await once_it_is(at_rest, "the horizon", patience_s)
 
 
 async def _readable(client: magnetar.Client, segment: Segment) -> set[Place]:

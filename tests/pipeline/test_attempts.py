@@ -194,7 +194,7 @@ async def test_a_group_whose_time_is_up_is_no_batch_that_is_done(
     assert [row.value for row in found] == [b"again"]
 
 
-async def test_who_was_overtaken_can_neither_write_nor_commit_nor_abort(
+async def test_fenced_attempt_can_neither_write_nor_commit_nor_abort(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic(1)

@@ -70,7 +70,7 @@ def test_a_machine_without_java_is_told_what_is_missing(tmp_path: Path) -> None:
         (("offload", "orders", "--to", "ftp://host/table"), "no place for a table"),
     ],
 )
-def test_what_the_command_line_shows_to_be_wrong_is_told_before_spark_starts(
+def test_wrong_arguments_fail_before_spark_starts(
     arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     """Here it cannot start."""

@@ -32,7 +32,7 @@ def test_the_session_of_the_tests_runs_a_query(spark: SparkSession, tmp_path: Pa
     assert sorted(toy.committed(tmp_path / "s")) == [*range(20)]
 
 
-def test_what_readers_find_is_in_the_order_of_the_topic() -> None:
+def test_harness_reads_rows_in_the_order_of_the_topic() -> None:
     found = [rows.Row("k", b"%d" % number, (), segment) for number, segment in SIDE_BY_SIDE]
     assert rows.of_key(rows.in_order(found)) == {"k": [b"1", b"2", b"3", b"4"]}
 
@@ -126,16 +126,12 @@ async def test_readers_see_everything_over_splits_and_merges(
     assert await rows.committed(client, made.name) == found
 
 
-async def test_an_open_transaction_hides_the_end(
-    client: magnetar.Client, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_open_transaction_hides_the_end(client: magnetar.Client, topic: MakeTopic) -> None:
     made = await topic(2)
-    monkeypatch.setattr(rows, "PATIENCE_S", 1)
     transaction = await client.transaction(timeout_s=60)
     async with client.producer(made.name) as producer:
         await producer.send(b"held", key="k1", transaction=transaction)
     with pytest.raises(ChildFailed, match="the horizon did not come to hold"):
-        await rows.committed(client, made.name)
+        await rows.committed(client, made.name, patience_s=1)
     await transaction.commit()
-    monkeypatch.undo()
     assert [row.value for row in await rows.committed(client, made.name)] == [b"held"]

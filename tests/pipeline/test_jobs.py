@@ -110,7 +110,7 @@ async def test_a_replay_filters_projects_and_goes_on_to_its_end(
     in_order(await rows.committed(client, target.name), expected)
 
 
-async def test_what_an_open_transaction_holds_back_is_replayed_when_it_has_ended(
+async def test_replay_includes_an_open_transaction_once_it_has_ended(
     spark: SparkSession,
     service: BrokerUnderTest,
     client: magnetar.Client,

@@ -256,7 +256,7 @@ async def test_a_job_is_done_once_however_often_it_is_run(bench: MakeBench) -> N
         write("three", "overwrite")
 
 
-async def test_what_is_missing_is_said_before_anything_is_written(bench: MakeBench) -> None:
+async def test_sink_names_missing_options_and_columns_before_it_writes(bench: MakeBench) -> None:
     made = await bench()
     with pytest.raises(
         (StreamingQueryException, AnalysisException), match=r"magnetar\.spark\.open_key"

@@ -20,7 +20,7 @@ ENTRIES = tuple(f"entry-{number}".encode() for number in range(5))
 
 @pytest.mark.parametrize("v2", [True, False], ids=["v2", "v3"])
 @pytest.mark.parametrize("digest_type", ["CRC32", "MAC", "CRC32C", "DUMMY"])
-async def test_what_is_written_is_read(
+async def test_java_peer_reads_what_it_wrote(
     bookies: BookieCluster, bookkeeper_peer: BookKeeperPeer, digest_type: str, v2: bool
 ) -> None:
     client = await bookkeeper_peer.connect(bookies.uri, v2=v2)

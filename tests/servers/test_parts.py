@@ -89,7 +89,7 @@ async def test_oxia_comes_back_under_clients_that_do_not_wait(fresh_oxia: OxiaSe
         await end(*asking)
 
 
-async def test_what_does_not_start_shows_its_log(fresh_oxia: OxiaServer) -> None:
+async def test_server_that_does_not_start_shows_its_log(fresh_oxia: OxiaServer) -> None:
     await fresh_oxia.stop()
     (fresh_oxia.directory / "wal").rename(fresh_oxia.directory / "gone")
     (fresh_oxia.directory / "wal").write_text("not a directory")

@@ -49,8 +49,8 @@ class SimulatedClient(RawClient):
 
     def drop(self) -> None:
         """End the connection without waiting for anybody."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
         if not self.closed.done():
             self.closed.set_result("dropped")
 
@@ -68,7 +68,7 @@ class SimulatedClient(RawClient):
         subscription, segment = self.subscriptions[message.consumer_id]
         payload = bytes(payload_of(frame.entry))
         metadata = parse_metadata(frame.entry)
-        transport = self._transport
+        transport = self.transport
         assert isinstance(transport, SimulatedTransport)
         place = (message.message_id.ledger_id, message.message_id.entry_id)
         host, written_at = transport.peer.host, transport.written_at
@@ -133,7 +133,7 @@ class SimulatedClient(RawClient):
         *,
         cumulative: bool = False,
     ) -> "asyncio.Future[pb.BaseCommand]":
-        ack = consumer._ack(ids, cumulative, None)
+        ack = consumer.ack_command(ids, cumulative, None)
         ack.txnid_most_bits, ack.txnid_least_bits = txn
         return asyncio.ensure_future(self.request(Kind.ACK, ack))
 

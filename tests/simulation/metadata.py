@@ -162,7 +162,7 @@ class MetadataHandle(MetadataStore):
 
     # Requests
 
-    def _ask(self, kind: str, key: str, request: Request) -> "asyncio.Future[object]":
+    def ask(self, kind: str, key: str, request: Request) -> "asyncio.Future[object]":
         """Put a request on its way; it arrives behind those before it."""
         service, loop = self._service, self._loop
         if self._closed:
@@ -237,14 +237,14 @@ class MetadataHandle(MetadataStore):
     async def get(
         self, key: str, *, partition: str | None = None, fresh: bool = False
     ) -> Record | None:
-        found = await self._ask("get", key, lambda s: s.get(key, partition=partition, fresh=fresh))
+        found = await self.ask("get", key, lambda s: s.get(key, partition=partition, fresh=fresh))
         return cast("Record | None", found)
 
     async def get_many(
         self, keys: Sequence[str], *, partition: str | None = None
     ) -> list[Record | None]:
         asked = list(keys)
-        found = await self._ask(
+        found = await self.ask(
             "get", " ".join(asked), lambda s: s.get_many(asked, partition=partition)
         )
         return cast("list[Record | None]", found)
@@ -265,7 +265,7 @@ class MetadataHandle(MetadataStore):
             if session.lost:
                 raise SessionLost("The session has ended: open a new one.")
             inner = cast("SimulatedSession", session).inner
-        result = await self._ask(
+        result = await self.ask(
             "put",
             key,
             lambda s: s.put(
@@ -283,18 +283,18 @@ class MetadataHandle(MetadataStore):
     async def delete(
         self, key: str, *, partition: str | None = None, expect: Version | None = None
     ) -> bool:
-        deleted = await self._ask(
+        deleted = await self.ask(
             "delete", key, lambda s: s.delete(key, partition=partition, expect=expect)
         )
         return cast(bool, deleted)
 
     async def children(self, key: str) -> list[str]:
-        return cast("list[str]", await self._ask("scan", key, lambda s: s.children(key)))
+        return cast("list[str]", await self.ask("scan", key, lambda s: s.children(key)))
 
     async def scan(
         self, lo: str, hi: str, *, partition: str | None = None, fresh: bool = False
     ) -> list[Record]:
-        found = await self._ask(
+        found = await self.ask(
             "scan", lo, lambda s: s.scan(lo, hi, partition=partition, fresh=fresh)
         )
         return cast("list[Record]", found)
@@ -310,7 +310,7 @@ class MetadataHandle(MetadataStore):
         limit: int | None = None,
         max_bytes: int | None = None,
     ) -> list[IndexHit]:
-        found = await self._ask(
+        found = await self.ask(
             "scan",
             f"{index} {lo}",
             lambda s: s.scan_index(
@@ -334,7 +334,7 @@ class MetadataHandle(MetadataStore):
         return watch
 
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
-        inner = await self._ask(
+        inner = await self.ask(
             "session", "", lambda s: s.open_session(timeout_ms=timeout_ms, identity=identity)
         )
         session = SimulatedSession(self, self._service, cast(Session, inner))
@@ -369,7 +369,7 @@ class SimulatedSession(Session):
     async def close(self) -> None:
         self._ended.set()
         if not self.inner.lost:
-            await self._handle._ask("session", "", lambda store: self.inner.close())
+            await self._handle.ask("session", "", lambda store: self.inner.close())
 
     def expire_later(self, seconds: float) -> None:
         """The service gives it up; the process hears of it."""

@@ -139,9 +139,9 @@ class SimulatedTransport(asyncio.Transport):
         """When the peer wrote what is being received."""
         self.context: contextvars.Context = host.context.copy()
         self._loop = network.loop
-        self._queued = 0
-        self._high = 64 * 1024
-        self._full = False
+        self.queued = 0
+        self.high_water = 64 * 1024
+        self.full = False
         self._reading = protocol is not None
         self._inbox: list[tuple[bytes | None, float]] = []
         self._closing = False
@@ -163,21 +163,21 @@ class SimulatedTransport(asyncio.Transport):
             self._send(data[:at])
             data = data[at:]
         self._send(data)
-        if not self._full and self._queued > self._high and self.protocol is not None:
-            self._full = True
+        if not self.full and self.queued > self.high_water and self.protocol is not None:
+            self.full = True
             self._loop.call_soon(self.protocol.pause_writing, context=self.context)
 
     def _send(self, piece: bytes | None) -> None:
-        self._queued += len(piece or b"")
+        self.queued += len(piece or b"")
         self.last = max(self.last, self._loop.time() + self.network.delay())
         now = self._loop.time()
-        self._loop.call_at(self.last, self.peer._arrived, piece, now, context=self.peer.context)
+        self._loop.call_at(self.last, self.peer.arrived, piece, now, context=self.peer.context)
 
     def get_write_buffer_size(self) -> int:
-        return self._queued
+        return self.queued
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high = high or 64 * 1024
+        self.high_water = high or 64 * 1024
 
     def pause_reading(self) -> None:
         self._reading = False
@@ -215,11 +215,11 @@ class SimulatedTransport(asyncio.Transport):
         when = max(when, self._loop.time() + seconds)
         self._loop.call_at(when, self._lose, why, context=self.context)
 
-    def _arrived(self, piece: bytes | None, written_at: float) -> None:
+    def arrived(self, piece: bytes | None, written_at: float) -> None:
         sender = self.peer
-        sender._queued -= len(piece or b"")
-        if sender._full and sender._queued < sender._high // 2 and sender.protocol is not None:
-            sender._full = False
+        sender.queued -= len(piece or b"")
+        if sender.full and sender.queued < sender.high_water // 2 and sender.protocol is not None:
+            sender.full = False
             self._loop.call_soon(sender.protocol.resume_writing, context=sender.context)
         if self.cut or self._closing:
             return

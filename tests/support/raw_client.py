@@ -60,10 +60,10 @@ class RawClient(asyncio.Protocol):
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_id = 0
         self._answers: dict[int, asyncio.Future[pb.BaseCommand]] = {}
-        self._handshake: asyncio.Future[pb.BaseCommand] | None = None
+        self.handshake: asyncio.Future[pb.BaseCommand] | None = None
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_SIZE, MAX_FRAME_SIZE)
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
 
     @classmethod
     async def open(
@@ -79,9 +79,9 @@ class RawClient(asyncio.Protocol):
         command = pb.CommandConnect(client_version="Pulsar-Java-v5.0.0-M1", protocol_version=21)
         if connect is not None:
             command.MergeFrom(connect)
-        client._handshake = asyncio.get_running_loop().create_future()
+        client.handshake = asyncio.get_running_loop().create_future()
         client.send(Kind.CONNECT, command)
-        client.connected = (await client.wait(client._handshake)).connected
+        client.connected = (await client.wait(client.handshake)).connected
         return client
 
     @classmethod
@@ -100,8 +100,8 @@ class RawClient(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Put raw bytes on the wire."""
-        if self._transport is not None and data:
-            self._transport.write(data)
+        if self.transport is not None and data:
+            self.transport.write(data)
 
     def send(self, kind: pb.BaseCommand.Type, body: Message) -> None:
         """Send a command without waiting for anything."""
@@ -186,7 +186,7 @@ class RawClient(asyncio.Protocol):
         command = pb.CommandScalableTopicLookup(session_id=number, topic=topic)
         if create_if_missing is not None:
             command.create_if_missing = create_if_missing
-        session = self._session(Kind.SCALABLE_TOPIC_UPDATE, number)
+        session = self.session_of(Kind.SCALABLE_TOPIC_UPDATE, number)
         self.send(Kind.SCALABLE_TOPIC_LOOKUP, command)
         return session, (await session.next()).scalable_topic_update
 
@@ -207,7 +207,7 @@ class RawClient(asyncio.Protocol):
     ) -> tuple[Session, pb.ScalableConsumerAssignment]:
         """SCALABLE_TOPIC_SUBSCRIBE: the session of later assignments, and the one answered."""
         number = self.next_id() if consumer_id is None else consumer_id
-        session = self._session(Kind.SCALABLE_TOPIC_ASSIGNMENT_UPDATE, number)
+        session = self.session_of(Kind.SCALABLE_TOPIC_ASSIGNMENT_UPDATE, number)
         command = pb.CommandScalableTopicSubscribe(
             topic=topic,
             subscription=subscription,
@@ -227,7 +227,7 @@ class RawClient(asyncio.Protocol):
         self, namespace: str, filters: dict[str, str] | None = None, current_hash: str | None = None
     ) -> Session:
         """WATCH_SCALABLE_TOPICS; with an equal hash nothing comes at first."""
-        session = self._session(Kind.WATCH_SCALABLE_TOPICS_UPDATE, self.next_id())
+        session = self.session_of(Kind.WATCH_SCALABLE_TOPICS_UPDATE, self.next_id())
         command = pb.CommandWatchScalableTopics(watch_id=session.session_id, namespace=namespace)
         for key, value in (filters or {}).items():
             command.property_filters.add(key=key, value=value)
@@ -236,7 +236,7 @@ class RawClient(asyncio.Protocol):
         self.send(Kind.WATCH_SCALABLE_TOPICS, command)
         return session
 
-    def _session(self, update: int, session_id: int) -> Session:
+    def session_of(self, update: int, session_id: int) -> Session:
         session = self.sessions[update, session_id] = Session(self, session_id)
         return session
 
@@ -262,20 +262,20 @@ class RawClient(asyncio.Protocol):
 
     async def close(self) -> None:
         """End the connection."""
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
         await self.wait_closed()
 
     def fail(self, why: str) -> None:
         """End the connection because the broker did what it must not."""
         if not self.closed.done():
             self.closed.set_result(f"protocol violated: {why}")
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the socket is there."""
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the socket has gone."""
@@ -335,9 +335,9 @@ class RawClient(asyncio.Protocol):
         """Whether somebody waited for it."""
         kind = command.type
         body: Message = getattr(command, FIELD_OF_TYPE[kind])
-        greeting = self._handshake is not None and not self._handshake.done()
+        greeting = self.handshake is not None and not self.handshake.done()
         if kind == Kind.CONNECTED or (kind == Kind.ERROR and greeting):
-            future = self._handshake
+            future = self.handshake
         else:
             future = self._answers.get(getattr(body, "request_id", -1))
         if future is None or future.done():

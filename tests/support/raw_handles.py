@@ -197,16 +197,16 @@ class RawConsumer:
         request_id: int | None = None,
     ) -> None:
         """ACK without waiting."""
-        self.client.send(Kind.ACK, self._ack(message_ids, cumulative, request_id))
+        self.client.send(Kind.ACK, self.ack_command(message_ids, cumulative, request_id))
 
     async def ack_answered(
         self, *message_ids: pb.MessageIdData, cumulative: bool = False
     ) -> pb.CommandAckResponse:
         """ACK with a request id, and its ACK_RESPONSE."""
-        ack = self._ack(message_ids, cumulative, None)
+        ack = self.ack_command(message_ids, cumulative, None)
         return (await self.client.request(Kind.ACK, ack)).ack_response
 
-    def _ack(
+    def ack_command(
         self, ids: Sequence[pb.MessageIdData], cumulative: bool, request_id: int | None
     ) -> pb.CommandAck:
         kind = pb.CommandAck.Cumulative if cumulative else pb.CommandAck.Individual

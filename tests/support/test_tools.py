@@ -11,13 +11,13 @@ def test_nothing_missing_goes_on() -> None:
     require(None, "some", "something")
 
 
-def test_what_is_missing_fails_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tool_fails_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="must run under CI, but Go is not installed"):
         require("Go is not installed", "Oxia", "Go")
 
 
-def test_what_is_missing_skips_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tool_skips_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     with (
         pytest.warns(UserWarning, match="OXIA TESTS DO NOT RUN"),

@@ -116,6 +116,7 @@ class Adds:
         "_confirmed_at_change",
         "_ensemble_size",
         "_failed",
+        "_max_changes",
         "_may_fail",
         "_queue",
         "_slots",
@@ -131,7 +132,14 @@ class Adds:
         "state",
     )
 
-    def __init__(self, metadata: LedgerMetadata, last_confirmed: int = -1, length: int = 0) -> None:
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        last_confirmed: int = -1,
+        length: int = 0,
+        *,
+        max_changes: int = bounds.ENSEMBLE_CHANGES,
+    ) -> None:
         """Continue after the entry `last_confirmed`, up to which the ledger has `length` bytes."""
         self.state = WriterState.OPEN
         self.next_entry_id = last_confirmed + 1
@@ -146,6 +154,7 @@ class Adds:
         """Bytes of the entries that are not confirmed."""
         self.change_due = False
         """Whether a bookie failed for a confirmed entry: the next add needs a change first."""
+        self._max_changes = max_changes
         self._ensemble_size = metadata.ensemble_size
         self._ack_quorum = metadata.ack_quorum
         self._write_quorum = metadata.write_quorum
@@ -263,7 +272,7 @@ class Adds:
             self._move(WriterState.CHANGING_ENSEMBLE)
         # Q10: changes are bounded, and `tried` bookies are not chosen again until an entry is
         # confirmed.  So changes end.
-        if self._changes >= bounds.ENSEMBLE_CHANGES:
+        if self._changes >= self._max_changes:
             raise LedgerError(
                 f"The bookies of a ledger were changed {self._changes} times: look at the bookies' "
                 "logs; another ledger takes what follows."

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import structlog
 
-from config.bounds import BOOKIE_BACKOFF_MAX_S, BOOKIE_BACKOFF_MIN_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import LedgerId
@@ -182,11 +181,11 @@ class BookiePool(BookieClient):
         kind.outages = {
             other: outage
             for other, outage in kind.outages.items()
-            if now_s < outage.until_s + 2 * BOOKIE_BACKOFF_MAX_S
+            if now_s < outage.until_s + 2 * self._options.backoff_max_s
         }
         known = kind.outages.get(bookie)
         if known is None:
-            backoff = Backoff(BOOKIE_BACKOFF_MIN_S, BOOKIE_BACKOFF_MAX_S)
+            backoff = Backoff(self._options.backoff_min_s, self._options.backoff_max_s)
         else:
             backoff = known.backoff
         pause_s = backoff.pause_s()

@@ -90,7 +90,12 @@ class BookieConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         # A batch may be above its limit by one entry, and by the sizes in it.
         self._decoder = wire.ReplyDecoder(2 * options.max_frame_bytes)
-        self._window = Window()
+        self._window = Window(
+            inflight_requests=options.inflight_requests,
+            inflight_bytes=options.inflight_bytes,
+            waiting_requests=options.waiting_requests,
+            waiting_bytes=options.waiting_bytes,
+        )
         self._out: list[bytes] = []
         self._batch_reads = 0
         self._tick_s = options.request_timeout_s / TICKS

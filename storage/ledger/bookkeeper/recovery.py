@@ -111,11 +111,19 @@ class _EntryAnswers:
 class Recovery:
     """One recovery: fences a ledger, finds its last entry and closes it."""
 
-    def __init__(self, ledger_id: LedgerId, seal: Seal, choose: Chooser) -> None:
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        seal: Seal,
+        choose: Chooser,
+        *,
+        window_bytes: int = bounds.RECOVERY_WINDOW_BYTES,
+    ) -> None:
         self.state = RecoveryState.REREADING
         self._ledger_id = ledger_id
         self._seal = seal
         self._choose = choose
+        self._window_bytes = window_bytes
         self._rounds = 0
         self._failed: frozenset[BookieId] = frozenset()
 
@@ -334,7 +342,7 @@ class Recovery:
             return []
         if self._at_end:
             return self._close()
-        within = bounds.RECOVERY_WINDOW_BYTES // max(self._largest, 1)
+        within = self._window_bytes // max(self._largest, 1)
         self._window = max(1, min(within, 4 * self._window, bounds.RECOVERY_WINDOW_ENTRIES))
         return self._read_window()
 

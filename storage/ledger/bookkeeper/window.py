@@ -42,9 +42,30 @@ class Window:
     overdue after TICKS ticks.  The window opens when the connection is ready.
     """
 
-    __slots__ = ("_open", "_tick", "_waiters", "_waiting", "_waiting_bytes")
+    __slots__ = (
+        "_inflight_bytes",
+        "_inflight_requests",
+        "_open",
+        "_tick",
+        "_waiters",
+        "_waiting",
+        "_waiting_bytes",
+        "_waiting_bytes_max",
+        "_waiting_requests_max",
+    )
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        inflight_requests: int = BOOKIE_INFLIGHT_REQUESTS,
+        inflight_bytes: int = BOOKIE_INFLIGHT_BYTES,
+        waiting_requests: int = BOOKIE_WAITING_REQUESTS,
+        waiting_bytes: int = BOOKIE_WAITING_BYTES,
+    ) -> None:
+        self._inflight_requests = inflight_requests
+        self._inflight_bytes = inflight_bytes
+        self._waiting_requests_max = waiting_requests
+        self._waiting_bytes_max = waiting_bytes
         self._open = False
         self._tick = 0
         self._waiters = Waiters()
@@ -63,8 +84,8 @@ class Window:
             self._waiters.put(waiter)
             return Admission.SEND
         if (
-            len(self._waiting) >= BOOKIE_WAITING_REQUESTS
-            or self._waiting_bytes + size > BOOKIE_WAITING_BYTES
+            len(self._waiting) >= self._waiting_requests_max
+            or self._waiting_bytes + size > self._waiting_bytes_max
         ):
             return Admission.REFUSE
         self._waiting.append(waiter)
@@ -120,8 +141,8 @@ class Window:
     def _has_room(self, size: int) -> bool:
         waiters = self._waiters
         return waiters.requests == 0 or (
-            waiters.requests < BOOKIE_INFLIGHT_REQUESTS
-            and waiters.frame_bytes + size <= BOOKIE_INFLIGHT_BYTES
+            waiters.requests < self._inflight_requests
+            and waiters.frame_bytes + size <= self._inflight_bytes
         )
 
     def _first_waiting(self) -> Waiter:

@@ -54,8 +54,17 @@ class Watching:
     Made on the running loop.
     """
 
-    def __init__(self, read: Read, sequences_changed: SequencesChanged) -> None:
+    def __init__(
+        self,
+        read: Read,
+        sequences_changed: SequencesChanged,
+        *,
+        retry_s: float = RETRY_S,
+        max_changed: int = bounds.OXIA_CHANGED_KEYS,
+    ) -> None:
         self._read = read
+        self._retry_s = retry_s
+        self._max_changed = max_changed
         self._sequences_changed = sequences_changed
         self._hub = WatchHub()
         self._known: dict[str, Known] = {}
@@ -210,7 +219,7 @@ class Watching:
             return
         changed = self._changed.setdefault(shard_id, {})
         changed[key] = None
-        if len(changed) > bounds.OXIA_CHANGED_KEYS:
+        if len(changed) > self._max_changed:
             self.gap(shard_id)
         elif shard_id not in self._reading:
             task = asyncio.create_task(self._read_changed(shard_id), name="oxia-watch-reads")
@@ -225,7 +234,7 @@ class Watching:
                     self.gap(shard_id)
                 except MetadataError:
                     self._changed[shard_id] = {**changed, **self._changed.get(shard_id, {})}
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(self._retry_s)
         except Exception as error:  # noqa: BLE001 - a defect; watchers must not go without
             log_defect(f"reads for watchers of shard {shard_id}", error)
             self.gap(shard_id)

@@ -58,7 +58,7 @@ class ZooKeeperTree:
         self.client.close()
 
 
-async def test_what_one_deletes_is_gone_for_the_other(
+async def test_ledger_deleted_by_one_client_is_gone_for_the_other(
     bookies: BookieCluster, java: PeerClient
 ) -> None:
     async with store_at(bookies.uri) as store:

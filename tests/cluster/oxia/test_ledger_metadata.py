@@ -1,7 +1,7 @@
 """Ledger records and bookies on a real Oxia server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -19,10 +19,10 @@ from storage.ledger.bookkeeper.metadata_oxia import OxiaLedgerMetadata
 from storage.ledger.bookkeeper.metadata_store import LedgerMetadataConflict
 from storage.ledger.store import NoSuchLedger
 from storage.metadata.oxia.store import OxiaMetadataStore
-from tests.cluster.oxia.stores import PATIENCE_S
 from tests.servers.bookie_cluster import OnOxia
 from tests.servers.fixtures import StartBookies
 from tests.servers.oxia_part import OxiaServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -43,12 +43,6 @@ async def ledgers(store: OxiaMetadataStore) -> AsyncIterator[OxiaLedgerMetadata]
     await made.start()
     yield made
     await made.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_ledger_from_its_making_to_its_end(ledgers: OxiaLedgerMetadata) -> None:

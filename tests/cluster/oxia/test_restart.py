@@ -17,6 +17,8 @@ from storage.metadata.store import (
 from tests.cluster.oxia.stores import PATIENCE_S
 from tests.conftest import Report
 from tests.servers.oxia_part import OxiaServer
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -70,12 +72,6 @@ async def mirror(watch: Watch, seen: dict[str, Record], done: Callable[[], bool]
         assert event.kind is EventKind.UPSERT, event
         assert event.record is not None
         seen[event.key] = event.record
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_no_update_is_lost(
@@ -157,8 +153,8 @@ async def test_a_write_waits_for_the_server(
 async def test_a_silent_server_holds_nobody_for_ever(
     store: OxiaMetadataStore, fresh_oxia: OxiaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("config.bounds.OXIA_REQUEST_TIMEOUT_S", 2)
-    monkeypatch.setattr("config.bounds.OXIA_ATTEMPT_TIMEOUT_S", 1)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 2)
+    set_bound(monkeypatch, "OXIA_ATTEMPT_TIMEOUT_S", 1)
     await store.put("/a", b"1")
     fresh_oxia.pause()
     try:

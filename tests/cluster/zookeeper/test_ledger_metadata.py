@@ -2,15 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
 
-from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import (
     BookieId,
@@ -26,9 +24,12 @@ from storage.ledger.bookkeeper.metadata_zookeeper import (
     parse_metadata_service_uri,
 )
 from storage.ledger.store import LedgerError, NoSuchLedger
+from tests.cluster.zookeeper.plain_client import plain_client
 from tests.servers.bookie_cluster import OnZooKeeper, OnZooKeeperAsPulsar
 from tests.servers.fixtures import StartBookies
 from tests.servers.zookeeper_part import ZooKeeperServer
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -54,27 +55,10 @@ async def opened(uri: str, seed: int = 1) -> AsyncIterator[ZooKeeperLedgerMetada
         await store.close()
 
 
-@asynccontextmanager
-async def plain_client(zookeeper: ZooKeeperServer) -> AsyncIterator[KazooClient]:
-    client = KazooClient(zookeeper.address)
-    await asyncio.to_thread(client.start)
-    try:
-        yield client
-    finally:
-        await asyncio.to_thread(client.stop)
-        client.close()
-
-
 @pytest.fixture(params=["zk+hierarchical://{}{}/ledgers", "metadata-store:zk:{}{}"])
 def uri(request: pytest.FixtureRequest, zookeeper: ZooKeeperServer, zookeeper_chroot: str) -> str:
     """Both forms name the same root."""
     return str(request.param).format(zookeeper.address, zookeeper_chroot)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_ledger_from_its_making_to_its_end(uri: str) -> None:
@@ -197,7 +181,7 @@ async def test_a_server_that_stops_and_comes_back(
     java_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked meanwhile waits; bookies that came meanwhile are seen."""
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 60)  # a busy machine starts it slowly
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 60)  # a busy machine starts it slowly
     server = ZooKeeperServer(tmp_path)
     try:
         await server.start()
@@ -217,8 +201,8 @@ async def test_a_server_that_stops_and_comes_back(
         server.kill()
 
 
-async def test_nobody_there_is_told_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CONNECT_S", 0.2)
+async def test_missing_server_fails_the_opening_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 0.2)
     with pytest.raises(LedgerError):
         async with opened("metadata-store:zk:127.0.0.1:1/none"):
             pass

@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,10 @@ from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
 from storage.metadata.zookeeper.sessions import ZooKeeperSession
 from storage.metadata.zookeeper.store import ZooKeeperMetadataStore
+from tests.cluster.zookeeper.plain_client import plain_client
 from tests.servers.zookeeper_part import ZooKeeperServer
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -49,17 +52,6 @@ async def opened(server: ZooKeeperServer, chroot: str) -> AsyncIterator[ZooKeepe
         await store.close()
 
 
-@asynccontextmanager
-async def plain_client(server: ZooKeeperServer) -> AsyncIterator[KazooClient]:
-    client = KazooClient(server.address)
-    await asyncio.to_thread(client.start)
-    try:
-        yield client
-    finally:
-        await asyncio.to_thread(client.stop)
-        client.close()
-
-
 @pytest.fixture
 async def own_server(java_parts: Path, tmp_path: Path) -> AsyncIterator[ZooKeeperServer]:
     """A server that the test may break."""
@@ -69,12 +61,6 @@ async def own_server(java_parts: Path, tmp_path: Path) -> AsyncIterator[ZooKeepe
         yield server
     finally:
         server.kill()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def are_done(puts: Sequence[asyncio.Future[PutResult]], count: int) -> bool:
@@ -94,8 +80,8 @@ async def test_writes_ride_through_a_restart_once_each(
 ) -> None:
     """Numbers of a sequence: a write that was done twice, or lost, would show."""
     # A busy machine starts it slowly; with the session the outcome of what is in flight is lost.
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 60)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_SESSION_MS", 60_000)
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 60)
+    set_bound(monkeypatch, "ZOOKEEPER_SESSION_MS", 60_000)
     chroot = own_server.fresh_chroot()
     async with opened(own_server, chroot) as store:
         await store.put("/s/", b"first", partition="p", sequence=True)
@@ -171,7 +157,7 @@ async def test_a_server_that_is_away_is_told_within_the_bound(
     before = threading.active_count()
     async with opened(own_server, chroot) as store:
         made = await store.put("/a", b"1")
-        monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 1)
+        set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 1)
         own_server.kill()
         calls = (
             store.put("/a", b"2", expect=made.version),
@@ -374,7 +360,7 @@ async def test_people_find_their_way(
     zookeeper: ZooKeeperServer, zookeeper_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes are named as the layout says, and empty directories go."""
-    monkeypatch.setattr(bounds, "ZOOKEEPER_PRUNE_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_PRUNE_S", 0.01)
     async with opened(zookeeper, zookeeper_chroot) as store, plain_client(zookeeper) as client:
 
         async def children(path: str) -> list[str]:
@@ -409,7 +395,7 @@ async def test_people_find_their_way(
         assert await store.children("/txn/op/(1,5)") == ["w:s"]
 
 
-async def test_what_zookeeper_does_not_take_is_refused_here(
+async def test_record_too_large_for_zookeeper_is_refused(
     zookeeper: ZooKeeperServer, zookeeper_chroot: str
 ) -> None:
     """Sent, it would break the connection, again and again."""

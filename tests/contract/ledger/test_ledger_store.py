@@ -66,7 +66,7 @@ async def test_ids_are_given_at_once_and_callbacks_come_in_order(store: LedgerSt
     assert (ledger.last_add_confirmed, ledger.length) == (99, sum(range(100)))
 
 
-async def test_what_was_appended_is_read(store: LedgerStore) -> None:
+async def test_appended_entries_are_read(store: LedgerStore) -> None:
     data = [b"", b"a", *entries(200), os.urandom(100_000)]
     ledger = await filled(store, data)
     assert await read_all(ledger) == data
@@ -213,7 +213,7 @@ async def test_open_no_recovery_leaves_the_writer_alone(store: LedgerStore) -> N
     assert (await store.open_no_recovery(ledger.ledger_id)).last_add_confirmed == 9
 
 
-async def test_what_does_not_exist(store: LedgerStore) -> None:
+async def test_missing_ledger_is_not_found(store: LedgerStore) -> None:
     with pytest.raises(NoSuchLedger):
         await store.open(NOWHERE)
     with pytest.raises(NoSuchLedger):

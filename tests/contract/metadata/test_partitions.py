@@ -36,7 +36,7 @@ async def test_a_record_without_a_partition_is_checked_too(store: MetadataStore)
         await store.delete("/t/1", partition="one")
 
 
-async def test_what_is_absent_has_no_partition(store: MetadataStore) -> None:
+async def test_absent_record_has_no_partition(store: MetadataStore) -> None:
     assert await store.get("/t/1", partition="one") is None
     assert not await store.delete("/t/1", partition="one")
     await store.put("/t/1", b"", partition="one")

@@ -91,7 +91,7 @@ async def test_one_client_of_several_creates_a_record(clients: Clients) -> None:
         assert record.value == str(winner).encode()
 
 
-async def test_what_stays_is_scanned_whatever_other_clients_change(clients: Clients) -> None:
+async def test_scan_finds_records_that_stay_while_others_change(clients: Clients) -> None:
     staying = [f"/n/s{n:02}" for n in range(30)]
     for key in staying:
         await clients[0].put(key, b"")

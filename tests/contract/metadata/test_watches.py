@@ -136,7 +136,7 @@ async def test_registered_first_and_read_second_misses_nothing(store: MetadataSt
         watch.close()
 
 
-async def test_what_an_event_tells_can_be_read(store: MetadataStore) -> None:
+async def test_record_named_by_an_event_can_be_read(store: MetadataStore) -> None:
     watch = store.watch_key("/a")
 
     async def write() -> None:

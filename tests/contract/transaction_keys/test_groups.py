@@ -88,7 +88,7 @@ async def test_a_commit_and_the_open_of_a_newer_epoch_decide_once(
             assert opened.ended is ABORT
 
 
-async def test_what_a_group_committed_is_noted_with_its_end(
+async def test_ended_group_records_its_commit(
     leaders: tuple[Coordinator, Coordinator],
     keys: TransactionKeyStore,
     transactions: TransactionStore,

@@ -111,7 +111,7 @@ async def test_of_many_that_change_a_key_at_once_one_does(keys: TransactionKeySt
     assert sum(not isinstance(each, VersionConflict) for each in changed) == 1
 
 
-async def test_what_is_deleted_before_a_put_is_in_the_floor_read_after_it(
+async def test_floor_read_after_a_put_includes_earlier_deletions(
     keys: TransactionKeyStore, store: MetadataStore
 ) -> None:
     """K7: both are in one partition, so the read is not behind the put."""
@@ -166,12 +166,12 @@ async def test_odd_names_are_kept_apart(keys: TransactionKeyStore) -> None:
 async def test_keys_are_listed_in_pages_by_coordinator(
     keys: TransactionKeyStore, store: MetadataStore
 ) -> None:
-    others = [TransactionKeyStore(store, CoordinatorId(n)) for n in (0, 2, 30, 4)]
+    others = {n: TransactionKeyStore(store, CoordinatorId(n)) for n in (0, 2, 30, 4)}
     names = [KeyName(owner, key) for owner in ("", "bob") for key in ("a", "a%", "a b", "ab", "b")]
     for name in names:
         await keys.create(name, new_key_record(1))
-    for other in others:
-        await other.create(KeyName("", f"of {other._coordinator}"), new_key_record(1))
+    for number, other in others.items():
+        await other.create(KeyName("", f"of {number}"), new_key_record(1))
     for limit in (1, 2, 3, len(names), len(names) + 1):
         found = await names_in_pages(keys, limit)
         assert found == sorted(found, key=key_records.encoded_name)
@@ -181,7 +181,9 @@ async def test_keys_are_listed_in_pages_by_coordinator(
     assert await TransactionKeyStore(store, CoordinatorId(5)).page("", 3) == ([], "")
 
 
-async def test_what_changes_between_two_pages(keys: TransactionKeyStore) -> None:
+async def test_key_present_throughout_is_listed_once_while_others_change(
+    keys: TransactionKeyStore,
+) -> None:
     """What was there all the time is listed once, wherever the list had come to."""
     stored = [await keys.create(KeyName("", f"{n}"), new_key_record(1)) for n in range(6)]
     first, after = await keys.page("", 3)
@@ -208,20 +210,19 @@ async def test_more_keys_than_a_page(keys: TransactionKeyStore) -> None:
 
 
 async def test_a_page_ends_with_so_many_bytes_of_keys(
-    keys: TransactionKeyStore, monkeypatch: pytest.MonkeyPatch
+    store: MetadataStore,
 ) -> None:
+    page_bytes = 5 * len(key_records.encode_key(new_key_record(1)))
+    keys = TransactionKeyStore(store, COORDINATOR, page_bytes=page_bytes)
     names = [KeyName("", f"{n:02}") for n in range(12)]
     for name in names:
         await keys.create(name, new_key_record(1))
-    monkeypatch.setattr(
-        "txn.key_store.TXN_PAGE_BYTES", 5 * len(key_records.encode_key(new_key_record(1)))
-    )
     pages = [page async for page in keys.pages()]
     assert [len(page) for page in pages] == [5, 5, 2]
     assert [each.name for page in pages for each in page] == names
 
 
-async def test_what_was_read_in_a_list_can_be_changed(keys: TransactionKeyStore) -> None:
+async def test_listed_key_can_be_changed_with_its_version(keys: TransactionKeyStore) -> None:
     """Rounds decide on what they listed: its versions are those that writes name."""
     await keys.create(NAME, holding())
     await keys.create(KeyName("", "l"), holding())

@@ -98,7 +98,7 @@ async def test_a_begin_that_is_sent_again_begins_nothing_more(
             await begin(leaders[0], 0, other)
 
 
-async def test_what_another_leader_ended_keeps_no_key_busy(
+async def test_transaction_ended_by_another_leader_frees_its_key(
     leaders: tuple[Coordinator, Coordinator],
 ) -> None:
     """One that was deposed may end what its successor has in memory as open."""

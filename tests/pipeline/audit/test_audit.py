@@ -143,7 +143,7 @@ def run(spark: SparkSession, topic: AuditedTopic) -> Report:
     return audit(spark, connection, rest, topic.topic, readers_view=True)
 
 
-def test_what_was_right_for_good_is_not_read_again(
+def test_audit_does_not_reread_ranges_proven_right(
     spark: SparkSession, audited: Mapping[str, AuditedTopic]
 ) -> None:
     topic = audited[CLEAN]

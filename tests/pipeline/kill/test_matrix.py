@@ -249,7 +249,7 @@ async def test_the_checkpoint_is_lost(copying: Copying, tmp_path: Path) -> None:
     assert await copying.audit(whole=True) == ROWS
 
 
-async def test_what_was_to_be_read_is_not_retained_any_more(copying_alone: Copying) -> None:
+async def test_source_fails_when_its_range_is_trimmed(copying_alone: Copying) -> None:
     """K14: the query fails before it writes, until it is told to go on at what is left."""
     copying = copying_alone
     first = copying.driver("first")

@@ -198,7 +198,7 @@ def test_without_a_log_tasks_are_reported_by_logging(caplog: pytest.LogCaptureFi
 
 
 @in_virtual_time
-async def test_whatever_ends_it_begins_it_anew() -> None:
+async def test_kept_task_is_restarted_whatever_ends_it() -> None:
     cancelled = asyncio.CancelledError("of what it waited for")
     runs, tasks = Runs(DEFECT, None, StoreDown("Down: wait."), cancelled), BackgroundTasks(LOG)
     with capture_logs() as logs:
@@ -238,7 +238,7 @@ async def test_a_run_that_lasted_begins_the_pauses_anew() -> None:
 
 
 @in_virtual_time
-async def test_what_is_seen_through_ends_with_its_first_return() -> None:
+async def test_see_through_ends_with_the_first_return() -> None:
     runs, tasks = Runs(DEFECT, None, None), BackgroundTasks(LOG)
     await tasks.see_through("a change", runs)
     assert len(runs.began_s) == 2

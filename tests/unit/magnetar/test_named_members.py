@@ -33,6 +33,6 @@ def test_names_reach_what_is_said_to_the_broker() -> None:
         (lambda: ProducerSettings(access_mode="alone"), "'exclusive'"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_none_of_them_is_refused(make: object, known: str) -> None:
+def test_unknown_member_name_is_refused(make: object, known: str) -> None:
     with pytest.raises(InvalidArgument, match=known):
         make()  # type: ignore[operator]

@@ -59,14 +59,14 @@ async def test_entered_its_end_is_its_own() -> None:
     assert thing.events == ["open", "exit ZeroDivisionError"]
 
 
-async def test_what_fails_is_closed() -> None:
+async def test_failed_opening_closes_its_object() -> None:
     thing = Thing(ConnectionLost("away"))
     with pytest.raises(ConnectionLost):
         await Opening(lambda: thing)
     assert thing.events == ["open", "close"]
 
 
-async def test_what_is_cancelled_is_closed_even_if_it_is_cancelled_again() -> None:
+async def test_opening_cancelled_twice_closes_its_object() -> None:
     thing = Thing()
     thing.goes_on.clear()
     task = asyncio.ensure_future(Opening(lambda: thing)._open())
@@ -79,7 +79,7 @@ async def test_what_is_cancelled_is_closed_even_if_it_is_cancelled_again() -> No
     assert thing.events == ["open", "close"]
 
 
-async def test_it_opens_once() -> None:
+async def test_opening_awaited_twice_is_refused() -> None:
     opening = Opening(Thing)
     await opening
     with pytest.raises(InvalidArgument):

@@ -163,7 +163,7 @@ async def test_a_backup_of_a_stopped_directory_and_of_a_backup(tmp_path: Path) -
         assert await read_all(await store.open(ledger.ledger_id)) == [b"a", b"b"]
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_backup_to_an_unsuitable_target_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     DataDirectory.open(data).close()
     (tmp_path / "full").mkdir()

@@ -16,9 +16,9 @@ from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Limits
 from storage.metadata.store import MetadataStore
+from tests.support.clocks import FakeClock
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
-    FakeClock,
     FakeLedgerStore,
     FaultyMetadata,
     Outcomes,

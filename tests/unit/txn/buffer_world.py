@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -153,13 +153,6 @@ class World:
 
     async def operations(self, txn: TxnId) -> list[Claim | AckRecord]:
         return await self.store.operations_of(txn)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; the event loop goes on meanwhile."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

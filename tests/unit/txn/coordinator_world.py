@@ -1,5 +1,6 @@
 """Coordinators over a metadata store in memory, with a store that counts, fails and interferes."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -108,3 +109,16 @@ def failing(what: str, prefix: str) -> Hook:
             raise MetadataError("The disk is full: give it room.")
 
     return hook
+
+
+def hold_next(metadata: WatchedStore, what: str, prefix: str) -> asyncio.Event:
+    """Make the next such call wait until the event that is returned is set."""
+    go_on = asyncio.Event()
+
+    async def hook(called: str, key: str) -> None:
+        if called == what and key.startswith(prefix):
+            metadata.before = None
+            await go_on.wait()
+
+    metadata.before = hook
+    return go_on

@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import VersionConflict
+from tests.support.clocks import FakeClock
 from tests.unit.txn.schedules import ACTOR, LIFE, Choice, Died, GatedStore, Operation, StepLoop
 from txn import key_records, records
 from txn.collector import Collector
@@ -39,7 +40,6 @@ T = TypeVar("T")
 ZERO = CoordinatorId(0)
 KEY = "k"
 NAME = KeyName("", KEY)
-NOW_MS = 1_700_000_000_000
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,6 @@ class Plan:
     holds: bool = False
     keys: type[TransactionKeys] = TransactionKeys
     collector: type[Collector] = Collector
-
-
-class StandingClock:
-    """No time passes."""
-
-    def now_ms(self) -> int:
-        return NOW_MS
 
 
 class Connection:
@@ -238,7 +231,7 @@ class KeyWorld:
         self.incarnation += 1
         store = TransactionStore(self.store, counters := TransactionCounters())
         parts = TransactionParts(
-            store, Decisions(store), counters, StandingClock(), f"b{self.incarnation}", False
+            store, Decisions(store), counters, FakeClock(), f"b{self.incarnation}", False
         )
         made = Coordinators(
             parts,
@@ -470,7 +463,7 @@ class KeyWorld:
 
 class _Watched(GatedStore):
     def __init__(self, world: KeyWorld) -> None:
-        super().__init__(StandingClock())
+        super().__init__(FakeClock())
         self._world = world
 
     def begins(self, operation: Operation) -> None:

@@ -11,6 +11,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.unit.txn.ack_world import SEGMENT, SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
 from txn import records
 from txn.errors import (
@@ -96,7 +97,7 @@ async def test_a_failing_listener_loses_no_commit(monkeypatch: pytest.MonkeyPatc
     assert await world.records() == []
 
 
-async def test_what_the_cursor_did_not_take_keeps_its_record(
+async def test_record_stays_until_the_cursor_is_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = AckWorld()
@@ -379,7 +380,7 @@ async def test_ownership_that_cannot_be_proven_refuses() -> None:
 
 
 async def test_cleaning_is_tried_until_the_store_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txn.pending_acks._FIRST_RETRY_S", 0.001)
+    set_bound(monkeypatch, "_FIRST_RETRY_S", 0.001, in_module="txn.pending_acks")
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=10)
@@ -396,7 +397,7 @@ async def test_cleaning_is_tried_until_the_store_works(monkeypatch: pytest.Monke
     assert (await world.owner()).acknowledged() == [0]
 
 
-async def test_what_ended_is_finished_before_a_seek() -> None:
+async def test_ended_transactions_are_finished_before_a_seek() -> None:
     """A7: else the reload after a crash would apply the commit over the new place."""
     world = AckWorld()
     await world.begin(A, B)
@@ -452,11 +453,11 @@ async def test_closing_waits_for_what_is_in_flight() -> None:
     assert (await world.owner()).pending() == [0]
 
 
-async def test_long_commands_make_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txn.pending_acks_core.TXN_ACKS_OF_RECORD", 3)
+async def test_long_commands_make_several_records() -> None:
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=10)
+    owner.acks.core.record_positions = 3
     await owner.ack(A, *range(8))
     assert len(await world.records()) == 3
     await owner.kill()
@@ -543,7 +544,7 @@ async def test_a_crash_at_every_operation_loses_no_answered_acknowledgement(afte
     assert any("delete" in operation for operation in owner.mortal.operations)
 
 
-async def test_who_asked_for_a_large_end_is_answered_before_it_is_carried_out() -> None:
+async def test_large_end_is_answered_before_it_is_carried_out() -> None:
     world = AckWorld()
     await world.begin(A)
     owner = await world.owner(entries=4 * TXN_SLICE_POSITIONS)

@@ -9,7 +9,7 @@ import pytest
 from magnetar.protocol.ack_set import from_words, pending_all, to_words
 from magnetar.protocol.ids import Position
 from magnetar.protocol.txn_id import TxnId
-from txn import pending_acks_core
+from tests.support.bounds import set_bound
 from txn.errors import (
     InvalidTxnStatus,
     TooManyPendingAcks,
@@ -317,7 +317,7 @@ def test_two_commands_in_flight_conflict() -> None:
         core.reserve(B, [whole(0)], cumulative=False)
 
 
-def test_what_the_cursor_has_conflicts() -> None:
+def test_ack_of_an_acknowledged_message_conflicts() -> None:
     cursor = SetCursor()
     cursor.acked |= {(0, 0), (2, 1)}
     core = PendingAcksCore(cursor)
@@ -392,7 +392,7 @@ def test_a_failed_raise_leaves_the_one_before() -> None:
     assert not core.held.is_pending(at(2))
 
 
-def test_what_was_in_flight_at_the_end_shares_the_outcome() -> None:
+def test_ack_in_flight_at_the_end_shares_the_outcome() -> None:
     core = PendingAcksCore(SetCursor())
     (late,) = core.reserve(A, [whole(0)], cumulative=False)
     assert core.decided(A, COMMITTED) == []
@@ -471,16 +471,14 @@ def test_ended_transactions_are_remembered_within_a_bound() -> None:
             core.require_not_ended(TxnId(0, least))
 
 
-def test_long_commands_make_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_acks_core, "TXN_ACKS_OF_RECORD", 3)
-    core = PendingAcksCore(SetCursor((1,) * 10))
+def test_long_commands_make_several_records() -> None:
+    core = PendingAcksCore(SetCursor((1,) * 10), record_positions=3)
     taken = core.reserve(A, [whole(each) for each in range(7)], cumulative=False)
     assert [len(ack.acks) for ack in taken] == [3, 3, 1]
 
 
-def test_held_positions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_acks_core, "TXN_PENDING_POSITIONS", 2)
-    core = PendingAcksCore(SetCursor())
+def test_held_positions_are_bounded() -> None:
+    core = PendingAcksCore(SetCursor(), max_positions=2)
     hold(core, A, whole(0))
     with pytest.raises(TooManyPendingAcks):
         core.reserve(A, [whole(1), whole(3)], cumulative=False)
@@ -497,7 +495,7 @@ def test_a_move_that_is_not_in_the_table_is_a_defect() -> None:
 def test_an_end_of_one_slice_comes_with_the_decision_and_a_larger_one_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pending_acks_core, "TXN_SLICE_POSITIONS", 2)
+    set_bound(monkeypatch, "TXN_SLICE_POSITIONS", 2, in_module="txn.pending_acks_core")
     core = PendingAcksCore(SetCursor((1,) * 8))
     for entry_id in range(2):
         hold(core, A, whole(entry_id))

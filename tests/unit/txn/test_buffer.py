@@ -16,7 +16,8 @@ from storage.managed_ledger.types import (
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
-from tests.unit.txn.buffer_world import SEGMENT, T1, T2, T3, World, a_world, until
+from tests.support.waiting import until
+from tests.unit.txn.buffer_world import SEGMENT, T1, T2, T3, World, a_world
 from txn.errors import SegmentOwnershipLost, TransactionEnded
 from txn.forget_segment import forget_segment
 from txn.records import Claim, TxnState
@@ -183,7 +184,7 @@ async def test_after_a_restart_the_first_write_puts_a_claim_of_its_own(world: Wo
 
 
 @pytest.mark.parametrize("end", [COMMITTED, ABORTED])
-async def test_what_ended_while_nobody_owned_the_segment_is_finished_at_load(
+async def test_transaction_ended_without_an_owner_is_finished_at_load(
     world: World, end: TxnState
 ) -> None:
     await world.begin(T1)
@@ -224,7 +225,7 @@ async def test_a_failed_load_follows_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("call", ["put_claim", "read_header", "put_owner"])
-async def test_joining_that_failed_is_told_and_tried_with_the_next_write(
+async def test_failed_join_raises_and_is_retried_with_the_next_write(
     world: World, call: str
 ) -> None:
     await world.begin(T1)
@@ -368,7 +369,7 @@ async def test_aborted_records_go_with_their_ledgers(world: World) -> None:
     assert await world.store.aborted_on(SEGMENT) == {}
 
 
-async def test_what_is_open_can_be_shown(world: World) -> None:
+async def test_open_transactions_are_listed(world: World) -> None:
     await world.begin(T1, T2)
     await world.append(T1)
     await world.reload()

@@ -246,7 +246,7 @@ def test_w9_a_claim_without_header_is_void_at_load() -> None:
     assert DeleteClaims(T1, (1,)) in effects(core)
 
 
-def test_what_is_told_while_loading_outranks_the_header_read_before() -> None:
+def test_decision_during_the_load_outranks_the_header_read_before() -> None:
     core = SegmentBufferCore(SEGMENT, FakeLog(5))
     core.scanned([Claim(T1, SEGMENT, 1, at(0)), Claim(T2, SEGMENT, 1, at(1))])
     core.decided(T1, ABORTED)
@@ -349,7 +349,7 @@ def test_a_first_send_between_commit_and_its_watch_holds_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_end_told_while_the_claim_is_put_is_not_lost(durable: bool) -> None:
+def test_end_decided_while_the_claim_is_put_is_not_lost(durable: bool) -> None:
     core = loaded_core(FakeLog(1))
     core.admit(T1)
     core.claim(T1, 2)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.protocol.ids import Position
-from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world, until
+from tests.support.waiting import until
+from tests.unit.txn.buffer_world import SEGMENT, T1, World, a_world
 from txn import records
 from txn.buffer import SegmentBuffer
 from txn.records import Claim, TxnState
@@ -19,7 +20,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_w8_what_a_stale_owner_finishes_during_the_load_is_in_the_aborted_set(
+async def test_w8_abort_by_a_stale_owner_during_the_load_is_in_the_aborted_set(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It records the abort and deletes its claim just before the claims are scanned."""
@@ -40,7 +41,7 @@ async def test_w8_what_a_stale_owner_finishes_during_the_load_is_in_the_aborted_
     assert world.buffer.is_aborted(T1)
 
 
-async def test_w7_a_transaction_that_ends_after_its_header_was_read_is_told(
+async def test_w7_end_after_the_header_was_read_reaches_the_buffer(
     world: World,
 ) -> None:
     """Followed before its header is read, else the end falls between the two."""

@@ -150,7 +150,7 @@ async def test_of_another_owner_there_is_none() -> None:
 
 
 @in_virtual_time
-async def test_what_is_being_begun_counts_against_the_limit() -> None:
+async def test_transaction_being_begun_counts_against_the_limit() -> None:
     world = World()
     async with world.coordinators(max_open=3) as (coordinators, _):
         begun = await asyncio.gather(
@@ -161,7 +161,7 @@ async def test_what_is_being_begun_counts_against_the_limit() -> None:
 
 
 @in_virtual_time
-async def test_a_failed_begin_leaves_its_room() -> None:
+async def test_failed_begin_does_not_count_against_the_limit() -> None:
     world = World()
     async with world.coordinators(max_open=1) as (coordinators, _):
         world.metadata.before = failing("put", "/txn/id/")
@@ -175,7 +175,7 @@ async def test_a_failed_begin_leaves_its_room() -> None:
 
 
 @in_virtual_time
-async def test_a_begin_that_is_cut_short_leaves_nothing_open() -> None:
+async def test_cancelled_begin_leaves_nothing_open() -> None:
     world = World()
     async with world.coordinators() as (coordinators, parts):
         world.metadata.calls.clear()
@@ -298,7 +298,7 @@ async def test_an_abort_that_fails_is_tried_until_it_works() -> None:
 
 
 @in_virtual_time
-async def test_what_was_begun_by_others_is_timed_out_too() -> None:
+async def test_transaction_begun_by_a_former_leader_times_out() -> None:
     """As by a leader that did not know yet that it no longer was, after this one had looked."""
     world = World()
     async with world.coordinators() as (coordinators, parts):
@@ -445,7 +445,7 @@ def scans_of_open_headers(world: World) -> int:
 
 
 @in_virtual_time
-async def test_what_is_won_while_others_are_taken_in_is_taken_in_too() -> None:
+async def test_coordinator_won_during_a_take_over_is_taken_over_too() -> None:
     world, listed, go_on = World(), asyncio.Event(), asyncio.Event()
     async with world.coordinators("b") as (second, _):
         scan_index = world.metadata.scan_index

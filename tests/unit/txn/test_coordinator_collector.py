@@ -136,7 +136,7 @@ async def test_one_that_fails_does_not_hold_up_the_others() -> None:
 
 
 @in_virtual_time
-async def test_what_others_lead_is_theirs() -> None:
+async def test_collector_leaves_coordinators_of_other_leaders_alone() -> None:
     world = World()
     async with world.coordinators() as (coordinators, parts):
         collector = Collector(

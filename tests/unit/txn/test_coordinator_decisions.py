@@ -62,7 +62,7 @@ async def collect(parts: TransactionParts, txn: TxnId) -> None:
 
 
 @in_virtual_time
-async def test_each_follower_is_told_once() -> None:
+async def test_each_follower_is_called_once() -> None:
     world, told, other, forgotten = World(), Told(), Told(), Told()
     async with deciding(world) as (decisions, parts):
         for follower in (told, other, forgotten):
@@ -92,7 +92,7 @@ async def test_a_follower_that_fails_does_not_keep_others_from_hearing() -> None
         assert told == [(TXN, TxnState.COMMITTED)]
 
 
-def test_what_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_that_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
 
     def note(record: Record) -> StoredHeader:
@@ -160,7 +160,7 @@ async def test_after_a_resync_everything_followed_is_read() -> None:
 
 
 @in_virtual_time
-async def test_a_header_gone_before_it_was_told_is_told_as_gone() -> None:
+async def test_header_deleted_before_its_event_is_reported_as_deleted() -> None:
     world, told = World(), Told()
     async with deciding(world) as (decisions, parts):
         await end(parts, TXN, TxnState.ABORTED)
@@ -172,7 +172,7 @@ async def test_a_header_gone_before_it_was_told_is_told_as_gone() -> None:
 
 
 @in_virtual_time
-async def test_what_cannot_be_read_is_read_again_and_holds_up_nobody() -> None:
+async def test_unreadable_header_is_read_again_and_delays_no_other() -> None:
     world, told, other = World(), Told(), Told()
     async with deciding(world) as (decisions, parts):
         decisions.follow(TXN, told)

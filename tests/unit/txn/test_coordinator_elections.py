@@ -136,7 +136,7 @@ async def test_a_leader_that_was_found_and_has_gone_since_is_not_taken_for_one()
 
 
 @in_virtual_time
-async def test_what_was_won_under_a_session_that_was_lost_since_is_not_led() -> None:
+async def test_coordinator_won_under_a_lost_session_is_not_led() -> None:
     world, go_on = World(), asyncio.Event()
     sessions, put = Sessions(world.metadata, 1), world.metadata.put
 
@@ -156,7 +156,7 @@ async def test_what_was_won_under_a_session_that_was_lost_since_is_not_led() -> 
 
 
 @in_virtual_time
-async def test_a_change_that_could_not_be_told_is_told_after_all() -> None:
+async def test_failed_change_listener_is_called_again() -> None:
     world, told, failures = World(), list[int](), list[Exception]()
 
     def changed() -> None:
@@ -175,7 +175,7 @@ async def test_a_change_that_could_not_be_told_is_told_after_all() -> None:
 
 
 @in_virtual_time
-async def test_who_was_named_before_its_session_came_is_told_that_it_leads() -> None:
+async def test_broker_elected_before_its_session_is_notified_that_it_leads() -> None:
     """A record of this id was heard of in between: who leads is the same, not what is led."""
     world, go_on, told = World(), asyncio.Event(), list[list[CoordinatorId]]()
 

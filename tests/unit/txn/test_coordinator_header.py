@@ -41,7 +41,7 @@ TXN = TxnId(1, 2)
         (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, None, EndVerdict.WRITE),
     ],
 )
-def test_what_end_is_answered(
+def test_end_of_a_header_answers_by_its_state(
     header: Header | None, action: TxnState, owner: str | None, verdict: EndVerdict
 ) -> None:
     assert decide_end(header, action, owner) is verdict

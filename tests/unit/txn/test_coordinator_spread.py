@@ -53,7 +53,7 @@ def test_everything_is_led_evenly_after_two_steps_and_little_moves(
     assert len(moved) <= above
 
 
-def test_who_may_not_lead_gives_nothing_up_by_itself() -> None:
+def test_broker_that_may_not_lead_releases_nothing_by_itself() -> None:
     led = {CoordinatorId(number): "a" for number in range(4)}
     assert choose_surplus("a", led, ["b"], 4) == []
     assert choose_surplus("a", led, ["a", "b"], 4) != []
@@ -64,7 +64,7 @@ def test_without_a_candidate_nobody_is_chosen() -> None:
 
 
 @given(views(), st.integers(0, 5))
-def test_nobody_stands_for_more_than_its_share_whatever_it_believes_of_others(
+def test_candidate_stands_for_at_most_its_share(
     view: tuple[int, dict[CoordinatorId, str], list[str]], which: int
 ) -> None:
     parallelism, leaders, ids = view
@@ -103,7 +103,7 @@ def test_who_may_not_lead_takes_what_was_left_alone_only_where_nobody_may() -> N
     assert choose_candidacies("a", unled, [], {}, []) == ([], [])
 
 
-def test_what_is_kept_is_no_surplus_and_nothing_else_goes_for_it() -> None:
+def test_retained_coordinator_is_no_surplus() -> None:
     led = {CoordinatorId(number): "a" for number in range(4)}
     given_up = choose_surplus("a", led, ["a", "b"], 4)
     assert len(given_up) == 2
@@ -114,7 +114,7 @@ def test_what_is_kept_is_no_surplus_and_nothing_else_goes_for_it() -> None:
 ZERO, ONE = CoordinatorId(0), CoordinatorId(1)
 
 
-def test_what_another_one_won_is_not_kept() -> None:
+def test_coordinator_won_by_another_is_not_kept() -> None:
     kept = RetainedCoordinators("a")
     kept.note([ZERO, ONE], "abc", 0.0)
     assert set(kept.numbers({ZERO: "a", ONE: "b"}, "abc", 1.0)) == {ZERO}
@@ -122,7 +122,7 @@ def test_what_another_one_won_is_not_kept() -> None:
     assert kept.due_s == [COORDINATOR_KEPT_S]
 
 
-def test_what_is_won_and_not_heard_of_yet_is_kept() -> None:
+def test_newly_won_coordinator_is_retained() -> None:
     kept = RetainedCoordinators("a")
     kept.note([ZERO], "abc", 0.0)
     assert set(kept.numbers({}, "abc", 1.0)) == {ZERO}

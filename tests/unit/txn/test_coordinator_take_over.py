@@ -161,7 +161,7 @@ class TakeOverWorld:
         self.brokers = brokers
         self.parallelism = parallelism
         self.live: dict[str, Process] = {}
-        self._begun: list[asyncio.Future[None]] = []
+        self.begun: list[asyncio.Future[None]] = []
         """What is under way in the schedule."""
 
     async def start(self, *names: str) -> None:
@@ -176,12 +176,12 @@ class TakeOverWorld:
 
     def _begin(self, name: str) -> None:
         self.live[name] = Process(self, name)
-        self._begun.append(asyncio.ensure_future(self.live[name].elections.start()))
+        self.begun.append(asyncio.ensure_future(self.live[name].elections.start()))
 
     def tell(self, brokers: Sequence[str]) -> None:
         """Each hears of it when it is its turn."""
         self.brokers = brokers
-        self._begun += [asyncio.ensure_future(one.hear_of_brokers()) for one in self.live.values()]
+        self.begun += [asyncio.ensure_future(one.hear_of_brokers()) for one in self.live.values()]
 
     async def kill(self, name: str) -> Process:
         victim = self.live.pop(name)
@@ -226,7 +226,7 @@ async def world_of(seed: int, brokers: str, parallelism: int) -> AsyncIterator[T
         yield made
     finally:
         made.schedule.set_free()
-        await asyncio.gather(*made._begun)
+        await asyncio.gather(*made.begun)
         for one in made.live.values():
             await one.elections.stop()
         await made.store.close()
@@ -256,7 +256,7 @@ def quiet() -> Iterator[None]:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["ab", "abc", "abcd"]), st.integers(1, 9))
-def test_what_a_dead_broker_led_is_led_once_the_others_have_heard(
+def test_coordinators_of_a_dead_broker_are_led_by_the_others(
     seed: int, brokers: str, parallelism: int
 ) -> None:
     @in_virtual_time

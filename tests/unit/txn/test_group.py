@@ -279,7 +279,7 @@ ACK = AckRecord(
 )
 
 
-def test_g9_what_an_attempt_leaves_lies_in_its_groups_range_and_partition() -> None:
+def test_g9_records_of_an_attempt_lie_in_its_groups_range_and_partition() -> None:
     assert records.partition_of(ATTEMPT) == records.partition_of(GROUP) == "3_42"
     assert records.header_key(ATTEMPT) == records.header_key(GROUP)
     lo, hi = records.operations_range(ATTEMPT)

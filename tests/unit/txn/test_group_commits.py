@@ -12,7 +12,7 @@ from config.bounds import (
 )
 from magnetar.protocol.txn_id import LAST_ATTEMPT, TxnId
 from storage.metadata.store import MetadataError
-from tests.unit.txn.coordinator_world import World, failing
+from tests.unit.txn.coordinator_world import World, failing, hold_next
 from tests.unit.txn.grouped import (
     BATCH,
     HEADERS,
@@ -103,19 +103,12 @@ async def test_g4_only_the_group_ends_its_attempts() -> None:
 
 
 @in_virtual_time
-async def test_g4_a_commit_that_a_newer_epoch_overtakes_is_told_of_it() -> None:
+async def test_g4_commit_overtaken_by_a_newer_epoch_is_fenced() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)
         one = await begin_attempt(led)
-        go_on = asyncio.Event()
-
-        async def wait(what: str, key: str) -> None:
-            if what == "put" and key.startswith(HEADERS):
-                world.metadata.before = None
-                await go_on.wait()
-
-        world.metadata.before = wait
+        go_on = hold_next(world.metadata, "put", HEADERS)
         late = asyncio.ensure_future(commit(led, [one]))
         await asyncio.sleep(0.001)
         assert await open_key(led) == OpenedKey(1, one.group, ABORT)
@@ -126,19 +119,12 @@ async def test_g4_a_commit_that_a_newer_epoch_overtakes_is_told_of_it() -> None:
 
 
 @in_virtual_time
-async def test_g4_a_commit_that_was_made_before_the_abort_of_an_open_is_told() -> None:
+async def test_g4_commit_during_an_open_is_fenced() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         await open_key(led)
         one = await begin_attempt(led)
-        go_on = asyncio.Event()
-
-        async def wait(what: str, key: str) -> None:
-            if what == "put" and key.startswith(HEADERS):
-                world.metadata.before = None
-                await go_on.wait()
-
-        world.metadata.before = wait
+        go_on = hold_next(world.metadata, "put", HEADERS)
         opening = asyncio.ensure_future(open_key(led))
         await asyncio.sleep(0.001)
         with pytest.raises(TransactionKeyFenced):
@@ -180,7 +166,7 @@ async def test_g4_an_abort_is_not_taken_for_a_commit_after_an_unknown_outcome() 
 
 
 @in_virtual_time
-async def test_what_does_not_fit_a_header_is_refused_before_it_is_written() -> None:
+async def test_commit_too_large_for_a_header_is_refused_before_the_write() -> None:
     async with World().coordinators() as (led, parts):
         await open_key(led)
         one, two = await begin_attempt(led), await begin_attempt(led)
@@ -205,7 +191,7 @@ async def test_what_does_not_fit_a_header_is_refused_before_it_is_written() -> N
 
 
 @in_virtual_time
-async def test_g5_what_was_committed_is_folded_in_when_the_next_group_is_named() -> None:
+async def test_g5_commit_is_folded_into_the_key_when_the_next_group_is_named() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)
@@ -234,7 +220,7 @@ async def test_g5_a_plain_transaction_folds_too() -> None:
 
 
 @in_virtual_time
-async def test_g5_what_was_committed_is_folded_in_before_its_header_goes() -> None:
+async def test_g5_commit_is_folded_into_the_key_before_its_header_is_deleted() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)

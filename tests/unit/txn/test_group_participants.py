@@ -13,9 +13,10 @@ import pytest
 from config.bounds import TXN_CLEANING_AT_ONCE, TXN_SLICE_ENDS
 from magnetar.protocol.ids import Position
 from magnetar.protocol.txn_id import TxnId
+from tests.support.waiting import until
 from tests.unit.txn import buffer_world
 from tests.unit.txn.ack_world import AckWorld, turns
-from tests.unit.txn.buffer_world import a_world, until
+from tests.unit.txn.buffer_world import a_world
 from tests.unit.txn.coordinator_world import World
 from tests.unit.txn.virtual_time import in_virtual_time
 from txn import records
@@ -80,7 +81,7 @@ async def test_of_a_group_the_winners_are_shown_and_the_losers_hidden(
     assert hidden == [False, True, False]
 
 
-async def test_g1_what_is_no_attempt_and_what_ended_is_not_joined(
+async def test_g1_group_and_ended_attempt_cannot_be_joined(
     world: buffer_world.World,
 ) -> None:
     await begin(world.store)
@@ -173,7 +174,7 @@ async def test_g9_claims_of_attempts_are_each_their_own(world: buffer_world.Worl
     assert await world.store.operations_of(GROUP) == []
 
 
-async def test_what_attempts_left_goes_with_their_segment(world: buffer_world.World) -> None:
+async def test_deleting_a_segment_deletes_records_of_attempts(world: buffer_world.World) -> None:
     await begin(world.store)
     await world.append(WINNER)
     ack = AckRecord(
@@ -247,7 +248,7 @@ async def test_a6_strays_of_attempts_go_when_their_group_has_ended() -> None:
 
 
 @in_virtual_time
-async def test_followers_of_attempts_are_told_by_the_groups_header() -> None:
+async def test_followers_of_attempts_are_called_by_the_groups_header() -> None:
     world = World()
     parts = world.parts()
     parts.decisions.start()
@@ -381,7 +382,7 @@ async def test_the_cleaning_of_a_large_commit_lets_others_in_between(
     assert 1 < most <= TXN_CLEANING_AT_ONCE
 
 
-async def test_an_end_is_told_to_many_attempts_in_several_turns(world: buffer_world.World) -> None:
+async def test_end_reaches_many_attempts_in_several_turns(world: buffer_world.World) -> None:
     await world.store.create_header(GROUP, replace(HEADER, group=Group("n", MANY)))
     turn, told = 0, list[tuple[int, TxnId]]()
 

@@ -119,7 +119,7 @@ def test_g6_a_batch_up_to_the_last_one_is_done() -> None:
         (name_transaction(NAMED, T2, "", 9), "n", OPEN, BeginVerdict.SPENT),
     ],
 )
-def test_g3_what_a_begin_of_an_attempt_is_to_do(
+def test_g3_begin_of_an_attempt_decides_by_the_keys_state(
     record: KeyRecord, nonce: str, last: TxnState | None, verdict: BeginVerdict
 ) -> None:
     assert decide_begin(record, nonce, last, is_group=True) is verdict
@@ -166,7 +166,7 @@ B3, B4 = Batch("q", 3), Batch("q", 4)
         (PLAIN, OPEN, "n", None, B3, CommitVerdict.BUSY),
     ],
 )
-def test_g4_what_a_commit_is_to_do(
+def test_g4_commit_decides_by_the_keys_state(
     record: KeyRecord,
     last: TxnState | None,
     nonce: str,

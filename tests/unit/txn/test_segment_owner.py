@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from storage.metadata.store import MetadataError
-from tests.unit.txn.buffer_world import SEGMENT, World, a_world, until
+from tests.support.waiting import until
+from tests.unit.txn.buffer_world import SEGMENT, World, a_world
 from txn.errors import SegmentOwnershipLost, TransactionAssertion
 from txn.forget_segment import forget_segment
 

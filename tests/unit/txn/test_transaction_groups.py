@@ -153,7 +153,7 @@ async def test_g2_two_leaders_give_no_index_twice() -> None:
 
 
 @in_virtual_time
-async def test_g2_what_was_reserved_goes_with_the_leader() -> None:
+async def test_g2_new_leader_does_not_reuse_reserved_indexes() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         await open_key(led)

@@ -63,7 +63,7 @@ OPEN, COMMITTED, ABORTED = TxnState.OPEN, TxnState.COMMITTED, TxnState.ABORTED
         (KeyRecord(5, "", 1, 1), 4, "", OpenVerdict.STALE),
     ],
 )
-def test_k1_what_an_open_is_to_do(
+def test_k1_open_decides_by_the_keys_state(
     record: KeyRecord | None, presented: int, opener: str, verdict: OpenVerdict
 ) -> None:
     assert decide_open(record, presented, opener) is verdict
@@ -93,7 +93,7 @@ def test_k1_k7_an_epoch_rises_by_one_and_begins_above_the_floor() -> None:
         (raise_epoch(AT_5, -1, "", 2), "first", OPEN, BeginVerdict.BUSY),
     ],
 )
-def test_k3_what_a_begin_is_to_do(
+def test_k3_begin_decides_by_the_keys_state(
     record: KeyRecord, beginner: str, last: TxnState | None, verdict: BeginVerdict
 ) -> None:
     assert decide_begin(record, beginner, last) is verdict
@@ -142,7 +142,7 @@ def test_k4_a_transaction_of_an_older_epoch_says_so_by_a_word() -> None:
         (10, False, None, IdleVerdict.DELETE),
     ],
 )
-def test_k7_what_is_idle(
+def test_k7_key_is_idle_after_its_retention(
     last_used_ms: int, *, held: bool, last: TxnState | None, verdict: IdleVerdict
 ) -> None:
     record = KeyRecord(5, "", 1, last_used_ms)
@@ -161,7 +161,7 @@ def test_k8_an_end_is_noted_once_where_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a&b", "x" * 257, "\u20ac" * 86])
-def test_what_is_no_key(key: str) -> None:
+def test_invalid_key_name_is_refused(key: str) -> None:
     with pytest.raises(InvalidTransactionKey):
         key_name(None, key)
 

@@ -10,10 +10,11 @@ import pytest
 from config.bounds import TXN_PAGE_BYTES
 from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.unit.txn.coordinator_world import World, failing
 from tests.unit.txn.keyed import ABORT, COMMIT, KEY, NAME, Holder, begin, open_key, state_of
 from tests.unit.txn.virtual_time import in_virtual_time
-from txn import key_holders, key_records
+from txn import key_records
 from txn.coordinators import Coordinators
 from txn.errors import (
     TooManyTransactionKeys,
@@ -176,7 +177,7 @@ async def test_k7_an_idle_key_goes_and_its_next_epoch_is_higher() -> None:
 
 
 @in_virtual_time
-async def test_k7_what_is_used_meanwhile_stays() -> None:
+async def test_k7_key_used_during_a_collection_stays() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
@@ -194,7 +195,7 @@ async def test_k7_what_is_used_meanwhile_stays() -> None:
 
 
 @in_virtual_time
-async def test_k7_who_attaches_while_an_idle_key_is_collected_keeps_it() -> None:
+async def test_k7_attaching_during_a_collection_keeps_the_key() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
@@ -220,7 +221,7 @@ async def test_keys_of_a_coordinator_are_bounded() -> None:
         await open_key(led)
         await collect(led)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("txn.transaction_keys.TXN_KEYS_OF_COORDINATOR", 1)
+            set_bound(patch, "TXN_KEYS_OF_COORDINATOR", 1)
             with pytest.raises(TooManyTransactionKeys):
                 await keys.open(KeyName("", "another"), NO_EPOCH, "")
             await open_key(led)
@@ -248,7 +249,7 @@ async def test_k5_a_wrong_attach_hides_no_holder_from_an_open() -> None:
 
 
 @in_virtual_time
-async def test_k5_who_is_closed_while_it_attaches_is_not_remembered() -> None:
+async def test_k5_connection_closed_while_it_attaches_is_not_remembered() -> None:
     world = World()
     async with world.coordinators() as (led, _):
         keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
@@ -265,9 +266,9 @@ async def test_k5_who_is_closed_while_it_attaches_is_not_remembered() -> None:
 
 
 @in_virtual_time
-async def test_k5_what_is_remembered_is_bounded() -> None:
+async def test_k5_remembered_connections_are_bounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_holders, "TXN_KEY_CONNECTIONS", 2)
+        set_bound(patch, "TXN_KEY_CONNECTIONS", 2)
         async with World().coordinators() as (led, _):
             keys, name = led.keys_of(led.coordinator_of(KEY), None, KEY)
             first, second, third = Holder(), Holder(), Holder()

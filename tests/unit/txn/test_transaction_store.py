@@ -126,9 +126,9 @@ async def begun(store: TransactionStore, first: int, count: int, nonce: str) -> 
 
 
 async def test_a_page_of_headers_ends_with_their_number_or_their_bytes(
-    store: TransactionStore, monkeypatch: pytest.MonkeyPatch
+    store: TransactionStore,
 ) -> None:
-    monkeypatch.setattr("txn.store.TXN_PAGE_BYTES", 256 * 1024)
+    store = TransactionStore(store.metadata, store.counters, page_bytes=256 * 1024)
     await begun(store, 0, TXN_PAGE + 200, "small")
     await begun(store, 2 * TXN_PAGE, 200, "large" * 800)
     pages = [[each.txn.least for each in page] async for page in store.open_headers()]
@@ -140,9 +140,9 @@ async def test_a_page_of_headers_ends_with_their_number_or_their_bytes(
 
 
 async def test_headers_of_one_moment_may_be_more_than_a_page(
-    store: TransactionStore, monkeypatch: pytest.MonkeyPatch
+    store: TransactionStore,
 ) -> None:
-    monkeypatch.setattr("txn.store.TXN_PAGE_BYTES", 8 * 1024)
+    store = TransactionStore(store.metadata, store.counters, page_bytes=8 * 1024)
     for number in range(20):
         header = Header(TxnState.OPEN, 60_000 + number // 10, 1000, group=Group("x" * 4000, 1))
         await store.create_header(TxnId(0, number), header)

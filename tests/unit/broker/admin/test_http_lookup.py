@@ -40,7 +40,7 @@ async def test_a_new_topic_gets_the_partitions_of_its_namespace(creating: Rest) 
     assert await creating.get(f"{PERSISTENT}/partitioned") == ["persistent://public/default/x"]
 
 
-async def test_what_may_not_be_made_is_not_found(creating: Rest) -> None:
+async def test_lookup_of_a_topic_that_may_not_be_created_answers_404(creating: Rest) -> None:
     await creating.refused(404, "GET", f"{PERSISTENT}/x/partitions")
     await creating.refused(404, "GET", f"/admin/v2/persistent/public/none/x/{CHECK}")
     await creating.done("PUT", "/admin/v2/scalable/public/default/s")

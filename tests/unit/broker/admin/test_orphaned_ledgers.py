@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
-from config import bounds
 from magnetar.cli.main import build_app
 from storage.metadata.instance import instance_of
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 
 TOPIC = "public/default/persistent/t"
@@ -38,7 +38,7 @@ async def leave(broker: Broker, **more: bytes) -> int:
 async def test_an_operator_sees_orphaned_ledgers_and_deletes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "ORPHANED_LEDGER_AGE_MS", 0)
+    set_bound(monkeypatch, "ORPHANED_LEDGER_AGE_MS", 0)
     async with running(tmp_path) as broker:
         admin = AdminServer(broker)
         await admin.start()

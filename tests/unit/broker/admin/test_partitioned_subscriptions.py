@@ -51,7 +51,7 @@ async def test_a_subscription_is_made_listed_and_deleted_on_every_partition(rest
     assert await rest.get(f"{TOPIC}/subscriptions") == ["bare", "latest"]
 
 
-async def test_what_only_some_partitions_have_is_made_and_deleted(rest: Rest) -> None:
+async def test_subscription_of_some_partitions_is_completed_and_deleted(rest: Rest) -> None:
     await rest.done("PUT", f"{TOPIC}-partition-1/subscription/s")
     assert await rest.get(f"{TOPIC}/subscriptions") == ["s"]
     await rest.done("POST", f"{TOPIC}/subscription/s/skip_all")
@@ -121,7 +121,7 @@ async def test_statistics_are_those_of_all_partitions(rest: Rest) -> None:
 @pytest.mark.parametrize(
     ("start", "backlog"), [("earliest", 6), ("latest", 0), ({}, 0), (EARLIEST, 6), (LATEST, 0)]
 )
-async def test_a_subscription_begins_where_it_is_told(
+async def test_new_subscription_starts_at_the_given_position(
     rest: Rest, start: object, backlog: int
 ) -> None:
     client = await written(rest, 2)
@@ -143,7 +143,7 @@ async def test_properties_of_a_subscription_are_read_back(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{TOPIC}/subscription/t", {"properties": {"team": 1}})
 
 
-async def test_what_a_subscription_cannot_be_is_refused(rest: Rest) -> None:
+async def test_invalid_subscription_request_is_refused(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{TOPIC}/subscription/s", "middle")
     await rest.refused(400, "PUT", f"{TOPIC}/subscription/s", 7)
     assert "cluster" in await rest.refused(412, "PUT", f"{TOPIC}/subscription/s?replicated=true")

@@ -67,7 +67,9 @@ async def test_a_cursor_goes_to_a_message(
 
 
 @pytest.mark.parametrize("members", [{"batchIndex": "first"}, {"excluded": 1}])
-async def test_what_is_no_place_is_refused(creating: Rest, members: dict[str, object]) -> None:
+async def test_reset_to_an_invalid_position_is_refused(
+    creating: Rest, members: dict[str, object]
+) -> None:
     await creating.done("PUT", "/admin/v2/persistent/public/default/x")
     await creating.done("PUT", f"{SUBSCRIPTION}/s")
     place = {"ledgerId": 0, "entryId": 0, **members}

@@ -41,7 +41,7 @@ async def test_a_scalable_topic_from_creation_to_deletion(rest: Rest) -> None:
     assert await rest.get(SCALABLE) == []
 
 
-async def test_what_cannot_be_done_says_why(rest: Rest) -> None:
+async def test_refused_request_names_its_reason(rest: Rest) -> None:
     await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=4")
     assert "no segment 9" in await rest.refused(404, "POST", f"{SCALABLE}/x/split/9")
     assert "not neighbours" in await rest.refused(412, "POST", f"{SCALABLE}/x/merge/0/2")
@@ -272,7 +272,7 @@ async def test_a_missing_topic_has_no_auto_scale_policy(rest: Rest) -> None:
         assert "topic://public/default/missing" in await rest.refused(404, method, path, body)
 
 
-async def test_what_is_too_large_to_be_stored_is_the_callers_fault(rest: Rest) -> None:
+async def test_record_too_large_to_store_answers_413(rest: Rest) -> None:
     many = {str(number): "x" for number in range(1001)}
     assert "1001 properties" in await rest.refused(413, "PUT", f"{SCALABLE}/x", many)
     await rest.done("PUT", f"{SCALABLE}/x", {"long": "v" * 5000, "": "", "a\0/b": "\x01"})

@@ -112,7 +112,7 @@ async def test_a_namespace_is_in_this_cluster_alone(rest: Rest, member: str) -> 
     await rest.done("PUT", f"{NAMESPACES}/public/n", own)
 
 
-async def test_a_tenant_is_stored_as_it_is_told(rest: Rest) -> None:
+async def test_tenant_is_stored_as_requested(rest: Rest) -> None:
     own = {"adminRoles": [], "allowedClusters": ["standalone"]}
     for name, info in (("a", None), ("b", {}), ("c", {"allowedClusters": [], "adminRoles": None})):
         await rest.done("PUT", f"{TENANTS}/{name}", info)
@@ -122,7 +122,7 @@ async def test_a_tenant_is_stored_as_it_is_told(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
-async def test_what_a_tenant_cannot_be_is_refused(rest: Rest, method: str) -> None:
+async def test_invalid_tenant_is_refused(rest: Rest, method: str) -> None:
     path = f"{TENANTS}/{'t' if method == 'PUT' else 'public'}"
     assert "other" in await rest.refused(412, method, path, {"allowedClusters": ["other"]})
     assert "quota" in await rest.refused(400, method, path, {"quota": 5})
@@ -130,7 +130,7 @@ async def test_what_a_tenant_cannot_be_is_refused(rest: Rest, method: str) -> No
         assert "list of names" in await rest.refused(400, method, path, wrong)
 
 
-async def test_a_namespace_goes_with_its_topics_when_it_is_told_to(creating: Rest) -> None:
+async def test_forced_deletion_of_a_namespace_deletes_its_topics(creating: Rest) -> None:
     path, topics = f"{NAMESPACES}/public/n", "/admin/v2/persistent/public/n"
     await creating.done("PUT", path)
     await creating.done("PUT", f"{topics}/x")
@@ -149,7 +149,7 @@ async def test_a_namespace_goes_with_its_topics_when_it_is_told_to(creating: Res
     await client.close()
 
 
-async def test_a_tenant_goes_with_its_namespaces_when_it_is_told_to(rest: Rest) -> None:
+async def test_forced_deletion_of_a_tenant_deletes_its_namespaces(rest: Rest) -> None:
     await rest.done("PUT", f"{TENANTS}/t")
     for name in ("a", "b"):
         await rest.done("PUT", f"{NAMESPACES}/t/{name}")

@@ -19,13 +19,15 @@ from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.store import AppendCallback, LedgerBusy, LedgerError
 from storage.managed_ledger.records import NAMES_INDEX
 from storage.metadata.store import IndexEntry
+from tests.support.bounds import set_bound
+from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 
 TOPIC = "persistent://public/default/t"
 
 
-async def test_what_was_acknowledged_is_there_after_a_drain(tmp_path: Path) -> None:
+async def test_acknowledgements_survive_a_drain(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await RawClient.open("127.0.0.1", broker.port)
         consumer = await client.subscribe(TOPIC, "s", permits=100)
@@ -116,27 +118,21 @@ async def test_the_health_check_replaces_a_ledger_before_it_looks_like_an_orphan
     await broker.check_health()
     before = await broker._stores.ledgers.list_ledgers()  # type: ignore[union-attr]
     now_ms = broker.clock.now_ms()
-    monkeypatch.setattr(broker._health, "_clock", SetClock(now_ms + bounds.LEDGER_NAMING_MS - 5000))
+    monkeypatch.setattr(
+        broker._health, "_clock", FakeClock(now_ms + bounds.LEDGER_NAMING_MS - 5000)
+    )
     await broker.check_health()
     assert await broker._stores.ledgers.list_ledgers() == before  # type: ignore[union-attr]
-    monkeypatch.setattr(broker._health, "_clock", SetClock(now_ms + bounds.LEDGER_NAMING_MS))
+    monkeypatch.setattr(broker._health, "_clock", FakeClock(now_ms + bounds.LEDGER_NAMING_MS))
     await broker.check_health()
     after = await broker._stores.ledgers.list_ledgers()  # type: ignore[union-attr]
     assert (len(after), set(after) & set(before)) == (len(before), set(before[:-1]))
 
 
-class SetClock:
-    def __init__(self, ms: int) -> None:
-        self._ms = ms
-
-    def now_ms(self) -> int:
-        return self._ms
-
-
 async def test_health_checks_keep_one_ledger_that_does_not_grow_and_ends_with_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.app.health.HEALTH_LEDGER_ENTRIES", 2)
+    set_bound(monkeypatch, "HEALTH_LEDGER_ENTRIES", 2)
     written: list[int] = []
     append = LocalWritableLedger.append
 

@@ -118,7 +118,7 @@ def test_too_many_hops_are_not(asked: Server, owner: Server, code: int) -> None:
     assert len(asked.paths) == REDIRECTS_MAX + 1
 
 
-def test_who_does_not_answer_after_all_is_named(asked: Server) -> None:
+def test_unreachable_redirect_target_is_named(asked: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind((HOST, 0))
         gone = f"http://{HOST}:{nobody.getsockname()[1]}"

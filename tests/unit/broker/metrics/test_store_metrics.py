@@ -127,7 +127,7 @@ async def test_everything_else_passes_through() -> None:
     assert session.lost
 
 
-def test_every_counter_of_the_bookkeeper_client_is_told() -> None:
+def test_every_counter_of_the_bookkeeper_client_is_exported() -> None:
     ledgers, bookies = LedgerCounters(), BookieCounters()
     plain = [
         *((ledgers, each.name) for each in fields(LedgerCounters)),

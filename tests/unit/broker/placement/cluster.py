@@ -7,7 +7,6 @@ dead.  Its sessions can end with it knowing, or without.
 
 import asyncio
 import random
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import cast
 
@@ -26,16 +25,10 @@ from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.sessions import KeptSession
 from storage.metadata.store import Event, MetadataStore, Session, Watch
 from tests.support.raw_client import RawClient
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import FakeLedgerStore
 
 PATIENCE_S = 10.0
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Return when it is so."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 class ViewedWatch:

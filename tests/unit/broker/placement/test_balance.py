@@ -1,7 +1,8 @@
 """The leader: who it is, and what it moves."""
 
 from broker.placement.balance_election import LEADER
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPICS = [f"persistent://public/default/t{number}" for number in range(18)]
 
@@ -61,7 +62,7 @@ async def test_when_the_leader_goes_another_one_leads(cluster: Cluster) -> None:
     assert record.ephemeral
 
 
-async def test_what_the_owner_does_not_let_go_of_stays(cluster: Cluster) -> None:
+async def test_topic_that_its_owner_does_not_release_stays(cluster: Cluster) -> None:
     first, second = await cluster.add(), await cluster.add()
     for topic in TOPICS:
         await (await second.client()).create_producer(topic)

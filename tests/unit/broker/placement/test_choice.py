@@ -44,7 +44,7 @@ def test_the_cheapest_is_chosen(view: list[Candidate], name: str) -> None:
 
 
 @given(IDS, st.integers(0, 100))
-def test_what_is_placed_one_by_one_is_even(ids: list[str], count: int) -> None:
+def test_topics_placed_one_by_one_are_spread_evenly(ids: list[str], count: int) -> None:
     owned = Counter(dict.fromkeys(ids, 0))
     for number in range(count):
         chosen = choose(f"t{number}", [Candidate(one, owned[one]) for one in ids])
@@ -108,7 +108,7 @@ def test_rounds_end_and_leave_nobody_far_above_its_share(view: list[Candidate]) 
 
 
 @given(IDS, st.integers(0, 100))
-def test_what_is_even_stays(ids: list[str], each: int) -> None:
+def test_even_distribution_plans_no_moves(ids: list[str], each: int) -> None:
     view = [Candidate(one, each) for one in ids]
     assert plan_moves(names_of(view), view, limit=8) == []
 
@@ -120,7 +120,7 @@ def test_a_new_broker_gets_its_share_and_nothing_else_moves() -> None:
     assert Counter(move.source for move in moves) == {"a": 10, "b": 10}
 
 
-def test_what_moved_lately_is_left_alone() -> None:
+def test_recently_moved_topic_is_not_moved_again() -> None:
     view = [Candidate("a", 30), Candidate("b", 0)]
     owned = names_of(view)
     first = plan_moves(owned, view, limit=5)

@@ -7,7 +7,8 @@ import pytest
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.txn_id import CoordinatorId
 from tests.support.raw_client import BrokerError, RawClient, Session
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.transactions.conftest import TransactionClient
 from txn.records import TxnState
 

@@ -7,7 +7,8 @@ import pytest
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.txn_id import TxnId
 from tests.support.raw_client import Delivery, RawConsumer
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 from txn.coordinators import Coordinators
 from txn.records import TxnState
 
@@ -43,7 +44,7 @@ class Stage:
                 return delivery
 
     async def acknowledge(self, txn: TxnId, delivery: Delivery) -> None:
-        ack = self.consumer._ack([delivery.message_id], True, None)
+        ack = self.consumer.ack_command([delivery.message_id], True, None)
         ack.txnid_most_bits, ack.txnid_least_bits = txn
         await self.consumer.client.request(pb.BaseCommand.ACK, ack)
 

@@ -6,9 +6,11 @@ import pytest
 
 from broker.wire import forwarding
 from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.bounds import set_bound
 from tests.support.child_process import HOST, free_port
 from tests.support.raw_client import BrokerError, RawClient
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPIC = "persistent://public/default/forwarded"
 
@@ -58,7 +60,7 @@ async def test_when_the_far_broker_goes_so_does_the_connection(cluster: Cluster)
     await client.close()
 
 
-async def test_nobody_else_is_forwarded_to(cluster: Cluster) -> None:
+async def test_connection_is_forwarded_to_live_brokers_only(cluster: Cluster) -> None:
     near = await cluster.add()
     listening = await asyncio.start_server(lambda *_: None, HOST, free_port())
     port = listening.sockets[0].getsockname()[1]
@@ -101,7 +103,7 @@ async def test_closing_toward_a_broker_that_stands_still_ends(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = _Sides(monkeypatch)
-    monkeypatch.setattr(forwarding, "CLOSE_FLUSH_S", 0.05, raising=False)
+    set_bound(monkeypatch, "CLOSE_FLUSH_S", 0.05, in_module="broker.wire.forwarding")
     near, far = [await cluster.add() for _ in range(2)]
     client = await stood_still(near, far)
     (nearer,) = near.broker.connections
@@ -114,7 +116,7 @@ async def test_a_broker_that_stands_still_is_given_up_though_its_client_stays(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = _Sides(monkeypatch)
-    monkeypatch.setattr(forwarding, "KEEP_ALIVE_S", 0.05, raising=False)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.wire.forwarding")
     near, far = [await cluster.add() for _ in range(2)]
     client = await stood_still(near, far)
     await until(lambda: sides.ended)

@@ -45,7 +45,7 @@ def test_tools_for_pulsar_find_its_members() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"pulsarServiceUrl":"x"}', b"\xff"])
-def test_what_cannot_be_read_is_no_broker(value: bytes) -> None:
+def test_unreadable_member_record_is_no_broker(value: bytes) -> None:
     assert decode_member(stored(value)) is None
 
 

@@ -16,7 +16,7 @@ from broker.placement.placement import OwnedElsewhere, PlacementCounters, Placem
 from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Event, MetadataError, MetadataStore, Session, Watch
-from tests.unit.broker.placement.cluster import until
+from tests.support.waiting import until
 
 NAMES = [f"persistent://public/default/t{number}" for number in range(4)]
 STEPS = 30
@@ -211,7 +211,7 @@ async def test_an_event_of_the_past_takes_nothing_away() -> None:
     await store.close()
 
 
-async def test_what_another_one_has_taken_meanwhile_is_not_released() -> None:
+async def test_release_leaves_a_record_that_another_broker_took() -> None:
     store, process = await alone()
     await process.ownership.acquire(NAMES[0])
     await process.ownership._followers.stop()

@@ -1,6 +1,5 @@
 """REST on several brokers: what concerns one topic goes to its owner, the rest any broker does."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import NamespaceName
 from tests.support.raw_client import BrokerError, RawProducer
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 NAMESPACE = "/admin/v2/persistent/public/default"
 Kind = pb.BaseCommand
@@ -197,7 +197,7 @@ async def test_metrics_tell_what_is_owned_and_what_happened(cluster: Cluster) ->
     assert f"pulsar_lb_leader{labels} 1.0" in lines
 
 
-async def test_who_watches_topics_hears_of_those_made_elsewhere(cluster: Cluster) -> None:
+async def test_topic_list_watch_reports_topics_created_on_other_brokers(cluster: Cluster) -> None:
     first, second = await cluster.add(), await cluster.add()
     client = await first.client()
     watch = pb.CommandWatchTopicList(
@@ -226,9 +226,7 @@ async def test_a_policy_set_on_one_broker_holds_on_the_other(cluster: Cluster) -
     path = "/admin/v2/namespaces/public/default/deduplication"
     assert await cluster.rest(first, "POST", path, True) is None
     topic = second.broker.topics.loaded()["persistent://public/default/t"]
-    async with asyncio.timeout(5):
-        while not topic.deduplicates:
-            await asyncio.sleep(0.002)
+    await until(lambda: topic.deduplicates)
 
 
 async def test_the_segments_of_a_topic_are_offloaded_wherever_they_are(

@@ -13,7 +13,8 @@ from magnetar.background_tasks import BackgroundTasks, EndsForGood
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPIC = "persistent://public/default/t"
 TOPICS = [f"{TOPIC}{number}" for number in range(30)]
@@ -70,7 +71,9 @@ async def closed(producer: RawProducer) -> None:
 # Lookups
 
 
-async def test_who_is_asked_to_serve_serves_and_others_send_there(cluster: Cluster) -> None:
+async def test_asked_broker_serves_an_unowned_topic_and_others_redirect_to_it(
+    cluster: Cluster,
+) -> None:
     first, second = await cluster.add(), await cluster.add()
     producer = await (await first.client()).create_producer(TOPIC)
     await producer.send(b"m")
@@ -85,7 +88,7 @@ async def test_who_is_asked_to_serve_serves_and_others_send_there(cluster: Clust
     assert cluster.owners(TOPIC) == [first]
 
 
-async def test_what_nobody_owns_is_sent_to_the_chosen_one_and_written_down_when_served(
+async def test_lookup_of_an_unowned_topic_names_the_broker_that_then_owns_it(
     cluster: Cluster,
 ) -> None:
     nodes = [await cluster.add() for _ in range(3)]
@@ -286,7 +289,7 @@ async def put_later_process(cluster: Cluster, node: Node) -> None:
     await cluster.metadata.put(member_key(node.id), later)
 
 
-async def test_whoever_waits_for_the_session_of_one_that_was_superseded_ends_for_good(
+async def test_tasks_of_a_superseded_process_end_for_good(
     cluster: Cluster,
 ) -> None:
     first = await cluster.add()

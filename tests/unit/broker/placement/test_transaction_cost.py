@@ -6,7 +6,8 @@ import pytest
 
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawProducer
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 from txn.records import TxnState
 
 TOPIC = "persistent://public/default/t"

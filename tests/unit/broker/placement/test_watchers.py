@@ -10,7 +10,8 @@ from broker.placement.members import member_key
 from broker.placement.placement import PlacementNotReady
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from storage.managed_ledger.records import ledger_key
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.placement.test_coordinators import shared_by
 
 TOPIC = parse_topic_name("persistent://public/default/watched")
@@ -84,7 +85,7 @@ async def test_policies_are_still_followed(cluster: Cluster, error: Exception) -
     await switched(False)
 
 
-async def test_each_failure_is_told_once_with_its_traceback(cluster: Cluster) -> None:
+async def test_each_failure_is_logged_once_with_its_traceback(cluster: Cluster) -> None:
     first, second = await cluster.add(), await cluster.add()
     first.view.spoil_watches(DEFECT)
     with capture_logs() as logs:
@@ -129,7 +130,7 @@ async def test_a_session_is_opened_again_though_that_failed_in_an_unforeseen_way
     await cluster.all_know(first)
 
 
-async def test_who_is_superseded_has_no_session_and_says_so(cluster: Cluster) -> None:
+async def test_superseded_broker_has_no_session_and_refuses_requests(cluster: Cluster) -> None:
     first = await cluster.add()
     record = await cluster.metadata.get(member_key(first.id))
     assert record is not None
@@ -149,7 +150,7 @@ async def _session_never_again(node: Node) -> None:
         await asyncio.sleep(0)  # it does not wait while the session lives
 
 
-async def test_who_is_superseded_still_stops(cluster: Cluster) -> None:
+async def test_superseded_broker_still_stops(cluster: Cluster) -> None:
     first = await cluster.add()
     record = await cluster.metadata.get(member_key(first.id))
     assert record is not None

@@ -8,7 +8,8 @@ import pytest
 from broker.placement import PlacementNotReady
 from magnetar.protocol.names import parse_topic_name
 from storage.metadata.store import Session
-from tests.unit.broker.placement.cluster import Cluster, Node, until
+from tests.support.waiting import until
+from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPICS = [f"t{number}" for number in range(6)]
 
@@ -59,7 +60,7 @@ async def test_requests_wait_for_the_next_session_and_are_not_sent_around(
     assert await asyncio.gather(*requests) == [204] * len(TOPICS)
 
 
-async def test_who_has_no_session_takes_nothing_that_was_chosen_for_him(
+async def test_broker_without_session_takes_no_topic_chosen_for_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first, second), again = await two_without_session(cluster, monkeypatch)

@@ -42,8 +42,8 @@ from storage.metadata.store import (
     Session,
     Version,
 )
+from tests.support.clocks import FakeClock
 from tests.unit.storage.managed_ledger.fakes import (
-    FakeClock,
     FakeLedgerStore,
     Process,
     ProcessLedgers,

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.placement import BrokerAddress
-from broker.scalable import controllers, relay
 from broker.scalable.group_controller import GroupController
 from broker.scalable.topic_leadership import NotController
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.names import TopicName
+from tests.support.bounds import set_bound
 from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, RawClient, Session
 from tests.support.waiting import until
@@ -105,5 +105,5 @@ async def stand_in(*answers: pb.BaseCommand) -> AsyncIterator[BrokerAddress]:
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Give up soon."""
-    patch.setattr(controllers, "REGISTRATION_TRIES_S", 0.1)
-    patch.setattr(relay, "RELAY_ANSWER_S", 0.05)
+    set_bound(patch, "REGISTRATION_TRIES_S", 0.1)
+    set_bound(patch, "RELAY_ANSWER_S", 0.05)

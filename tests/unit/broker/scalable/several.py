@@ -306,10 +306,3 @@ async def take_lead(node: Node) -> None:
 def segment(start: int, end: int, segment_id: int) -> str:
     """The full name of a segment of the topic."""
     return f"segment://public/default/t/{start:04x}-{end:04x}-{segment_id}"
-
-
-async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Return when the condition holds."""
-    async with asyncio.timeout(30):
-        while not await condition():
-            await asyncio.sleep(0.01)

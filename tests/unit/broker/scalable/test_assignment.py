@@ -31,7 +31,7 @@ def test_from_nothing_it_is_pulsars_round_robin(segments: list[int], consumers: 
 
 
 @given(st.lists(st.tuples(SEGMENTS, NAMES, st.integers(0, 3)), max_size=12))
-def test_nobody_is_granted_what_another_still_has(
+def test_segment_is_granted_after_its_former_consumer_released_it(
     steps: list[tuple[list[int], set[str], int]],
 ) -> None:
     holdings = Holdings()

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from broker.scalable import group_controller
 from broker.scalable.records import SubscriptionKind
 from broker.topics.topic import TopicState
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import parse_topic_name
 from storage.ledger.store import LedgerFenced
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
@@ -103,7 +103,7 @@ async def test_segments_are_handed_over_when_they_are_closed(topic: Node) -> Non
 async def test_a_connection_that_only_its_client_knows_to_be_lost_holds_no_segment_back(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "LETTING_GO_CHECK_S", 0)
+    set_bound(monkeypatch, "LETTING_GO_CHECK_S", 0)
     lost, second = topic.peer(), topic.peer()
     await lost.register("a")
     for n in (1, 3):
@@ -370,19 +370,19 @@ async def test_late_stream_at_earliest_gets_everything_below_a_sealed_segment(to
 async def test_waiting_for_a_consumer_never_seen_has_an_end(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "RELEASE_WAIT_S", 0)
+    set_bound(monkeypatch, "RELEASE_WAIT_S", 0)
     await topic.peer().register("a")
     second = topic.peer()
     _second_id, answer = await second.register("b")
     await until_told(second, [1, 3], answer)
 
 
-async def test_who_takes_nothing_up_makes_room_for_those_who_do(
+async def test_consumer_that_attaches_no_segment_is_replaced(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "RELEASE_WAIT_S", 0)
-    monkeypatch.setattr(group_controller, "TAKE_UP_WAIT_S", 0)
-    monkeypatch.setattr(group_controller, "FIRST_TAKE_UP_WAIT_S", 0)
+    set_bound(monkeypatch, "RELEASE_WAIT_S", 0)
+    set_bound(monkeypatch, "TAKE_UP_WAIT_S", 0)
+    set_bound(monkeypatch, "FIRST_TAKE_UP_WAIT_S", 0)
     closed, alive = topic.peer(), topic.peer()
     await closed.register("a")
     _, answer = await alive.register("b")
@@ -395,7 +395,7 @@ async def test_who_takes_nothing_up_makes_room_for_those_who_do(
 async def test_a_consumer_that_missed_a_new_segment_is_told_again(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "ASSIGNMENT_REPEAT_S", 0.01)
+    set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
     first, second = topic.peer(), topic.peer()
     await first.register("a")
     consumers = [await first.attach(n, "a") for n in range(4)]
@@ -418,7 +418,7 @@ async def test_a_consumer_that_missed_a_new_segment_is_told_again(
 async def test_a_consumer_that_missed_that_a_segment_was_taken_is_told_again(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "ASSIGNMENT_REPEAT_S", 0.01)
+    set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
     first, second = topic.peer(), topic.peer()
     await first.register("a")
     consumers = [await first.attach(n, "a") for n in range(4)]
@@ -433,8 +433,8 @@ async def test_a_consumer_that_missed_that_a_segment_was_taken_is_told_again(
 async def test_a_segment_whose_subscribe_failed_is_taken_out_and_given_anew(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "ASSIGNMENT_REPEAT_S", 0.01)
-    monkeypatch.setattr(group_controller, "TAKE_UP_WAIT_S", 0.05)
+    set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
+    set_bound(monkeypatch, "TAKE_UP_WAIT_S", 0.05)
     peer = topic.peer()
     peer_id, _ = await peer.register("a")
     for n in range(3):
@@ -451,7 +451,7 @@ async def test_a_segment_whose_subscribe_failed_is_taken_out_and_given_anew(
 async def test_a_consumer_that_was_never_seen_makes_room_sooner(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_controller, "FIRST_TAKE_UP_WAIT_S", 0)
+    set_bound(monkeypatch, "FIRST_TAKE_UP_WAIT_S", 0)
     alive, closed = topic.peer(), topic.peer()
     await alive.register("a")
     consumers = [await alive.attach(n, "a") for n in range(4)]

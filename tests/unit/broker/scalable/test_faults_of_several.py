@@ -20,7 +20,7 @@ from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.memory import MemoryMetadataStore
 from tests.support.raw_client import BrokerError, RawClient
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.placement.cluster import Cluster, Node, View
 from tests.unit.broker.scalable.several import (
     NAME,
@@ -30,7 +30,6 @@ from tests.unit.broker.scalable.several import (
     hold,
     segment,
     take_lead,
-    until_true,
 )
 
 WHOLE = segment(0, 0xFFFF, 0)
@@ -131,7 +130,7 @@ async def dies_in(cluster: Cluster, change: str, writes: int) -> tuple[Node, boo
     async def ended() -> bool:
         return dying.died.is_set() or (task.done() and await nothing_is_noted(cluster))
 
-    await until_true(ended)
+    await until_awaited(ended)
     if not dying.died.is_set():
         b.view._store = cluster.metadata
         await task
@@ -140,12 +139,12 @@ async def dies_in(cluster: Cluster, change: str, writes: int) -> tuple[Node, boo
     with suppress(asyncio.CancelledError, MagnetarError):
         await asyncio.wait({task}, timeout=1)
     await b.kill()
-    await until_true(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster))
     return a, True
 
 
 @pytest.mark.parametrize("change", ["split", "delete"])
-async def test_what_a_dead_leader_began_is_finished_or_undone(change: str) -> None:
+async def test_layout_change_of_a_dead_leader_is_finished_or_undone(change: str) -> None:
     epochs: list[int] = []
     for writes in range(1, 60):
         cluster = Cluster()
@@ -192,7 +191,7 @@ async def dies_in_a_prune(cluster: Cluster, writes: int) -> tuple[Node, bool]:
     await hold(a, WHOLE)
     await take_lead(b)
     await b.broker.scalable.split(TOPIC, 0)
-    await until_true(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster))
     b.view._store = dying = DiesAt(b.view, cluster.metadata, writes)  # type: ignore[assignment]
     task = asyncio.create_task(b.broker.scalable.prune_all())
     died = asyncio.create_task(dying.died.wait())
@@ -203,7 +202,7 @@ async def dies_in_a_prune(cluster: Cluster, writes: int) -> tuple[Node, bool]:
         return a, False
     task.cancel()
     await b.kill()
-    await until_true(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster))
     return a, True
 
 
@@ -212,7 +211,7 @@ async def test_a_prune_that_a_dead_leader_began_is_finished() -> None:
         cluster = Cluster()
         try:
             survivor, died = await dies_in_a_prune(cluster, writes)
-            await until_true(lambda: is_pruned(cluster, survivor))  # noqa: B023
+            await until_awaited(lambda: is_pruned(cluster, survivor))  # noqa: B023
         finally:
             await cluster.close()
         if not died:
@@ -243,7 +242,7 @@ async def test_an_owner_that_dies_while_its_segment_is_sealed(cluster: Cluster) 
     await b.broker.scalable.split(TOPIC, 0)
     await until(lambda: a.broker.topics.loaded()[WHOLE].state.value == "sealing")
     await a.kill()
-    await until_true(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster))
     assert b.broker.topics.loaded()[WHOLE].sealed
     assert await delivered(b, WHOLE, 1) == [b"before"]
 
@@ -272,7 +271,7 @@ async def test_a_seal_that_fails_when_a_lead_is_taken_is_tried_again_soon(
     await b.broker.scalable._leads.give_up(TOPIC)
     with capture_logs() as logs:
         await take_lead(a)
-        await until_true(lambda: nothing_is_noted(cluster))
+        await until_awaited(lambda: nothing_is_noted(cluster))
     events = [one["event"] for one in logs if one["event"].startswith("step_")]
     assert events == ["step_not_recovered", "step_recovered"]
 
@@ -360,17 +359,17 @@ async def test_a_frozen_leader_that_wakes_up_undoes_nothing(cluster: Cluster) ->
     await b.view.expire(quietly=True)
     await until(lambda: len(a.placement.candidates) == 1)
     await a.broker.scalable.split(TOPIC, 0)
-    await until_true(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster))
     b.view.open.set()
     with pytest.raises(MagnetarError):
         await frozen
-    await until_true(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster))
     assert await stored_segments(cluster) == {"0000-ffff-0", "0000-7fff-1", "8000-ffff-2"}
     _, first = await (await a.client()).watch_dag(NAME)
     assert first.dag.epoch == 1
 
 
-async def test_a_defect_while_another_broker_is_heard_costs_a_connection_and_nothing_else(
+async def test_defect_in_a_feed_listener_closes_only_that_connection(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = await two(cluster)

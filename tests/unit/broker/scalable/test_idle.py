@@ -74,7 +74,7 @@ async def test_controllers_stay_while_somebody_is_registered(node: Node) -> None
     assert [s.segment_id for s in answer.assignment.segments] == [0]
 
 
-async def test_who_still_holds_a_topic_has_the_one_that_is_found(node: Node) -> None:
+async def test_topic_object_still_in_use_is_the_one_found_again(node: Node) -> None:
     """So there are never two of one name, and a change reaches everybody."""
     looks = Looks(node)
     await node.scalable.create(TOPIC, segments=1, properties={})

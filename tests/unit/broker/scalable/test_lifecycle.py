@@ -57,7 +57,7 @@ def value_of_bytes(size: int) -> str:
     return "x" * (size - len('{"k":""}'))
 
 
-async def test_properties_leave_room_for_every_layout(node: Node) -> None:
+async def test_topic_with_largest_properties_can_be_split(node: Node) -> None:
     """What a topic was created with never keeps it from being split."""
     at_most = {f"k{n}": "v" for n in range(MAX_TOPIC_PROPERTIES)}
     assert len(at_most) < METADATA_INDEX_ENTRIES
@@ -192,7 +192,7 @@ async def test_creation_waits_for_a_deletion(node: Node) -> None:
     assert await node.backlog(0) == 0
 
 
-async def test_what_cannot_be_removed_is_removed_later(node: Node) -> None:
+async def test_failed_removal_is_completed_later(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=2, properties={})
     await node.fill(0, 1)
     await node.fill(1, 1)

@@ -9,6 +9,7 @@ from broker.scalable.feed import SegmentFeeds
 from broker.scalable.mirror import MalformedFeed, Mirrors, RemoteConsumer
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
+from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node
 
 T = str(TOPIC)
@@ -76,7 +77,7 @@ def attached(consumer_id: str, name: str) -> dict[str, object]:
     return said("attached", id=consumer_id, subscription="s", name=name)
 
 
-def test_events_are_told_as_they_come(mirrors: Mirrors, heard: Heard) -> None:
+def test_mirror_passes_events_on_in_order(mirrors: Mirrors, heard: Heard) -> None:
     mirrors.apply("b", snapshot())
     assert mirrors.has_heard("b", TOPIC)
     assert mirrors.state(WHOLE) is None
@@ -86,9 +87,7 @@ def test_events_are_told_as_they_come(mirrors: Mirrors, heard: Heard) -> None:
     assert heard.taken() == [("attached", 0, "s", "a"), ("detached", 0, "a", True, True)]
 
 
-def test_who_is_missing_in_a_new_snapshot_was_lost_from_sight(
-    mirrors: Mirrors, heard: Heard
-) -> None:
+def test_consumer_missing_in_a_new_snapshot_is_detached(mirrors: Mirrors, heard: Heard) -> None:
     mirrors.apply("b", snapshot(everything("a", "b")))
     heard.taken()
     mirrors.apply("b", snapshot(everything("b", "a/2")))
@@ -129,7 +128,7 @@ def test_drained_needs_a_sealed_segment_and_every_owner_that_tells(mirrors: Mirr
     assert drained()
 
 
-def test_what_is_told_of_a_broker_that_is_gone_is_lost(mirrors: Mirrors, heard: Heard) -> None:
+def test_mirror_forgets_consumers_of_a_broker_that_is_gone(mirrors: Mirrors, heard: Heard) -> None:
     mirrors.apply("b", snapshot(everything("a")))
     mirrors.apply("c", snapshot(everything("c")))
     heard.taken()
@@ -158,7 +157,7 @@ def test_a_former_owner_that_has_let_go_leaves_the_word_to_the_new_one(
     assert state.drained("s")
 
 
-def test_a_segment_that_moved_is_told_of_by_both_until_the_former_owner_is_heard(
+def test_moved_segment_counts_at_both_owners_until_the_former_one_reports(
     mirrors: Mirrors, heard: Heard
 ) -> None:
     mirrors.apply("b", snapshot(everything("a")))
@@ -259,7 +258,7 @@ async def test_a_follower_knows_what_a_controller_here_knows(node: Node) -> None
     assert not wire.follower._waiting
 
 
-async def test_a_segment_loaded_later_is_told_as_a_whole(node: Node) -> None:
+async def test_segment_loaded_later_is_reported_completely(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     wire = Wire(node.scalable.feeds)
     wire.mirrors.follow(TOPIC)
@@ -275,8 +274,8 @@ async def test_a_segment_loaded_later_is_told_as_a_whole(node: Node) -> None:
     assert told == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
 
 
-async def test_a_slow_follower_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.scalable.feed.FEED_MESSAGES_WAITING", 2)
+async def test_slow_follower_is_disconnected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "FEED_MESSAGES_WAITING", 2)
     await node.scalable.create(TOPIC, segments=1, properties={})
     wire = Wire(node.scalable.feeds)
     for _ in range(3):
@@ -285,7 +284,7 @@ async def test_a_slow_follower_is_cut_off(node: Node, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"follow": "nonsense://"}'])
-async def test_a_follower_that_says_nonsense_is_cut_off(node: Node, text: str) -> None:
+async def test_follower_that_sends_invalid_messages_is_disconnected(node: Node, text: str) -> None:
     wire = Wire(node.scalable.feeds)
     wire.say(text)
     assert wire.follower.cut_off
@@ -356,7 +355,9 @@ def test_a_defect_here_is_none_of_the_owners_and_hides_nobody(
         said("detached", id="a", byCommand=False),
     ],
 )
-def test_who_went_while_that_went_wrong_is_told_as_gone_later(message: dict[str, object]) -> None:
+def test_consumer_that_left_during_a_failure_is_detached_by_the_next_snapshot(
+    message: dict[str, object],
+) -> None:
     heard = Fails("detached")
     mirrors = Mirrors(heard)
     mirrors.follow(TOPIC)

@@ -6,6 +6,7 @@ from broker.scalable import namespace_watch
 from broker.scalable.namespace_watch import topics_hash
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import Node, Peer
 
@@ -64,7 +65,7 @@ async def test_an_empty_namespace_has_an_empty_snapshot(node: Node) -> None:
     assert not first.snapshot.topics
 
 
-async def test_changes_close_together_are_told_together(node: Node) -> None:
+async def test_changes_in_quick_succession_are_sent_in_one_update(node: Node) -> None:
     peer = node.peer()
     watch(peer)
     await update(peer)
@@ -75,7 +76,7 @@ async def test_changes_close_together_are_told_together(node: Node) -> None:
     assert diff(await update(peer)) == (names[1:], [])
 
 
-async def test_other_changes_of_a_topic_are_not_told(node: Node) -> None:
+async def test_namespace_watch_ignores_splits_and_consumers(node: Node) -> None:
     await create(node, A)
     peer = node.peer()
     watch(peer)
@@ -133,7 +134,9 @@ async def test_a_closed_watch_hears_nothing(node: Node) -> None:
 async def test_watches_of_one_connection_are_bounded(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(namespace_watch, "SESSIONS_PER_CONNECTION", 1)
+    set_bound(
+        monkeypatch, "SESSIONS_PER_CONNECTION", 1, in_module="broker.scalable.namespace_watch"
+    )
     peer = node.peer()
     watch(peer)
     await update(peer)

@@ -1,40 +1,21 @@
 """Scalable topics over the wire: one broker in this process, clients of the bare protocol."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from broker.app.service import Broker
-from config.settings import Settings
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
-from storage.clock import SystemClock
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer, Session
 from tests.support.waiting import until
 
 NAME = "topic://public/default/t"
 TOPIC = parse_topic_name(NAME)
 EARLIEST = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
-
-
-@asynccontextmanager
-async def running(directory: Path, **settings: object) -> AsyncIterator[Broker]:
-    given = {"data_dir": directory, "port": 0, "http_port": 0, "bind_host": "127.0.0.1"} | settings
-    broker = Broker(
-        Settings(**given),  # type: ignore[arg-type]
-        clock=SystemClock(),
-        rng=random.Random(1),
-    )
-    try:
-        await broker.start()
-        yield broker
-        await broker.drain()
-    finally:
-        await broker.stop()
 
 
 @pytest.fixture

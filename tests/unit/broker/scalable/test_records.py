@@ -77,7 +77,7 @@ def test_a_policy_is_kept_as_it_is() -> None:
         encode_topic(ScalableTopicRecord(initial(1, now_ms=1))).replace(b'"ACTIVE"', b'"OPEN"'),
     ],
 )
-def test_what_is_damaged_is_refused(value: bytes) -> None:
+def test_corrupt_topic_record_is_refused(value: bytes) -> None:
     with pytest.raises(CorruptLayout):
         decode_topic(value)
 
@@ -128,7 +128,7 @@ def test_index_entries() -> None:
 
 
 @given(histories())
-def test_the_history_of_any_life_can_be_told_from_the_layouts(lives: list[Layout]) -> None:
+def test_history_is_rebuilt_from_the_layouts(lives: list[Layout]) -> None:
     """Completed after each change, as it happens when every record of it is lost."""
     told: list[HistoryEntry] = []
     for layout in lives:

@@ -14,6 +14,7 @@ from broker.scalable.relay_exchange import RELAY_CLIENT, ExchangeState
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from storage.metadata.store import Session as MetadataSession
+from tests.support.bounds import set_bound
 from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, Session
 from tests.support.waiting import end, until
@@ -39,7 +40,7 @@ FIRST_ASSIGNMENT = pb.ScalableConsumerAssignment(layout_epoch=0)
 # Served through a relay
 
 
-async def test_who_does_not_lead_relays_assignments(cluster: Cluster) -> None:
+async def test_broker_that_does_not_lead_relays_assignments(cluster: Cluster) -> None:
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     (member,) = group(far).members.values()
@@ -113,7 +114,9 @@ async def test_a_leader_that_stands_still_serves_until_its_session_ends(cluster:
     assert far.broker.scalable.controllers.of(TOPIC) is not None, "it knows nothing of this"
 
 
-async def test_consumers_of_a_deleted_topic_are_told_nothing(cluster: Cluster) -> None:
+async def test_deletion_of_a_topic_ends_relays_without_a_message_to_consumers(
+    cluster: Cluster,
+) -> None:
     """Sent away, their clients would make the topic again."""
     near, far, client = await led(cluster)
     await relayed(near, far, client)
@@ -155,7 +158,7 @@ async def test_unsubscribe_goes_through(cluster: Cluster) -> None:
 async def test_unsubscribe_waits_for_no_leader_that_stands_still(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "RELAY_LEAVE_S", 0.05)
+    set_bound(monkeypatch, "RELAY_LEAVE_S", 0.05)
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     (connection,) = far.broker.connections
@@ -165,7 +168,7 @@ async def test_unsubscribe_waits_for_no_leader_that_stands_still(
     assert not client.closed.done()
 
 
-async def test_who_registers_again_has_one_relay(cluster: Cluster) -> None:
+async def test_consumer_that_registers_twice_has_one_relay(cluster: Cluster) -> None:
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     await client.subscribe_scalable(NAME, "s", "r", consumer_id=session.session_id)
@@ -295,7 +298,7 @@ async def test_a_draining_broker_relays(cluster: Cluster) -> None:
     assert a.placement.owns(TOPIC)
 
 
-async def test_what_a_drain_interrupts_goes_on_elsewhere(
+async def test_subscribe_interrupted_by_a_drain_succeeds_at_another_broker(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, *_ = await brokers(cluster)
@@ -324,7 +327,7 @@ async def test_a_refusal_of_the_leader_is_passed_on(cluster: Cluster) -> None:
 
 
 async def test_a_broker_relays_so_many(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "RELAYED_CONSUMERS", 1)
+    set_bound(monkeypatch, "RELAYED_CONSUMERS", 1)
     near, far, client = await led(cluster)
     session = await relayed(near, far, client)
     refused = await refusal(client)
@@ -392,7 +395,7 @@ async def test_an_answer_of_the_last_moment_counts(
 ) -> None:
     """It is passed on as it comes, so nothing else may be said to the client."""
     hurry(monkeypatch)
-    monkeypatch.setattr(relay, "RELAY_ANSWER_S", 0.3)
+    set_bound(monkeypatch, "RELAY_ANSWER_S", 0.3)
     near, *_ = await brokers(cluster)
     writers: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(lambda _, writer: writers.put_nowait(writer), HOST, 0)

@@ -122,7 +122,7 @@ def test_leaving_before_the_answer() -> None:
     assert exchange.received(error(pb.UnknownError)) == Left()
 
 
-def test_leaving_what_the_leader_has_not_heard_of() -> None:
+def test_leaving_before_registration_sends_nothing() -> None:
     assert RelayExchange(REQUEST, "v", 21, pb.FeatureFlags()).leave() is None
 
 
@@ -144,7 +144,7 @@ def test_pong_is_no_defect(exchange: RelayExchange) -> None:
     assert exchange.state is before
 
 
-def test_who_is_silent_is_asked_once_and_then_given_up() -> None:
+def test_silent_leader_gets_one_ping_and_is_given_up() -> None:
     exchange = serving()
     assert exchange.keep_alive() is None, "the first assignment was heard"
     assert exchange.keep_alive() == Say(PING)
@@ -152,7 +152,7 @@ def test_who_is_silent_is_asked_once_and_then_given_up() -> None:
 
 
 @pytest.mark.parametrize("heard", [PONG, PING, assigned()], ids=["pong", "ping", "assignment"])
-def test_who_says_anything_is_kept(heard: pb.BaseCommand) -> None:
+def test_leader_that_sends_anything_stays_connected(heard: pb.BaseCommand) -> None:
     exchange = serving()
     exchange.keep_alive()
     for _ in range(3):
@@ -174,7 +174,7 @@ def test_who_says_anything_is_kept(heard: pb.BaseCommand) -> None:
         (serving(), assigned(consumer_id=4)),
     ],
 )
-def test_what_does_not_belong_here_is_a_defect(
+def test_unexpected_command_breaks_the_exchange(
     exchange: RelayExchange, command: pb.BaseCommand
 ) -> None:
     assert isinstance(exchange.received(command), Broken)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.placement import BrokerAddress
-from broker.scalable import controllers, relay
+from broker.scalable import relay
 from broker.scalable.controller import TopicController
 from broker.scalable.relay_exchange import Effect, PassOn, RelayExchange
 from broker.scalable.topic_leadership import NotController
@@ -14,6 +14,7 @@ from magnetar.background_tasks import OwnerStopped
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import TopicName
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.support.raw_client import Session
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node
@@ -33,11 +34,11 @@ from tests.unit.broker.scalable.several import NAME, TOPIC, take_lead
 # A leader that is not heard any more
 
 
-async def test_a_leader_that_is_not_heard_any_more_is_given_up(
+async def test_leader_that_stops_sending_is_given_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose machine, or the way to it, is gone: no end of the connection is ever seen."""
-    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.05)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.scalable.relay")
     near, far, client = await led(cluster)
     await relayed(near, far, client)
     (connection,) = far.broker.connections
@@ -99,8 +100,8 @@ async def test_connecting_is_tried_again_before_the_time_of_an_answer_is_over(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packets to a machine that is gone are lost, so nothing ever comes of connecting to it."""
-    monkeypatch.setattr(relay, "RELAY_CONNECT_S", 0.05)
-    monkeypatch.setattr(relay, "RELAY_ANSWER_S", 3600)
+    set_bound(monkeypatch, "RELAY_CONNECT_S", 0.05)
+    set_bound(monkeypatch, "RELAY_ANSWER_S", 3600)
     near, far, client = await led(cluster)
     loop = asyncio.get_running_loop()
     connect = loop.create_connection
@@ -143,7 +144,7 @@ async def test_a_store_that_fails_is_not_needed_where_the_leader_is_known(
         ("_follower", "follow", OwnerStopped("This broker stops: ask another one.")),
     ],
 )
-async def test_what_fails_where_nobody_leads_is_tried_again(
+async def test_subscribe_that_fails_without_a_leader_is_retried(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, part: str, name: str, error: Exception
 ) -> None:
     near, _ = await brokers(cluster)
@@ -219,7 +220,7 @@ async def test_relays_hear_of_owners_together(
     assert read == [TOPIC], "one look for all"
 
 
-async def test_who_waits_for_a_change_is_no_listener(cluster: Cluster) -> None:
+async def test_waiting_for_an_owner_change_adds_no_listener(cluster: Cluster) -> None:
     near, _ = await brokers(cluster)
     placement, relays = near.placement, near.broker.scalable.relays
     listeners = len(placement._owner_listeners), len(placement._broker_listeners)
@@ -269,7 +270,7 @@ async def test_unsubscribe_in_the_turn_of_the_first_assignment(
 async def test_a_broker_that_stops_waits_for_no_registration_for_long(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controllers, "CONTROLLER_CLOSE_S", 0.05)
+    set_bound(monkeypatch, "CONTROLLER_CLOSE_S", 0.05)
     a, b = await brokers(cluster)
     held = Held(monkeypatch, b.broker.scalable._store, "put_consumer")
     client = await b.client()
@@ -327,7 +328,7 @@ async def test_a_controller_that_was_being_made_while_the_lead_flapped_does_noth
     assert await cluster.metadata.children(CONSUMERS) == ["r"]
 
 
-async def test_what_ends_while_it_is_restored_has_no_timers_left(
+async def test_controller_that_ends_while_it_loads_leaves_no_timers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only, held, subscribing, unfinished = await being_made(cluster, monkeypatch, "consumers")

@@ -15,9 +15,8 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import parse_topic_name, segment_name
 from storage.metadata.store import MetadataError
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.scalable.node import TOPIC, Node, World
-from tests.unit.broker.scalable.several import until_true
 
 
 async def sealed(node: Node, *segments: int) -> None:
@@ -62,7 +61,7 @@ async def test_a_merged_child_has_the_subscriptions_of_both(node: Node) -> None:
     await sealed(node, 0, 1)
 
 
-async def test_the_layout_is_told_before_the_parent_refuses_producers(node: Node) -> None:
+async def test_layout_is_sent_before_the_parent_refuses_producers(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     peer = node.peer()
     await peer.watch()
@@ -104,7 +103,7 @@ async def test_a_subscription_made_while_sealing_is_carried_over(node: Node) -> 
     assert not await node.scalable.inherits_subscription(child, "later")
 
 
-async def test_it_is_carried_over_to_grandchildren_too(node: Node) -> None:
+async def test_subscription_is_carried_over_to_grandchildren(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     producer = await node.peer().produce(0)
     await node.scalable.split(TOPIC, 0)
@@ -183,14 +182,14 @@ async def test_a_failed_write_leaves_nothing_behind(node: Node) -> None:
     assert await node.states() == {0: "SEALED", 1: "ACTIVE", 2: "ACTIVE"}
 
 
-async def test_what_a_failed_write_left_is_cleared_away_without_waiting_for_a_round(
+async def test_leftovers_of_a_failed_split_are_removed_at_once(
     node: Node,
 ) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     node.mortal.faults = {"-1/": False, "0000-7fff-1": False}
     with pytest.raises(MetadataError):
         await node.scalable.split(TOPIC, 0)
-    await until_true(lambda: is_cleared_away(node))
+    await until_awaited(lambda: is_cleared_away(node))
 
 
 async def is_cleared_away(node: Node) -> bool:
@@ -291,7 +290,7 @@ async def test_a_leftover_leaves_the_note_of_a_later_step_in_its_place(
     await node.stop()
 
 
-async def test_what_was_undone_cannot_be_published_any_more(world: World, node: Node) -> None:
+async def test_late_write_of_an_undone_split_is_refused(world: World, node: Node) -> None:
     """A change of the record may still be on its way when the next process undoes its step."""
     await node.scalable.create(TOPIC, segments=1, properties={})
     before = await node.scalable._store.load(TOPIC)

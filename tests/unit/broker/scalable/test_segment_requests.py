@@ -99,7 +99,8 @@ class Elsewhere:
         return self
 
     def segments(self) -> Segments:
-        return Segments(cast("ScalableHost", self), cast("LocalSegments", None))
+        host, local = cast("ScalableHost", self), cast("LocalSegments", None)
+        return Segments(host, local, retry_pause_s=0)
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
@@ -178,9 +179,8 @@ async def test_position_of_one_broker_is_refused_and_nobody_is_asked() -> None:
     ],
 )
 async def test_owners_error_is_raised_here_or_the_owner_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, code: object, error: type[MagnetarError], asked: int
+    code: object, error: type[MagnetarError], asked: int
 ) -> None:
-    monkeypatch.setattr("broker.scalable.segments.SEGMENT_OWNER_RETRY_PAUSE_S", 0)
     elsewhere = Elsewhere(PeerFailed("The test refuses.", HTTPStatus.CONFLICT, code))
     with pytest.raises(error, match="The test refuses"):
         await elsewhere.segments().ask(SealSegment(WHOLE))

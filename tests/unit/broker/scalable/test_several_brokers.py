@@ -13,7 +13,7 @@ from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name, segment_name
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.scalable.several import (
     NAME,
@@ -23,7 +23,6 @@ from tests.unit.broker.scalable.several import (
     hold,
     segment,
     take_lead,
-    until_true,
 )
 
 WHOLE = segment(0, 0xFFFF, 0)
@@ -192,7 +191,7 @@ async def test_sessions_hear_where_segments_and_lead_move(cluster: Cluster) -> N
     await until_told(b, lambda dag: dag.segment_brokers[0].broker_url)
 
 
-async def test_a_feed_that_was_cut_starts_over(cluster: Cluster) -> None:
+async def test_lost_feed_connection_starts_with_a_new_snapshot(cluster: Cluster) -> None:
     a, b, _ = await three(cluster)
     await a.broker.scalable.create(TOPIC, segments=2, properties={})
     names = [segment(0, 0x7FFF, 0), segment(0x8000, 0xFFFF, 1)]
@@ -285,9 +284,7 @@ async def test_a_former_owner_of_a_parent_that_was_read_takes_no_child_from_its_
     assert group.group.sessions["r"].assigned == {1, 2}
 
 
-async def test_what_is_being_closed_here_says_nothing_of_a_segment_that_moves(
-    cluster: Cluster, users: AsyncExitStack
-) -> None:
+async def test_closing_segment_has_no_local_state(cluster: Cluster, users: AsyncExitStack) -> None:
     a, _, _ = await three(cluster)
     await a.broker.scalable.create(TOPIC, segments=1, properties={})
     await hold(a, WHOLE)
@@ -402,5 +399,5 @@ async def test_a_subscription_made_below_a_parent_that_is_being_sealed(cluster: 
     async def ended() -> bool:
         return not await cluster.metadata.children("/scalable-topic-steps")
 
-    await until_true(ended)
+    await until_awaited(ended)
     assert not await c.broker.scalable.inherits_subscription(lower, "s")

@@ -89,7 +89,7 @@ async def test_seeking_past_a_sealed_segment_skips_it(topic: Node) -> None:
     assert (await topic.backlog(0), await topic.backlog(2)) == (0, 2)
 
 
-async def test_what_is_not_there_is_an_error(node: Node) -> None:
+async def test_subscription_calls_on_a_missing_topic_fail(node: Node) -> None:
     none = parse_topic_name("topic://public/default/none")
     for change in (
         node.scalable.create_subscription(none, "s", kind="QUEUE", start=EARLIEST),

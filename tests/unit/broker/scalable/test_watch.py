@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from broker.scalable import watch
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
+from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
 REGULAR = parse_topic_name("persistent://public/default/r")
@@ -68,7 +68,7 @@ async def test_every_change_is_pushed_once_to_each_session(topic: Node) -> None:
             assert [epoch for number, epoch in told if number == session] == [0, 1, 2]
 
 
-async def test_sealed_segments_are_told_with_their_links(topic: Node) -> None:
+async def test_layout_has_sealed_segments_with_parents_and_children(topic: Node) -> None:
     peer = topic.peer()
     await peer.watch()
     await topic.scalable.split(TOPIC, 0)
@@ -127,7 +127,9 @@ async def test_a_partitioned_topic_is_shown_as_its_partitions(node: Node) -> Non
         ("what://is/this/x", pb.InvalidTopicName),
     ],
 )
-async def test_what_is_not_there_is_an_error(node: Node, name: str, code: pb.ServerError) -> None:
+async def test_watch_of_a_missing_topic_answers_an_error(
+    node: Node, name: str, code: pb.ServerError
+) -> None:
     peer = node.peer()
     session_id = await peer.watch(name, create=False)
     update = only(peer)
@@ -146,14 +148,14 @@ async def test_a_missing_topic_is_made_with_one_segment(node: Node) -> None:
     assert [u.dag.epoch for u in peer.layouts()] == [1]
 
 
-async def test_it_is_not_made_in_a_namespace_that_is_not_there(node: Node) -> None:
+async def test_watch_creates_no_topic_in_a_missing_namespace(node: Node) -> None:
     peer = node.peer()
     await peer.watch("topic://public/nowhere/new")
     assert only(peer).error == pb.TopicNotFound
 
 
 @pytest.mark.parametrize("off", ["scalable_topic_auto_create", "auto_topic_creation"])
-async def test_it_is_not_made_when_the_broker_is_set_so(world: World, off: str) -> None:
+async def test_watch_creates_no_topic_where_the_settings_forbid_it(world: World, off: str) -> None:
     node = await Node(world, **{off: False}).start()
     peer = node.peer()
     await peer.watch("topic://public/default/new")
@@ -183,7 +185,7 @@ async def test_lookups_at_once_make_one_topic(node: Node) -> None:
     assert not any(peer.closing for peer in peers)
 
 
-async def test_a_deleted_topic_is_told_nobody_until_it_is_made_again(topic: Node) -> None:
+async def test_deletion_of_a_topic_is_not_sent_until_it_is_created_again(topic: Node) -> None:
     peer = topic.peer()
     await peer.watch()
     peer.layouts()
@@ -207,7 +209,7 @@ async def test_a_session_closed_while_it_is_answered_gets_no_answer(topic: Node)
 async def test_sessions_of_one_connection_are_bounded(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "SESSIONS_PER_CONNECTION", 2)
+    set_bound(monkeypatch, "SESSIONS_PER_CONNECTION", 2, in_module="broker.scalable.watch")
     peer = topic.peer()
     for _ in range(3):
         await peer.watch()

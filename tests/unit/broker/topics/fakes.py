@@ -64,14 +64,14 @@ class FakeLedger:
     def previous_position(self, position: Position) -> Position:
         return Position(1, max(position.entry_id - 1, -1))
 
-    def _from(self, start: Position, count: int) -> list[Entry]:
+    def entries_from(self, start: Position, count: int) -> list[Entry]:
         if start.ledger_id > 1:
             return []
         index = 0 if start.ledger_id < 1 else max(start.entry_id, 0)
         return self.entries[index : index + count]
 
     def read_cached(self, start: Position, max_entries: int, max_bytes: int) -> list[Entry] | None:
-        found = self._from(start, max_entries)
+        found = self.entries_from(start, max_entries)
         if found and found[0].position.entry_id < self.cached_from:
             return None
         return found
@@ -88,7 +88,7 @@ class FakeLedger:
         await asyncio.sleep(0)
         if self.read_errors:
             raise self.read_errors.pop()
-        found = self._from(start, max_entries)
+        found = self.entries_from(start, max_entries)
         self.entries_read += len(found)
         return [each for each in found if up_to is None or each.position <= up_to]
 
@@ -199,9 +199,11 @@ class FakeTopic:
         self.unsubscribed.append(name)
         self.subscriptions.pop(name, None)
 
-    def subscription(self, name: str = "s", *, durable: bool = True) -> Subscription:
+    def subscription(
+        self, name: str = "s", *, durable: bool = True, **bounds: float
+    ) -> Subscription:
         cursor = FakeCursor(self.ledger, durable=durable)
-        made = Subscription(cast("Topic", self), name, cursor)  # type: ignore[arg-type]
+        made = Subscription(cast("Topic", self), name, cursor, **bounds)  # type: ignore[arg-type]
         self.subscriptions[name] = made
         return made
 

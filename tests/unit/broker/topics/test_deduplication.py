@@ -49,14 +49,14 @@ def test_a_guard_takes_only_what_is_above_all_it_took() -> None:
     assert [number for number in (4, 5, 5, 9, 7, 10) if takes(guard, number)] == [5, 9, 10]
 
 
-def test_what_is_not_accepted_is_no_duplicate() -> None:
+def test_message_not_accepted_yet_is_no_duplicate() -> None:
     guard = SequenceGuard(durable(4))
     chunk = Chunk("p-5", 0, last=False)
     assert [guard.is_duplicate(5, each) for each in (None, None, chunk, chunk)] == [False] * 4
 
 
 @given(st.lists(st.integers(0, 20)), st.integers(-1, 20))
-def test_what_a_guard_lets_through_rises(numbers: list[int], last: int) -> None:
+def test_accepted_sequence_ids_rise(numbers: list[int], last: int) -> None:
     guard = SequenceGuard(durable(last))
     taken = [number for number in numbers if takes(guard, number)]
     assert taken == sorted(set(taken))
@@ -133,7 +133,7 @@ def test_the_longest_unused_are_forgotten_first() -> None:
     assert [known.get(name) is not None for name in "abc"] == [True, False, True]
 
 
-def test_who_is_attached_is_never_forgotten() -> None:
+def test_attached_producer_is_never_forgotten() -> None:
     known = remembering(limit=0, keep_ms=0)
     held = known.attach("a")
     held.stored(3, Position(1, 1), None)

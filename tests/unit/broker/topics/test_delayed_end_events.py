@@ -280,7 +280,7 @@ def count_fresh_reads(monkeypatch: pytest.MonkeyPatch) -> list[TxnId]:
 
 
 @pytest.mark.parametrize("first", ["abort", "commit"])
-async def test_what_large_ends_give_back_comes_whatever_ends_last(
+async def test_messages_of_large_aborts_are_redelivered_whatever_ends_last(
     stage: Stage, late: Late, first: str
 ) -> None:
     """Ends of more than a slice, told in one turn; a commit may be the last to be carried out."""

@@ -1,41 +1,22 @@
 """Consumers over real sockets and storage: one broker in this process, clients of the bare wire."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from broker.app.service import Broker
-from config.settings import Settings
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import to_wire
 from magnetar.protocol.key_hash import sticky_hash
-from storage.clock import SystemClock
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer
 
 TOPIC = "persistent://public/default/egress"
 EXCLUSIVE, SHARED = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared
 FAILOVER, KEY_SHARED = pb.CommandSubscribe.Failover, pb.CommandSubscribe.Key_Shared
 EARLIEST = pb.CommandSubscribe.Earliest
-
-
-@asynccontextmanager
-async def running(directory: Path, **settings: object) -> AsyncIterator[Broker]:
-    given = {"data_dir": directory, "port": 0, "http_port": 0, "bind_host": "127.0.0.1"} | settings
-    broker = Broker(
-        Settings(**given),  # type: ignore[arg-type]
-        clock=SystemClock(),
-        rng=random.Random(1),
-    )
-    try:
-        await broker.start()
-        yield broker
-        await broker.drain()
-    finally:
-        await broker.stop()
 
 
 @pytest.fixture(params=[64 * 2**20, 0], ids=["cached", "from-disk"])
@@ -376,8 +357,8 @@ async def test_a_peer_that_does_not_read_holds_up_nobody_else(broker: Broker) ->
     stuck = await stuck_client.subscribe(TOPIC, "stuck", options(SHARED), permits=10_000)
     mate = await client.subscribe(TOPIC, "stuck", options(SHARED), permits=10_000)
     other = await client.subscribe(TOPIC, "other", permits=10_000)
-    assert stuck_client._transport is not None
-    stuck_client._transport.pause_reading()
+    assert stuck_client.transport is not None
+    stuck_client.transport.pause_reading()
     count, size = 400, 100_000
     await fill(client, count, size=size)
     assert await take(other, count) == list(range(count))
@@ -387,7 +368,7 @@ async def test_a_peer_that_does_not_read_holds_up_nobody_else(broker: Broker) ->
         await client.ping()
     held = subscription.consumers[0].messages_out_total
     assert held * size < 20 * 2**20, "what is queued to one peer is bounded"
-    stuck_client._transport.resume_reading()
+    stuck_client.transport.resume_reading()
     got = await take(stuck, held) + await take(mate, count - held)
     assert sorted(got) == list(range(count))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from broker.app.service import Broker
-from broker.topics import range_plan, segment_reads
 from broker.topics.range_plan import RangeRequest, plan_range
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
@@ -15,6 +14,7 @@ from magnetar.protocol.names import parse_topic_name
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Entry, Retention
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
@@ -105,9 +105,7 @@ async def test_trimmed_entries_are_lost_and_the_end_of_a_trimmed_ledger_is_not(
     assert [each.position for each in await reads.read_all(positions[3], LATEST)] == positions[10:]
 
 
-async def test_what_is_trimmed_between_two_answers_is_passed_over(
-    reads: Reads, broker: Broker
-) -> None:
+async def test_read_skips_entries_trimmed_between_two_answers(reads: Reads, broker: Broker) -> None:
     positions = await fill(reads, [1000] * 18)
     answer = await reads.read(positions[0], LATEST, max_bytes=150)
     assert not answer.at_end
@@ -208,11 +206,11 @@ async def test_scalable_topics_and_nonsense_are_refused(reads: Reads, broker: Br
     await reads.raw.ping()
 
 
-async def test_the_backlog_is_told_once_it_is_counted(
+async def test_plan_has_the_backlog_once_it_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a crash the ledgers are read for it; a plan does not wait for all of that."""
-    monkeypatch.setattr(range_plan, "PLAN_BACKLOG_WAIT_S", 0.01)
+    set_bound(monkeypatch, "PLAN_BACKLOG_WAIT_S", 0.01)
     settings = {"retention_time_minutes": -1, **KEPT}
     async with running(tmp_path, **settings) as broker:
         client = await RawClient.open("127.0.0.1", broker.port)
@@ -247,7 +245,7 @@ async def test_the_backlog_is_told_once_it_is_counted(
         await client.close()
 
 
-async def test_who_does_not_own_the_topic_refuses_it(cluster: Cluster) -> None:
+async def test_broker_that_does_not_own_the_topic_refuses_reads(cluster: Cluster) -> None:
     owner, other = await cluster.add(), await cluster.add()
     while not owner.owns(TOPIC):
         try:
@@ -267,8 +265,8 @@ async def stalled_peers(broker: Broker, count: int) -> list[Reads]:
     """Each with a connection of its own, from which it reads nothing until it is told to."""
     peers = [Reads(await RawClient.open("127.0.0.1", broker.port)) for _ in range(count)]
     for each in peers:
-        assert each.raw._transport is not None
-        each.raw._transport.pause_reading()
+        assert each.raw.transport is not None
+        each.raw.transport.pause_reading()
     return peers
 
 
@@ -276,7 +274,7 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody(
     broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond what may wait for peers, it gets nothing more until it has read what it got."""
-    monkeypatch.setattr(segment_reads, "SEGMENT_READS_AHEAD", 1)
+    set_bound(monkeypatch, "SEGMENT_READS_AHEAD", 1)
     monkeypatch.setattr(broker.segment_reads, "_under_way", asyncio.Semaphore(1))
     producer = await reads.raw.create_producer(TOPIC)
     for _ in range(4):
@@ -288,7 +286,7 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody(
     await until(lambda: broker.segment_reads._ahead > 0)
     assert len(await reads.read_all(EARLIEST, LATEST)) == 4
     for each in stalled:
-        each.raw._transport.resume_reading()  # type: ignore[union-attr]
+        each.raw.transport.resume_reading()  # type: ignore[union-attr]
     assert [len(found) for found in await asyncio.gather(*waiting)] == [4] * 18
     for each in stalled:
         await each.raw.close()
@@ -298,7 +296,7 @@ async def test_answers_that_wait_for_peers_are_bounded_however_many_peers_there_
     broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They all wait for a place to read before the first of them is seen to be stalled."""
-    monkeypatch.setattr(segment_reads, "SEGMENT_READS_AHEAD", 1)
+    set_bound(monkeypatch, "SEGMENT_READS_AHEAD", 1)
     monkeypatch.setattr(broker.segment_reads, "_under_way", asyncio.Semaphore(1))
     producer = await reads.raw.create_producer(TOPIC)
     await producer.send(bytes(4_000_000))
@@ -314,7 +312,7 @@ async def test_answers_that_wait_for_peers_are_bounded_however_many_peers_there_
     assert len((await reads.read(EARLIEST, LATEST)).entries) == 1, "all others have had their turn"
     assert max(most, broker.segment_reads._ahead) <= 2, "one that waits, and one that is read"
     for each in stalled:
-        each.raw._transport.resume_reading()  # type: ignore[union-attr]
+        each.raw.transport.resume_reading()  # type: ignore[union-attr]
     assert [len(answer.entries) for answer in await asyncio.gather(*waiting)] == [1] * 36
     for each in stalled:
         await each.raw.close()

@@ -3,6 +3,7 @@
 import pytest
 
 from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.bounds import set_bound
 from tests.support.raw_handles import RawConsumer
 from tests.unit.broker.topics.test_end_to_end import EXCLUSIVE, FAILOVER
 from tests.unit.broker.topics.test_transactional_acks import (
@@ -17,7 +18,6 @@ from tests.unit.broker.topics.test_transactional_acks import (
     stage,
 )
 from tests.unit.broker.topics.test_transactional_batches import batched
-from txn import pending_acks_core
 from txn.pending_acks import PendingAcks
 
 __all__ = ["stage"]
@@ -28,7 +28,7 @@ in_order = pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER], ids=["exclusiv
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are single records, and carried out when the test says so, or somebody has to know."""
-    monkeypatch.setattr(pending_acks_core, "TXN_SLICE_POSITIONS", 1)
+    set_bound(monkeypatch, "TXN_SLICE_POSITIONS", 1, in_module="txn.pending_acks_core")
     monkeypatch.setattr(PendingAcks, "_end_some", lambda self: None)
 
 
@@ -80,7 +80,7 @@ async def amid_an_abort(stage: Stage, kind: pb.CommandSubscribe.SubType) -> RawC
 
 
 @in_order
-async def test_who_asks_for_all_between_the_slices_of_an_abort_gets_it_once(
+async def test_redeliver_all_between_abort_slices_delivers_each_message_once(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     """As a client does that hears of the abort before it is carried out."""
@@ -91,7 +91,7 @@ async def test_who_asks_for_all_between_the_slices_of_an_abort_gets_it_once(
 
 
 @every_kind
-async def test_who_comes_between_the_slices_of_an_abort_gets_it_once(
+async def test_consumer_attached_between_abort_slices_gets_each_message_once(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     first = await amid_an_abort(stage, kind)

@@ -58,7 +58,7 @@ async def held_by(stage: Stage, consumer: RawConsumer, *, cumulative: bool = Tru
 
 @singly
 @either_way
-async def test_those_who_share_get_what_a_cumulative_one_of_before_gives_back(
+async def test_shared_consumers_get_messages_an_earlier_cumulative_ack_releases(
     stage: Stage, kind: pb.CommandSubscribe.SubType, state: TxnState
 ) -> None:
     """The subscription has changed its type while the transaction is open."""

@@ -12,7 +12,7 @@ from broker.topics.idle_topics import IdleTopics, IdleWatch
 from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
-from storage.clock import Clock
+from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -113,7 +113,7 @@ async def test_consumers_and_readers_keep_a_topic(
     assert looks.loaded == []
 
 
-async def test_what_is_not_durable_or_not_done_keeps_a_topic(looks: Looks) -> None:
+async def test_topic_with_unfinished_or_unsaved_work_is_not_idle(looks: Looks) -> None:
     topic = await looks.broker.topics.get(name_of(TOPIC), create=True)
     subscription = await topic.create_subscription("s", EARLIEST)
     assert topic.idle
@@ -131,7 +131,7 @@ async def test_what_is_not_durable_or_not_done_keeps_a_topic(looks: Looks) -> No
     await until(lambda: topic.idle)
 
 
-async def test_who_comes_while_a_topic_is_unloaded_waits_and_loses_nothing(
+async def test_request_during_unloading_waits_and_loses_nothing(
     looks: Looks, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await connect()
@@ -166,7 +166,7 @@ async def test_who_comes_while_a_topic_is_unloaded_waits_and_loses_nothing(
     assert [(await consumer.receive()).payload for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_who_comes_just_before_keeps_the_topic(looks: Looks) -> None:
+async def test_request_just_before_unloading_keeps_the_topic(looks: Looks) -> None:
     """Between the look and the turn in which closing would begin."""
     topic = await looks.broker.topics.get(name_of(TOPIC), create=True)
     await looks.look()
@@ -190,15 +190,9 @@ async def test_retention_goes_on_for_unloaded_topics(
     assert looks.loaded == []
     await looks.look()
     assert looks.loaded == [], "unsubscribed data stays for a day"
-    clock = looks.broker.clock
-    tomorrow_ms = clock.now_ms() + 25 * 3600 * 1000
-
-    class Tomorrow(Clock):
-        def now_ms(self) -> int:
-            return tomorrow_ms
-
-    monkeypatch.setattr(looks.broker, "clock", Tomorrow())
-    monkeypatch.setattr(looks.broker.managed_ledgers._stores, "clock", Tomorrow())
+    tomorrow = FakeClock(looks.broker.clock.now_ms() + 25 * 3600 * 1000)
+    monkeypatch.setattr(looks.broker, "clock", tomorrow)
+    monkeypatch.setattr(looks.broker.managed_ledgers._stores, "clock", tomorrow)
     await looks.look()
     topic: Topic = looks.broker.topics.loaded()[TOPIC]
     await until(lambda: topic.ledger.entry_count == 0)

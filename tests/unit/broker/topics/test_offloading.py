@@ -261,7 +261,7 @@ async def test_a_broker_with_a_wrong_place_does_not_start(tmp_path: Path) -> Non
             pass
 
 
-async def test_a_failure_is_told_and_tried_again_later(here: Ground) -> None:
+async def test_failed_offload_is_reported_and_retried(here: Ground) -> None:
     await here.publish(15)
     here.copies.write_text("in the way")
     await here.call("PUT", REST)
@@ -278,7 +278,7 @@ async def test_a_failure_is_told_and_tried_again_later(here: Ground) -> None:
     assert here.broker.offloads.outcome(topic).state is OffloadState.SUCCESS
 
 
-async def test_what_was_asked_for_goes_on_after_a_restart(tmp_path: Path) -> None:
+async def test_requested_offload_continues_after_a_restart(tmp_path: Path) -> None:
     async with ground(tmp_path) as here:
         await here.publish(25)
         here.copies.write_text("in the way")
@@ -350,7 +350,7 @@ async def test_one_at_a_time_and_not_unloaded_meanwhile(here: Ground) -> None:
     assert topic.idle == here.broker.idle_topics._is_idle(topic)
 
 
-async def test_damage_is_told_and_nothing_wrong_is_delivered(here: Ground) -> None:
+async def test_damaged_copy_is_reported_and_not_delivered(here: Ground) -> None:
     await here.publish(25)
     await here.call("PUT", REST)
     topic = await here.done()
@@ -394,7 +394,7 @@ async def test_seeks_and_bulk_reads_go_over_copies(here: Ground) -> None:
     assert (plan.messages, [each.payload for each in found]) == (25, numbered(25))
 
 
-async def test_what_was_aborted_stays_hidden_in_copies(tmp_path: Path) -> None:
+async def test_aborted_messages_stay_hidden_in_offloaded_copies(tmp_path: Path) -> None:
     async with ground(tmp_path) as here:
         client = TransactionClient(here.client)
         producer = await here.client.create_producer(TOPIC)

@@ -21,7 +21,7 @@ from tests.unit.broker.transactions.test_writes import send
 Connect = Callable[[], Awaitable[RawClient]]
 
 
-async def test_a_client_is_told_that_segments_are_read(reads: Reads) -> None:
+async def test_connected_command_announces_segment_reads(reads: Reads) -> None:
     assert reads.raw.connected.segment_reads
 
 
@@ -47,7 +47,7 @@ async def test_a_range_is_planned_and_read(reads: Reads) -> None:
     assert (await reads.read(end, LATEST)).at_end
 
 
-async def test_what_was_read_is_in_the_metrics(reads: Reads, broker: Broker) -> None:
+async def test_bulk_reads_are_in_the_metrics(reads: Reads, broker: Broker) -> None:
     """No consumer counts what bulk readers take, so the topic does."""
     producer = await reads.raw.create_producer(TOPIC)
     for number in range(3):
@@ -73,7 +73,7 @@ async def test_an_empty_topic_has_an_empty_range(reads: Reads) -> None:
     assert not answer.entries
 
 
-async def test_what_is_not_there_is_not_made(reads: Reads, broker: Broker) -> None:
+async def test_plan_and_read_create_no_topic(reads: Reads, broker: Broker) -> None:
     for call in (reads.plan(), reads.read(EARLIEST, LATEST)):
         with pytest.raises(BrokerError) as refusal:
             await call

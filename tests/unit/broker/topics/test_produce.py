@@ -18,6 +18,7 @@ from magnetar.protocol.names import NamespaceName, parse_topic_name
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
 from storage.metadata.memory import MemoryMetadataStore
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running_on
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.support.waiting import until
@@ -225,7 +226,7 @@ async def on_bookies(frame_bytes: int) -> Stores:
     return Stores(MemoryMetadataStore(clock), ledgers, bookkeeper=ledgers)
 
 
-async def test_what_bookies_do_not_take_is_announced_and_refused_alone(tmp_path: Path) -> None:
+async def test_entry_too_large_for_bookies_is_refused_alone(tmp_path: Path) -> None:
     """It says nothing about the ledger: others, who write to the topic, notice nothing."""
     stores = await on_bookies(100_000)
     async with running_on(stores, tmp_path) as broker, AsyncExitStack() as stack:
@@ -296,7 +297,9 @@ async def test_names_are_unique_and_kept_by_whom_they_belong_to(connect: Connect
     assert (await other.create_producer(TOPIC, named("n"))).name == "n"
 
 
-async def test_who_comes_back_replaces_its_stale_self(broker: Broker, connect: Connect) -> None:
+async def test_reconnecting_producer_replaces_its_stale_connection(
+    broker: Broker, connect: Connect
+) -> None:
     stale, fresh = await connect(), await connect()
     first = await stale.create_producer(TOPIC, pb.CommandProducer(producer_id=3))
     back = named(first.name, 1, producer_id=3, user_provided_producer_name=False)
@@ -395,7 +398,7 @@ async def test_sends_behind_the_close_of_a_sealing_segment_are_taken(
 async def test_a_close_of_a_sealing_segment_does_not_wait_for_ever_for_an_answer(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.ECHO_WAIT_S", 0.05)
+    set_bound(monkeypatch, "ECHO_WAIT_S", 0.05)
     await make_segment(broker)
     client = await connect()
     producer = await client.create_producer(SEGMENT)
@@ -416,7 +419,7 @@ async def test_sealing_does_not_wait_for_ever(
 ) -> None:
     """Producers of a segment know of it and are waited for; those of another topic never leave."""
     await make_segment(broker)
-    monkeypatch.setattr("broker.topics.topic.SEAL_WAIT_S", wait_s)
+    set_bound(monkeypatch, "SEAL_WAIT_S", wait_s)
     client = await connect()
     producer = await client.create_producer(topic)
     await producer.send(b"x")
@@ -483,7 +486,7 @@ async def test_a_first_subscription_can_come_with_the_producer(
 async def test_many_may_wait_and_the_connection_goes_on(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.MAX_PENDING_REQUESTS", 5)
+    set_bound(monkeypatch, "MAX_PENDING_REQUESTS", 5)
     client = await connect()
     holder = await client.create_producer(TOPIC)
     waiting = [
@@ -500,12 +503,12 @@ async def test_many_may_wait_and_the_connection_goes_on(
 async def test_a_name_held_by_a_dead_peer_is_given_away(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.LIVENESS_CHECK_S", 0.1)
+    set_bound(monkeypatch, "LIVENESS_CHECK_S", 0.1)
     dead, other = await connect(), await connect()
     await dead.create_producer(TOPIC, named("n"))
-    dead._transport.pause_reading()  # type: ignore[union-attr]
+    dead.transport.pause_reading()  # type: ignore[union-attr]
     taken = await other.create_producer(TOPIC, named("n"))
     await taken.send(b"x")
-    dead._transport.resume_reading()  # type: ignore[union-attr]
+    dead.transport.resume_reading()  # type: ignore[union-attr]
     await dead.wait_closed()
     assert list(broker.topics.loaded()[TOPIC].producers) == ["n"]

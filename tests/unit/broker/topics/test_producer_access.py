@@ -35,7 +35,7 @@ def test_exclusive_keeps_everybody_out_and_raises_the_epoch() -> None:
         access.admit("c", EXCLUSIVE, None)
 
 
-def test_who_waits_is_next_in_order() -> None:
+def test_waiting_producers_are_promoted_in_order() -> None:
     access = ProducerAccess(None)
     access.admit("a", SHARED, None)
     assert access.admit("b", WAIT, None) is Admission.QUEUED
@@ -52,7 +52,7 @@ def test_who_waits_is_next_in_order() -> None:
     assert access.promote() == "c"
 
 
-def test_nobody_overtakes_who_waits() -> None:
+def test_exclusive_producer_does_not_overtake_waiting_ones() -> None:
     access = ProducerAccess(None)
     access.admit("a", EXCLUSIVE, None)
     access.admit("b", WAIT, None)
@@ -88,7 +88,7 @@ def test_an_outdated_epoch_is_fenced_and_changes_nothing(mode: AccessMode) -> No
     assert access.admit("b", SHARED, None) is Admission.ADMITTED
 
 
-def test_who_comes_back_keeps_its_epoch() -> None:
+def test_reconnecting_exclusive_producer_keeps_its_epoch() -> None:
     access = ProducerAccess(5)
     assert access.admit("a", EXCLUSIVE, 5) is Admission.ADMITTED
     assert access.epoch == 5

@@ -55,7 +55,7 @@ def test_an_append_that_is_not_taken_ends_the_producer_after_its_receipts() -> N
     assert not bench.lost
 
 
-def test_a_failed_append_is_told_once_and_nothing_after_it() -> None:
+def test_failed_append_is_answered_once_and_nothing_follows() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     for number in range(3):
@@ -183,7 +183,7 @@ def test_a_producer_that_stops_taking_answers_what_it_took() -> None:
     assert bench.publishing.in_flight == 0
 
 
-def test_what_came_together_is_answered_together() -> None:
+def test_sends_of_one_batch_are_answered_in_one_write() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     bench.send(producer, 0, count=5)
@@ -305,7 +305,7 @@ IN_T = {"txnid_most_bits": T.most, "txnid_least_bits": T.least}
     ],
     ids=["payload", "metadata", "batch", "marker", "chunk", "in a transaction"],
 )
-def test_what_the_store_does_not_take_is_refused_alone(large: Send, enforce: bool) -> None:
+def test_entry_too_large_for_the_store_is_refused_alone(large: Send, enforce: bool) -> None:
     bench = Bench(max_entry_bytes=STORE_TAKES)
     bench.buffer.joined = {T}
     (peer, producer), (others, other) = bench.producer(enforce=enforce), bench.producer()

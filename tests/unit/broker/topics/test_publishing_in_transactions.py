@@ -37,7 +37,7 @@ def store_all(bench: Bench) -> None:
         bench.ledger.succeed(count)
 
 
-def test_what_comes_behind_a_send_that_waits_for_its_transaction_waits_too() -> None:
+def test_sends_behind_a_send_that_waits_for_its_transaction_wait() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     _, other = bench.producer()
@@ -102,14 +102,14 @@ def test_sends_in_joined_transactions_that_came_together_are_appended_together()
     ],
     ids=["another transaction", "unreadable", "too large", "chunk", "another producer"],
 )
-def test_what_needs_a_closer_look_ends_such_a_run(odd: Send) -> None:
+def test_irregular_send_ends_a_run_of_transactional_sends(odd: Send) -> None:
     bench = Bench()
     _, producer = bench.producer()
     bench.buffer.joined = {T1}
     assert bench.publishing.publish(producer, [sent_in(0, T1), odd, sent_in(2, T1)], 0) == 1
 
 
-def test_what_the_ledger_does_not_take_of_a_run_is_told_to_the_buffer() -> None:
+def test_entries_a_ledger_refuses_of_a_run_are_passed_to_the_buffer() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     bench.buffer.joined = {T1, T2}
@@ -171,7 +171,7 @@ def test_a_failure_of_the_store_puts_the_producer_out_and_nothing_behind_is_stor
     assert peer.inflight_bytes == 0
 
 
-def test_what_a_sealed_segment_held_is_refused_so_that_the_client_routes_it_anew() -> None:
+def test_sends_held_by_a_sealed_segment_are_refused_as_terminated() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     bench.send_in(producer, 0, T1)
@@ -305,7 +305,7 @@ def test_a_refused_chunk_has_not_used_its_place() -> None:
     assert producer.sequence.last == 0
 
 
-def test_a_failed_append_in_a_transaction_is_told_to_its_buffer() -> None:
+def test_failed_append_in_a_transaction_is_passed_to_its_buffer() -> None:
     bench = Bench()
     peer, producer = bench.producer()
     bench.buffer.joined = {T1}

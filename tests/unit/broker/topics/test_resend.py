@@ -16,6 +16,7 @@ from magnetar.protocol.names import NamespaceName, parse_topic_name
 from storage.ledger.store import CorruptEntry, LedgerError, NoSuchLedger
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry, Retention
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.support.waiting import until
@@ -76,7 +77,7 @@ def ending(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.mark.usefixtures("ending")
-async def test_what_is_sent_again_after_a_restart_is_stored_once(tmp_path: Path) -> None:
+async def test_resend_after_a_restart_is_stored_once(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await RawClient.open("127.0.0.1", broker.port)
         producer = await client.create_producer(TOPIC)
@@ -198,7 +199,7 @@ async def test_answers_keep_the_order_of_sends_when_some_are_duplicates(
 async def test_a_topic_that_lives_long_takes_snapshots(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.topics.sequence_store.SEQUENCE_SNAPSHOT_ENTRIES", 50)
+    set_bound(monkeypatch, "SEQUENCE_SNAPSHOT_ENTRIES", 50)
     producer = await (await connect()).create_producer(TOPIC)
     await producer.send_many([b"x"] * 200, window=20)
     topic = broker.topics.loaded()[TOPIC]
@@ -255,7 +256,7 @@ async def is_terminated(sent: Awaitable[object]) -> bool:
 
 
 @pytest.mark.parametrize("unloaded", [False, True], ids=["loaded", "unloaded"])
-async def test_who_comes_back_to_a_sealed_topic_hears_what_it_has(
+async def test_reconnecting_producer_of_a_sealed_topic_gets_receipts(
     broker: Broker, connect: Connect, unloaded: bool
 ) -> None:
     client = await connect()
@@ -272,7 +273,7 @@ async def test_who_comes_back_to_a_sealed_topic_hears_what_it_has(
     await until(lambda: not broker.topics.loaded()[TOPIC].producers)
 
 
-async def test_nobody_else_comes_to_a_sealed_topic(broker: Broker, connect: Connect) -> None:
+async def test_new_producer_on_a_sealed_topic_is_refused(broker: Broker, connect: Connect) -> None:
     client = await connect()
     producer = await client.create_producer(TOPIC, named("mine"))
     await send(producer, 0)
@@ -284,7 +285,7 @@ async def test_nobody_else_comes_to_a_sealed_topic(broker: Broker, connect: Conn
     assert not broker.topics.loaded()[TOPIC].producers
 
 
-async def test_who_comes_back_while_a_topic_is_sealed_waits_for_what_is_in_flight(
+async def test_reconnecting_producer_waits_for_sends_in_flight_during_a_seal(
     broker: Broker, connect: Connect
 ) -> None:
     """Also for what is the first of its name, so that nothing is known of it yet."""
@@ -461,7 +462,7 @@ async def test_a_seal_reads_publish_times_together_but_not_too_many(
             under_way.pop()
 
     monkeypatch.setattr(ManagedLedger, "read", counted)
-    monkeypatch.setattr("broker.topics.sequence_store.SEQUENCE_READS_AT_ONCE", 4)
+    set_bound(monkeypatch, "SEQUENCE_READS_AT_ONCE", 4)
     await seal(broker)
     assert most == 4
     known = broker.topics.loaded()[TOPIC].sequences

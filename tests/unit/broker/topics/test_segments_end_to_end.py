@@ -9,6 +9,7 @@ import pytest
 from broker.app.service import Broker
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
+from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.unit.broker.topics.test_end_to_end import (
     EARLIEST,
@@ -18,7 +19,6 @@ from tests.unit.broker.topics.test_end_to_end import (
     fill,
     nothing_more,
     options,
-    running,
     take,
 )
 
@@ -76,7 +76,7 @@ async def test_closing_takes_a_waiting_subscribe_back(broker: Broker) -> None:
     assert await attached(broker, WHOLE) == 0
 
 
-async def test_the_end_of_a_segment_is_told_once_all_is_acknowledged(broker: Broker) -> None:
+async def test_end_of_segment_is_sent_once_all_is_acknowledged(broker: Broker) -> None:
     client = await client_of(broker)
     consumer = await client.subscribe(WHOLE, "s", options(SHARED), permits=100)
     await fill(client, 3, topic=WHOLE)

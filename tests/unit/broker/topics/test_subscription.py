@@ -9,6 +9,7 @@ from broker.topics.dispatch.errors import ConsumerBusy, SubscriptionUnavailable
 from magnetar.protocol.ids import Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from storage.metadata.store import MetadataError
+from tests.support.waiting import until
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
@@ -59,10 +60,9 @@ async def test_a_segment_holds_the_next_exclusive_consumer_back() -> None:
     ]
 
 
-async def test_the_wait_on_a_segment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.topics.subscription.EXCLUSIVE_HANDOVER_WAIT_S", 0.01)
+async def test_the_wait_on_a_segment_ends() -> None:
     topic = FakeTopic(SEGMENT)
-    subscription = topic.subscription()
+    subscription = topic.subscription(handover_wait_s=0.01)
     await attach(subscription, EXCLUSIVE, "a")
     with pytest.raises(ConsumerBusy):
         await attach(subscription, EXCLUSIVE, "b")
@@ -179,7 +179,7 @@ async def test_a_drained_subscription_is_reported_when_sealed_or_loaded() -> Non
     assert topic.events == [("drained", "s")]
 
 
-async def test_who_comes_to_a_drained_topic_is_told_after_success() -> None:
+async def test_consumer_of_a_drained_topic_gets_end_of_topic_after_success() -> None:
     topic = FakeTopic(SEGMENT)
     subscription = topic.subscription()
     topic.seal()
@@ -187,7 +187,7 @@ async def test_who_comes_to_a_drained_topic_is_told_after_success() -> None:
     assert len(peer.commands(BaseCommand.REACHED_END_OF_TOPIC)) == 1
 
 
-async def test_a_reader_is_told_the_end_when_it_has_read_it() -> None:
+async def test_reader_gets_end_of_topic_after_the_last_message() -> None:
     topic = FakeTopic(SEGMENT)
     topic.ledger.put(entry_bytes(0), entry_bytes(1))
     subscription = topic.subscription(durable=False)
@@ -213,22 +213,19 @@ async def test_a_reader_subscription_ends_with_its_consumer() -> None:
         await attach(subscription, EXCLUSIVE)
 
 
-async def test_a_reader_subscription_outlives_its_seek_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_reader_subscription_outlives_its_seek_for_a_while() -> None:
     topic = FakeTopic()
     topic.ledger.put(entry_bytes(0), entry_bytes(1))
-    subscription = topic.subscription(durable=False)
+    subscription = topic.subscription(durable=False, reattach_s=0.2)
     await attach(subscription, EXCLUSIVE)
     await subscription.seek(Position(1, 1))
     await settle()
     _, peer = await attach(subscription, EXCLUSIVE, permits=10)
     await settle()
     assert peer.got() == [1]
-    monkeypatch.setattr("broker.topics.subscription.SEEK_REATTACH_S", 0)
     await subscription.seek(Position(1, 0))
-    while not topic.unsubscribed:
-        await settle(1)
+    assert not topic.unsubscribed
+    await until(lambda: topic.unsubscribed)
 
 
 async def test_late_requests_of_a_closed_consumer_are_harmless() -> None:

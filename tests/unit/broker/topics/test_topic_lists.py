@@ -12,8 +12,8 @@ from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from storage.managed_ledger.records import ledger_key
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import MetadataError
+from tests.support.clocks import FakeClock
 from tests.support.waiting import until
-from tests.unit.storage.managed_ledger.fakes import FakeClock
 
 NAMESPACE = NamespaceName("public", "default")
 TOPIC = parse_topic_name("persistent://public/default/t")
@@ -83,7 +83,9 @@ async def followed() -> AsyncIterator[Followed]:
     await made.store.close()
 
 
-async def test_a_topic_made_while_names_are_read_is_not_told_as_gone(followed: Followed) -> None:
+async def test_topic_created_during_a_listing_is_not_reported_as_deleted(
+    followed: Followed,
+) -> None:
     await followed.follow()
     await followed.hold_a_read()
     await followed.make(TOPIC)
@@ -92,7 +94,7 @@ async def test_a_topic_made_while_names_are_read_is_not_told_as_gone(followed: F
     assert followed.heard == [("t", True)]
 
 
-async def test_a_topic_deleted_while_names_are_read_is_not_told_as_there(
+async def test_topic_deleted_during_a_listing_is_reported_as_deleted(
     followed: Followed,
 ) -> None:
     await followed.make(TOPIC)
@@ -130,7 +132,7 @@ async def test_reads_go_one_after_another(followed: Followed) -> None:
     await second
 
 
-async def test_who_gave_up_before_the_first_list_came_follows_nothing(followed: Followed) -> None:
+async def test_follower_cancelled_before_the_first_list_leaves_nothing(followed: Followed) -> None:
     followed.listing.held = True
     asking = asyncio.create_task(followed.follow())
     await until(lambda: bool(followed.listing.waiting))
@@ -141,7 +143,7 @@ async def test_who_gave_up_before_the_first_list_came_follows_nothing(followed: 
     assert not followed.lists._followed
 
 
-async def test_who_gives_up_leaves_the_others(followed: Followed) -> None:
+async def test_cancelled_follower_does_not_stop_the_others(followed: Followed) -> None:
     followed.listing.held = True
     gives_up, stays = (asyncio.create_task(followed.follow()) for _ in range(2))
     await until(lambda: bool(followed.listing.waiting))

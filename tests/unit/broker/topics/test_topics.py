@@ -120,7 +120,7 @@ async def test_segments_exist_by_the_word_of_their_layout(broker: Broker, connec
     assert await code_of(client.create_producer(str(topic))) == "NotAllowedError"
 
 
-async def test_who_asks_at_once_shares_one_load(broker: Broker) -> None:
+async def test_concurrent_requests_share_one_load(broker: Broker) -> None:
     name = name_of(TOPIC)
     loaded = await asyncio.gather(*(broker.topics.get(name, create=True) for _ in range(20)))
     assert len(set(map(id, loaded))) == 1
@@ -285,7 +285,7 @@ async def test_a_subscription_that_could_not_be_deleted_is_still_there(
         await topic.unsubscribe("s", force=False)
 
 
-async def test_what_went_out_is_counted_for_the_topic_when_its_reader_is_gone(
+async def test_messages_of_a_closed_reader_stay_in_the_topics_totals(
     broker: Broker, connect: Connect
 ) -> None:
     client = await connect()

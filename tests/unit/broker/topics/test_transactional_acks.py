@@ -15,6 +15,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.message import build_batch
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, basecommand
 from tests.support.waiting import until
 from tests.unit.broker.topics.test_end_to_end import (
@@ -26,7 +27,6 @@ from tests.unit.broker.topics.test_end_to_end import (
     client_of,
     fill,
     options,
-    running,
 )
 from txn.records import TxnState
 
@@ -180,7 +180,7 @@ async def test_an_abort_redelivers_at_once(stage: Stage, kind: pb.CommandSubscri
 
 @also_from_disk
 @every_kind
-async def test_what_is_pending_is_not_delivered_to_anybody(
+async def test_message_with_a_pending_ack_is_not_delivered(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     """Not when its consumer asks, not when it leaves, not after a reload (A4)."""
@@ -400,12 +400,14 @@ async def test_a_plain_ack_of_a_pending_message_counts_at_once(
 
 @every_kind
 async def test_a_failed_ack_leaves_the_message_where_it_was(
-    stage: Stage, kind: pb.CommandSubscribe.SubType, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     consumer = await stage.subscribe(kind)
     messages = await got(consumer, 5)
     txn = await stage.begin()
-    monkeypatch.setattr("txn.pending_acks_core.TXN_PENDING_POSITIONS", 0)
+    transactional = (await stage.subscription()).transactional
+    assert transactional is not None
+    transactional.pending.core.max_positions = 0
     with pytest.raises(BrokerError) as refused:
         await stage.ack(consumer, txn, messages[0])
     assert refused.value.code == pb.TooManyRequests
@@ -455,7 +457,7 @@ async def test_a_subscription_that_is_not_durable_takes_none(stage: Stage) -> No
     assert refused.value.code == pb.NotAllowedError
 
 
-async def test_what_is_not_there_is_refused(stage: Stage) -> None:
+async def test_transactional_ack_of_a_missing_message_is_refused(stage: Stage) -> None:
     """An OK would let the transaction commit without its acknowledgement."""
     consumer = await stage.subscribe(SHARED)
     messages = await got(consumer, 5)
@@ -550,7 +552,7 @@ async def test_a_topic_with_pending_acks_is_not_idle(stage: Stage) -> None:
 
 
 @singly
-async def test_what_another_consumer_gave_back_is_not_sent_while_it_is_pending(
+async def test_redelivered_message_is_not_sent_while_its_ack_is_pending(
     stage: Stage, kind: pb.CommandSubscribe.SubType
 ) -> None:
     """It waits to be sent again when a transaction takes it, and again when that aborts."""

@@ -58,7 +58,7 @@ async def test_an_abort_sends_of_a_batch_only_what_it_gave_back(
     await stage.nothing_left()
 
 
-async def test_an_abort_gives_back_to_whoever_has_room_what_it_held_of_a_batch(
+async def test_aborted_acks_of_a_batch_are_redelivered_to_any_consumer_with_permits(
     stage: Stage,
 ) -> None:
     """Each message is with one of them; who leaves gives back what he has, and no more."""

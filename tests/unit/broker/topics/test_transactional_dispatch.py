@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.topics import transactional_acks
 from broker.topics.consumer import Consumer, SubscriptionType
 from broker.topics.transactional_acks import TransactionalAcks
 from config.bounds import TXN_SLICE_POSITIONS
@@ -19,8 +18,8 @@ from magnetar.protocol.ack_set import from_words, pending_all, to_words
 from magnetar.protocol.ids import Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from magnetar.protocol.txn_id import TxnId
+from tests.support.bounds import set_bound
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
-from txn import pending_acks_core
 from txn.errors import InvalidTxnStatus, TransactionConflict
 from txn.pending_ack import PendingAck, bits_of
 from txn.pending_acks_core import Apply, Effect, Hold, PendingAcksCore, Refuse, Release
@@ -340,8 +339,15 @@ async def test_random_histories_lose_nothing_and_show_nothing_held(
     kind: SubscriptionType, slice_positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumers ask for redelivery, come and go between the slices of ends too."""
-    monkeypatch.setattr(pending_acks_core, "TXN_SLICE_POSITIONS", slice_positions)
-    monkeypatch.setattr(transactional_acks, "TXN_SLICE_POSITIONS", slice_positions)
+    set_bound(
+        monkeypatch, "TXN_SLICE_POSITIONS", slice_positions, in_module="txn.pending_acks_core"
+    )
+    set_bound(
+        monkeypatch,
+        "TXN_SLICE_POSITIONS",
+        slice_positions,
+        in_module="broker.topics.transactional_acks",
+    )
     released = sliced = 0
     for seed in range(60):
         history = History(seed, kind)
@@ -377,8 +383,8 @@ async def test_messages_of_a_batch_that_were_left_out_come_when_their_ack_is_ref
 @pytest.fixture
 def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends are carried out by single records."""
-    monkeypatch.setattr(pending_acks_core, "TXN_SLICE_POSITIONS", 1)
-    monkeypatch.setattr(transactional_acks, "TXN_SLICE_POSITIONS", 1)
+    set_bound(monkeypatch, "TXN_SLICE_POSITIONS", 1, in_module="txn.pending_acks_core")
+    set_bound(monkeypatch, "TXN_SLICE_POSITIONS", 1, in_module="broker.topics.transactional_acks")
 
 
 async def holding(kind: SubscriptionType) -> History:
@@ -402,7 +408,7 @@ async def holding(kind: SubscriptionType) -> History:
 @pytest.mark.usefixtures("sliced")
 @singly
 @pytest.mark.parametrize("again", ["nacks", "asks for all", "leaves"])
-async def test_who_gives_back_between_the_slices_of_an_abort_gets_each_message_once(
+async def test_redelivery_between_abort_slices_delivers_each_message_once(
     kind: SubscriptionType, again: str
 ) -> None:
     history = await holding(kind)

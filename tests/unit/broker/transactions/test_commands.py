@@ -240,7 +240,7 @@ async def test_transactions_switched_off(tmp_path: Path) -> None:
         await client.raw.close()
 
 
-async def test_what_may_be_open_is_bounded(tmp_path: Path) -> None:
+async def test_open_transactions_of_a_coordinator_are_bounded(tmp_path: Path) -> None:
     async with running(tmp_path, transaction_max_open_per_coordinator=3) as broker:
         client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))
         begun = await asyncio.gather(*(client.begin() for _ in range(5)), return_exceptions=True)
@@ -282,7 +282,7 @@ async def test_another_number_of_coordinators_is_refused_with_the_right_one(
             pass
 
 
-async def test_a_timeout_is_in_milliseconds_and_cut_to_what_is_sensible(
+async def test_transaction_timeout_is_bounded(
     broker: Broker, txn_client: TransactionClient
 ) -> None:
     for asked_ms in (2_000, 0, 2**64 - 1):
@@ -304,7 +304,7 @@ async def test_watches_are_bounded_and_closed(
     assert (await txn_client.watch(200).next()).watch_tc_assignments_update.HasField("snapshot")
 
 
-async def test_a_lost_leader_is_elected_again_and_watchers_are_told(
+async def test_lost_coordinator_leader_is_elected_again_and_watchers_are_notified(
     broker: Broker, txn_client: TransactionClient
 ) -> None:
     session = txn_client.watch(1)

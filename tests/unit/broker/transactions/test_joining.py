@@ -48,7 +48,7 @@ async def test_a_topic_that_is_added_has_joined_when_that_is_answered(
     assert await operations(broker, txn) == [claim]
 
 
-async def test_what_was_left_behind_is_collected(
+async def test_leftover_records_of_ended_transactions_are_collected(
     broker: Broker, txn_client: TransactionClient
 ) -> None:
     """W11, A6: on a topic that is not loaded, one without the subscription, one that is gone."""
@@ -78,7 +78,7 @@ async def test_what_was_left_behind_is_collected(
     assert [await transactions.store.read_header(txn) for txn in left] == [None] * len(left)
 
 
-async def test_what_a_stale_owner_put_late_on_a_loaded_topic_is_collected(
+async def test_late_records_of_a_stale_owner_on_a_loaded_topic_are_collected(
     broker: Broker, txn_client: TransactionClient
 ) -> None:
     """W11, A6: no load finds it, the owner looks again when it is asked."""

@@ -13,6 +13,7 @@ from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.metadata.store import MetadataError
 from tests.support.embedded_broker import running
+from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster
 from tests.unit.broker.transactions.conftest import TransactionClient
 from tests.unit.broker.transactions.test_joining import collector_of, operations
@@ -70,9 +71,7 @@ async def test_w11_rows_stay_aborted_where_one_broker_has_scalable_topics_off(
     refusing = await cluster.add(scalable_topics_enabled=False)
     await node.stop()
     await cluster.all_know(refusing)
-    async with asyncio.timeout(20):
-        while not refusing.broker.transactions.coordinators.leads(txn.coordinator):
-            await asyncio.sleep(0.01)
+    await until(lambda: refusing.broker.transactions.coordinators.leads(txn.coordinator))
     await abort_and_collect(refusing.broker, txn)
     assert len(await operations(refusing.broker, txn)) == 1
     serving = await cluster.add()

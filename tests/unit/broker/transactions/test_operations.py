@@ -18,6 +18,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import Version
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -136,7 +137,7 @@ async def test_one_transaction_with_what_it_touches(site: Site) -> None:
     assert status == 2
 
 
-async def test_what_pins_a_topic(site: Site) -> None:
+async def test_why_lists_the_transactions_that_pin_a_topic(site: Site) -> None:
     await site.rest.done("PUT", "/admin/v2/scalable/public/default/s?numInitialSegments=2")
     status, printed = await site.txn("why", "s")
     assert status == 0
@@ -159,9 +160,7 @@ async def test_what_pins_a_topic(site: Site) -> None:
     status, printed = await site.txn("end", f"5_{txn[1]}", "abort")
     assert (status, printed) == (0, f"Transaction 5_{txn[1]} is aborted.\n")
     topic = site.broker.topics.loaded()[TOPIC]
-    async with asyncio.timeout(20):
-        while topic.buffer.open_transactions():
-            await asyncio.sleep(0.01)
+    await until(lambda: not topic.buffer.open_transactions())
     status, printed = await site.txn("why", TOPIC)
     assert "No open transaction" in printed
     assert "does not exist" in await site.rest.refused(
@@ -291,11 +290,11 @@ async def test_lists_of_ten_thousand_are_short_and_read_nothing(
     assert printed.splitlines()[-1] == "10000 open, 5 shown."
 
 
-async def test_what_pins_a_loaded_topic_is_told_from_memory(
+async def test_why_lists_transactions_of_a_loaded_topic_from_memory(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pins most comes first, and no more than is shown is put together."""
-    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_PINS_SHOWN", 3)
+    set_bound(monkeypatch, "TXN_PINS_SHOWN", 3)
     txns = [await site.client.begin(n) for n in range(5)]
     for txn in txns:
         await site.send(txn)
@@ -326,8 +325,8 @@ async def test_of_segments_that_are_not_loaded_few_claims_are_read(
     oldest = adopt(site, 150)
     for n, txn in enumerate(oldest):
         await store.put_claim(Claim(txn, names[0], 1, Position(1, n)))
-    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_PINS_SHOWN", 50)
-    monkeypatch.setattr("broker.admin.transaction_inspection.TXN_CLAIMS_READ", 240)
+    set_bound(monkeypatch, "TXN_PINS_SHOWN", 50)
+    set_bound(monkeypatch, "TXN_CLAIMS_READ", 240)
     read = Counted(site.broker, monkeypatch)
     answer = await site.rest.get(f"{BASE}/why/topic/public/default/s")
     assert isinstance(answer, dict)

@@ -39,7 +39,7 @@ async def test_headers_by_state(site: Site) -> None:
         assert "group" not in told
 
 
-async def test_what_a_group_committed(site: Site) -> None:
+async def test_header_listing_shows_what_a_group_committed(site: Site) -> None:
     counts = {"segment://a": SegmentCount(3, 2**63 + 5)}
     group = Group("n", 64, GroupCommit(Batch("q", 4), "[]", {2: counts}))
     header = Header(TxnState.COMMITTED, 1000, 5, 6, "me", KeyEpoch("k", 3), group)

@@ -135,7 +135,7 @@ async def test_done_batches_are_not_written_again(first: GroupClient) -> None:
     assert (await first.open()).last_group.batch == 1
 
 
-async def test_what_is_wrong_is_answered_in_its_own_response(first: GroupClient) -> None:
+async def test_invalid_group_request_is_answered_with_its_own_response(first: GroupClient) -> None:
     attempt = await first.attempt("n")
     group = TxnId(*attempt).group.least
     for wrong, code in (

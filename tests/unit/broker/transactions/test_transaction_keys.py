@@ -127,7 +127,7 @@ async def test_attached_connections_share_the_epoch(
     await until(lambda: len(keys.holders) == 1)
 
 
-async def test_what_is_wrong_is_answered_in_its_own_response(first: KeyClient) -> None:
+async def test_invalid_key_request_is_answered_with_its_own_response(first: KeyClient) -> None:
     for key in ("a&b", "", "x" * 257):
         with refused(ServerError.NOT_ALLOWED_ERROR):
             await KeyClient(first.raw, key).open()

@@ -146,7 +146,7 @@ async def test_a_late_send_is_refused_and_the_producer_goes_on(
     assert await broker.transactions.store.operations_of(TxnId(*txn)) == []
 
 
-async def test_what_is_open_ended_and_collected_reads_the_same_after_restarts(
+async def test_open_ended_and_collected_transactions_read_the_same_after_restarts(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker, clients(broker) as client:
@@ -455,7 +455,7 @@ async def test_the_last_message_is_one_that_readers_get(
 
 
 @pytest.mark.parametrize("remade", ["by_use", "by_an_operator"])
-async def test_what_a_deletion_left_holds_back_nothing_of_the_next_topic(
+async def test_leftovers_of_a_deleted_topic_do_not_hold_back_the_next_one(
     broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch, remade: str
 ) -> None:
     """The process may die, or the disk be full, between the end of the log and of the records."""

@@ -15,6 +15,7 @@ from config.bounds import CONNECTION_WRITE_HIGH_WATER, MAX_MESSAGE_SIZE
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from tests.support.bounds import set_bound
 from tests.support.raw_client import BrokerError, RawClient, basecommand
 from tests.support.waiting import until
 
@@ -74,7 +75,7 @@ async def test_this_broker_by_its_own_name_is_no_proxy(broker: Broker, connect: 
     await client.ping()
 
 
-async def test_nothing_is_heard_before_connect(broker: Broker) -> None:
+async def test_command_before_connect_is_refused(broker: Broker) -> None:
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     client.send(Kind.LOOKUP, LOOKUP)
     refused = await client.wait(client.events.get())
@@ -102,7 +103,7 @@ async def test_garbage_ends_that_connection_alone(
     await until(lambda: len(broker.connections) == 1)
 
 
-async def test_what_came_before_garbage_is_answered(connect: Connect) -> None:
+async def test_request_before_garbage_is_answered(connect: Connect) -> None:
     client = await connect()
     answer = asyncio.create_task(client.lookup(LOOKUP.topic))
     await asyncio.sleep(0)
@@ -142,7 +143,7 @@ async def schema(client: RawClient) -> None:
 async def test_requests_in_progress_have_a_bound(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.MAX_PENDING_REQUESTS", 10)
+    set_bound(monkeypatch, "MAX_PENDING_REQUESTS", 10)
     running: list[int] = []
     go = asyncio.Event()
 
@@ -185,11 +186,11 @@ async def test_the_end_of_a_connection_cancels_its_requests(broker: Broker) -> N
 async def test_a_silent_peer_is_asked_and_then_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.KEEP_ALIVE_S", 0.05)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.wire.connection")
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     pings: list[bytes] = []
     monkeypatch.setattr(client, "data_received", pings.append)
-    client._transport.set_protocol(client)  # type: ignore[union-attr]
+    client.transport.set_protocol(client)  # type: ignore[union-attr]
     client.send(Kind.CONNECT, pb.CommandConnect(client_version="x"))
     assert await client.wait_closed()
     assert b"".join(pings).endswith(encode_command(basecommand(Kind.PING, pb.CommandPing())))
@@ -198,7 +199,7 @@ async def test_a_silent_peer_is_asked_and_then_given_up(
 async def test_a_peer_that_answers_stays(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.KEEP_ALIVE_S", 0.02)
+    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.02, in_module="broker.wire.connection")
     client = await connect()
     await asyncio.sleep(0.2)
     await client.ping()
@@ -208,7 +209,7 @@ async def test_a_peer_that_answers_stays(
 async def test_a_peer_without_handshake_is_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.wire.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    set_bound(monkeypatch, "HANDSHAKE_TIMEOUT_S", 0.05)
     client = await RawClient.open_socket("127.0.0.1", broker.port)
     await client.wait_closed()
     await until(lambda: not broker.connections)
@@ -226,14 +227,14 @@ async def test_a_peer_that_does_not_read_is_not_read_either(broker: Broker) -> N
 
     client = await serve(broker, {Kind.LOOKUP: answers_much})
     connection = only(broker)
-    client._transport.pause_reading()  # type: ignore[union-attr]
+    client.transport.pause_reading()  # type: ignore[union-attr]
     answers = [asyncio.create_task(client.lookup(LOOKUP.topic)) for _ in range(200)]
     await until(lambda: not connection.writable)
     stopped = len(served)
     assert stopped < 200
     queued = connection._outbox._bytes + connection._transport.get_write_buffer_size()
     assert queued < CONNECTION_WRITE_HIGH_WATER + 400_000
-    client._transport.resume_reading()  # type: ignore[union-attr]
+    client.transport.resume_reading()  # type: ignore[union-attr]
     await asyncio.gather(*answers)
     assert len(served) == 200
     await until(lambda: connection.writable)

@@ -56,7 +56,7 @@ def test_above_the_bound_of_all_nobody_publishes_until_half_is_durable() -> None
     assert limits.inflight_bytes == 1
 
 
-def test_what_is_held_back_is_counted() -> None:
+def test_suppressed_log_lines_are_counted() -> None:
     now = [0.0]
     limit = LogLimit(2, lambda: now[0])
     assert [limit.take() for _ in range(5)] == [0, 0, None, None, None]
@@ -112,7 +112,7 @@ async def test_one_turn_of_the_loop_is_one_write() -> None:
     assert watched.outbox.drained_bytes == 5
 
 
-async def test_it_is_writable_again_when_the_transport_has_room() -> None:
+async def test_outbox_is_writable_again_when_the_transport_drains() -> None:
     watched = Watched()
     called: list[int] = []
     watched.outbox.put(b"x" * 101)

@@ -48,7 +48,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "Usage" in done.output
 
 
-def test_the_version_is_told() -> None:
+def test_version_option_prints_the_version() -> None:
     done = CliRunner().invoke(build_app(), ["--version"])
     assert (done.exit_code, done.output) == (0, f"magnetar {version('magnetar')}\n")
 
@@ -128,7 +128,7 @@ def test_a_token_of_a_file_is_read_whenever_it_is_asked_for(tmp_path: Path) -> N
         (["peek", "t", "--token", "a", "--token-file", "b"], "not both"),
     ],
 )
-def test_what_cannot_be_is_refused_with_status_2(arguments: list[str], said: str) -> None:
+def test_invalid_arguments_exit_with_status_2(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(build_app(), arguments)
     assert done.exit_code == 2, done.output
     assert said in done.output
@@ -193,7 +193,7 @@ def interrupted_while_finishing(times: int) -> list[int]:
     return done
 
 
-def test_what_is_begun_is_finished_before_an_interruption() -> None:
+def test_interrupted_command_finishes_the_send_in_progress() -> None:
     assert interrupted_while_finishing(1) == [0, -1]
 
 

@@ -12,7 +12,7 @@ from magnetar.cli.demo.processes import DemoFailed
 from magnetar.cli.demo.stage import perform
 
 
-def test_a_disk_without_room_is_told_before_anything_is_begun(
+def test_demo_refuses_to_start_without_free_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def usage(place: str) -> SimpleNamespace:

@@ -46,7 +46,7 @@ def test_json_is_one_line_whatever_the_value() -> None:
         (message(b"", null_value=True), ("value", None), "value_base64"),
     ],
 )
-def test_what_is_no_text_is_told_apart(
+def test_binary_value_is_rendered_differently_from_text(
     shown: Message[bytes], has: tuple[str, object], lacks: str
 ) -> None:
     told = json.loads(as_json(shown))

@@ -36,7 +36,7 @@ def test_the_summary_is_two_lines() -> None:
     assert second.endswith("max 10.00 ms")
 
 
-def test_the_first_failure_is_told() -> None:
+def test_tally_names_the_first_failure() -> None:
     tally = counted(1000, 2000, 0.002)
     assert tally.why_failed() is None
     for text in ("No\nroom.", "Another."):
@@ -53,7 +53,7 @@ def test_lately_is_since_it_was_asked_last() -> None:
     assert tally.lately(102.0) == 0.0
 
 
-def test_nothing_at_all_can_be_told() -> None:
+def test_tally_without_messages_has_a_summary() -> None:
     tally = Tally(5.0)
     tally.started_s = 6.0
     assert tally.summary("Read") == ["Read no messages."]

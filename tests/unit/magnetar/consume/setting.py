@@ -13,6 +13,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
 from magnetar.protocol.message import build_batch, build_entry
 from magnetar.wire.connection import PeerKind
+from tests.support.waiting import until
 from tests.unit.magnetar.layout.fakes import FakeConnection, FakePool, context_of
 
 WAIT_S = 5
@@ -163,9 +164,7 @@ async def attached_anew(setting: Setting) -> None:
     await setting.without_connection()
     setting.pool.failures.clear()
     setting.pool.connection = FakeConnection()
-    async with asyncio.timeout(WAIT_S):
-        while setting.consumer.connection is None:
-            await asyncio.sleep(0.001)
+    await until(lambda: setting.consumer.connection is not None)
 
 
 async def closed_by_the_broker(setting: Setting) -> None:
@@ -175,6 +174,4 @@ async def closed_by_the_broker(setting: Setting) -> None:
     command = pb.BaseCommand(type=Kind.CLOSE_CONSUMER, close_consumer=close)
     setting.connection.say(PeerKind.CONSUMER, consumer_id, command)
     assert setting.consumer.connection is None
-    async with asyncio.timeout(WAIT_S):
-        while setting.consumer.connection is None:
-            await asyncio.sleep(0)
+    await until(lambda: setting.consumer.connection is not None, poll_s=0)

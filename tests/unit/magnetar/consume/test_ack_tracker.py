@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from magnetar.consume import ack_tracker
 from magnetar.consume.ack_tracker import (
     Acknowledgement,
     AckTracker,
@@ -185,7 +184,7 @@ def test_cumulative_ones_cover_what_is_before_them(seed: int) -> None:
         assert bool(broker.pending[message_id.key] & bit) == (place > highest)
 
 
-def test_what_waits_or_was_sent_is_not_handed_out_again() -> None:
+def test_acked_messages_are_not_handed_out_again() -> None:
     tracker = AckTracker()
     assert tracker.deliver_batch((1, 0), 3, 0b111, 0b111) == 0b111
     tracker.acknowledge((1, 0), 1, 3)
@@ -202,7 +201,7 @@ def test_what_waits_or_was_sent_is_not_handed_out_again() -> None:
     assert tracker.deliver((1, 1))
 
 
-def test_what_waits_over_a_new_attachment_is_not_handed_out_and_is_sent_with_the_rest() -> None:
+def test_unsent_ack_survives_a_reconnect_and_is_sent_with_the_rest() -> None:
     tracker = AckTracker()
     tracker.deliver_batch((1, 0), 3, 0b111, 0b111)
     tracker.acknowledge((1, 0), 1, 3)
@@ -240,7 +239,7 @@ def test_compacted_messages_count_as_acknowledged() -> None:
     assert tracker.take_group() == (None, [Acknowledgement((1, 0), [], 3)])
 
 
-def test_what_others_hold_is_left_to_them() -> None:
+def test_batch_messages_of_other_consumers_are_not_acked() -> None:
     tracker = AckTracker()
     assert tracker.deliver_batch((1, 0), 3, 0b011, 0b111) == 0b011
     tracker.acknowledge((1, 0), 0, 3)
@@ -290,7 +289,7 @@ def test_single_acknowledgements_as_they_are_sent() -> None:
     assert acknowledgement_up_to(EntryId(1, 0, 0, 3)) == Acknowledgement((1, 0), [0b110], 3)
 
 
-def test_what_a_transaction_held_of_a_batch_comes_when_everything_is_asked_for_again() -> None:
+def test_messages_a_transaction_held_of_a_batch_come_after_a_full_redelivery() -> None:
     tracker = AckTracker()
     tracker.commit_up_to(EntryId(1, 1, 0, 4))
     assert tracker.deliver_batch((1, 1), 4, 0b1000, 0b1111) == 0b1000
@@ -340,7 +339,7 @@ class TestWhatIsShared:
         held(tracker, EntryId(1, 0, 0, 4))
         assert tracker.deliver_batch((1, 0), 4, 0b1111, 0b1111) == 0b0001
 
-    def test_what_is_being_acknowledged_in_a_transaction_is_not_handed_out(self) -> None:
+    def test_message_with_a_pending_transactional_ack_is_not_handed_out(self) -> None:
         tracker = AckTracker(shared=True)
         batched, single = EntryId(1, 0, 0, 2), EntryId(1, 1)
         tracker.deliver_batch((1, 0), 2, 0b11, 0b11)
@@ -356,7 +355,7 @@ class TestWhatIsShared:
         assert tracker.deliver((1, 1))
         assert not tracker.settle(batched), "nothing came meanwhile"
 
-    def test_what_the_application_has_is_not_handed_out_on_the_next_attachment(self) -> None:
+    def test_delivered_messages_are_not_handed_out_again_after_a_reconnect(self) -> None:
         tracker = AckTracker(shared=True)
         tracker.deliver_batch((1, 0), 3, 0b111, 0b111)
         tracker.deliver((1, 1))
@@ -379,7 +378,7 @@ class TestWhatIsShared:
         ]
         assert tracker.known == 0
 
-    def test_what_could_not_be_acknowledged_in_a_transaction_is_in_hand_again(self) -> None:
+    def test_message_with_a_failed_transactional_ack_counts_as_delivered_again(self) -> None:
         tracker = AckTracker(shared=True)
         tracker.deliver_batch((1, 0), 2, 0b01, 0b11)
         tracker.deliver((1, 1))
@@ -396,7 +395,7 @@ class TestWhatIsShared:
         assert tracker.take_group()[1] == acks
         assert tracker.known == 0
 
-    def test_what_the_application_has_is_known_over_several_attachments(self) -> None:
+    def test_delivered_messages_are_known_over_several_attachments(self) -> None:
         """Nothing, or only a part, came again in between."""
         tracker = AckTracker(shared=True)
         tracker.deliver((1, 0))
@@ -421,11 +420,10 @@ class TestWhatIsShared:
         assert tracker.known == 0
 
     def test_of_too_much_only_what_the_last_attachment_brought_is_known_on_the_next(
-        self, monkeypatch: pytest.MonkeyPatch
+        self,
     ) -> None:
         """Else who never says anything of what he has would have it known for ever."""
-        monkeypatch.setattr(ack_tracker, "MAX_KNOWN_IN_HAND", 3)
-        tracker = AckTracker(shared=True)
+        tracker = AckTracker(shared=True, max_known=3)
         tracker.deliver((1, 0))
         tracker.deliver_batch((1, 1), 2, 0b11, 0b11)
         tracker.start_attachment()
@@ -438,7 +436,7 @@ class TestWhatIsShared:
         assert not tracker.deliver_chunks(((1, 3), (1, 4)))
 
 
-def test_what_a_batch_did_not_bring_before_is_handed_out() -> None:
+def test_new_messages_of_a_redelivered_batch_are_handed_out() -> None:
     tracker = AckTracker()
     assert tracker.deliver_batch((1, 0), 3, 0b100, 0b111) == 0b100
     assert tracker.deliver_batch((1, 0), 3, 0b111, 0b111) == 0b111

@@ -40,7 +40,7 @@ async def setting() -> Setting:
     return Setting()
 
 
-async def test_what_was_sent_before_counts_and_nothing_later(setting: Setting) -> None:
+async def test_waiter_waits_for_earlier_acks_only(setting: Setting) -> None:
     assert setting.wait().done()
     one, two = setting.send(), setting.send(2)
     outcome = setting.wait()
@@ -55,7 +55,7 @@ async def test_what_was_sent_before_counts_and_nothing_later(setting: Setting) -
     assert setting.forgotten == 0
 
 
-async def test_what_waits_to_be_sent_is_waited_for(setting: Setting) -> None:
+async def test_flush_waits_for_acks_not_sent_yet(setting: Setting) -> None:
     outcome = setting.wait(for_next=True)
     setting.answers.lost(GONE)
     assert not outcome.done()
@@ -65,7 +65,7 @@ async def test_what_waits_to_be_sent_is_waited_for(setting: Setting) -> None:
     assert outcome.result() is None
 
 
-async def test_a_refusal_is_told_to_all_who_wait_for_it(setting: Setting) -> None:
+async def test_refused_ack_fails_all_its_waiters(setting: Setting) -> None:
     one = setting.send()
     earlier = setting.wait()
     two = setting.send(2)
@@ -83,7 +83,7 @@ async def test_a_refusal_is_told_to_all_who_wait_for_it(setting: Setting) -> Non
     assert len(setting.answers) == 0
 
 
-async def test_what_was_sent_and_is_lost_is_not_known(setting: Setting) -> None:
+async def test_ack_sent_over_a_lost_connection_has_an_unknown_outcome(setting: Setting) -> None:
     one = setting.send()
     sent, unsent = setting.wait(), setting.wait(for_next=True)
     setting.answers.lost(GONE)
@@ -95,7 +95,7 @@ async def test_what_was_sent_and_is_lost_is_not_known(setting: Setting) -> None:
     assert unsent.exception() is GONE
 
 
-async def test_who_was_cancelled_is_no_hindrance(setting: Setting) -> None:
+async def test_cancelled_waiter_does_not_block_the_others(setting: Setting) -> None:
     one = setting.send()
     setting.wait().cancel()
     outcome = setting.wait()
@@ -160,7 +160,7 @@ async def test_one_by_one_in_any_order() -> None:
     assert await is_over(out)
 
 
-async def test_what_is_taken_back_or_comes_again_does_not_count() -> None:
+async def test_message_taken_back_or_redelivered_is_not_outstanding() -> None:
     out = OutstandingMessages()
     last = message(2)
     out.add(message(1))
@@ -183,7 +183,7 @@ def test_messages_are_not_kept() -> None:
     assert len(out) == 1
 
 
-def test_what_is_said_in_a_transaction_is_said_once() -> None:
+def test_cumulative_acks_in_a_transaction_name_each_message_once() -> None:
     out = OutstandingMessages()
     for number in range(4):
         out.add(message(number))
@@ -197,7 +197,7 @@ def test_what_is_said_in_a_transaction_is_said_once() -> None:
     assert out.said_up_to(last) == [first]
 
 
-def test_what_was_handed_out_before_is_still_to_be_acknowledged() -> None:
+def test_messages_of_an_earlier_attachment_are_still_acknowledged() -> None:
     out = OutstandingMessages()
     for number in range(4):
         out.add(message(number))

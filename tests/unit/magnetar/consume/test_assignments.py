@@ -19,7 +19,7 @@ def segment(segment_id: int, topic: str = "t") -> AssignedSegment:
     return AssignedSegment(segment_id, 0, 0xFFFF, f"segment://public/default/{topic}/{segment_id}")
 
 
-def test_what_is_assigned_is_opened_once() -> None:
+def test_assigned_segment_is_opened_once() -> None:
     holdings = Holdings()
     assert holdings.assign([segment(1), segment(2)]) == [
         OpenSegment(segment(1)),
@@ -29,7 +29,7 @@ def test_what_is_assigned_is_opened_once() -> None:
     assert holdings.held == {1, 2}
 
 
-def test_what_an_assignment_does_not_name_is_left_and_then_gone() -> None:
+def test_segment_missing_in_an_assignment_is_left_and_removed() -> None:
     holdings = Holdings()
     holdings.assign([segment(1), segment(2)])
     assert holdings.assign([segment(2)]) == [LeaveSegment(segment(1))]
@@ -41,7 +41,7 @@ def test_what_an_assignment_does_not_name_is_left_and_then_gone() -> None:
     assert holdings.is_empty
 
 
-def test_what_comes_back_while_it_is_left_is_opened_after_its_close() -> None:
+def test_segment_assigned_again_while_leaving_is_opened_after_its_close() -> None:
     holdings = Holdings()
     holdings.assign([segment(1)])
     holdings.assign([])
@@ -49,7 +49,7 @@ def test_what_comes_back_while_it_is_left_is_opened_after_its_close() -> None:
     assert holdings.closed(segment(1)) == [OpenSegment(segment(1))]
 
 
-def test_what_comes_back_and_goes_again_is_not_opened() -> None:
+def test_segment_assigned_and_removed_while_leaving_is_not_opened() -> None:
     holdings = Holdings()
     holdings.assign([segment(1)])
     holdings.assign([])

@@ -27,7 +27,7 @@ PROPERTIES = {"team": "billing", "host": "a"}
     ids=["queue", "stream", "checkpoint"],
 )
 @pytest.mark.parametrize("topic", [SEGMENT, "persistent://public/default/t"])
-def test_properties_of_a_consumer_are_told(how: SubscribeSettings, topic: str) -> None:
+def test_subscribe_command_has_the_consumers_properties(how: SubscribeSettings, topic: str) -> None:
     told = subscribe_of(topic, 1, 0, how, None).subscribe
     assert not told.subscription_properties
     mine = {each.key: each.value for each in told.metadata if not each.key.startswith("__")}

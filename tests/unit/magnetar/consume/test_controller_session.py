@@ -93,7 +93,7 @@ class Opening:
         self.told.append({segment.segment_id for segment in told.segments})
 
 
-async def test_it_registers_with_the_controller_under_the_resolved_name() -> None:
+async def test_session_registers_under_the_resolved_name() -> None:
     pool = FakePool()
     controller, opening = Controller(pool), Opening(pool)
     asked = await controller.registration()
@@ -137,7 +137,7 @@ async def test_an_older_layout_is_ignored_within_a_registration() -> None:
     await opening.session.close()
 
 
-async def test_what_gets_no_answer_is_taken_back_and_tried_again() -> None:
+async def test_unanswered_registration_is_withdrawn_and_retried() -> None:
     pool = FakePool()
     controller, opening = Controller(pool), Opening(pool, operation_timeout_s=0.05)
     await controller.registration()
@@ -184,7 +184,7 @@ async def test_a_shared_segment_is_refused_with_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("version", ["Pulsar Server5.0.0-M1", "Pulsar Server5.0.0-M1-SNAPSHOT"])
-async def test_m1_is_told_nothing(version: str) -> None:
+async def test_pulsar_5_m1_gets_no_unsubscribe_at_close(version: str) -> None:
     pool = FakePool()
     pool.connection.server_version = version
     controller, opening = Controller(pool), Opening(pool)
@@ -199,5 +199,5 @@ async def test_m1_is_told_nothing(version: str) -> None:
     "version",
     ["Magnetar 0.1", "Pulsar Server5.0.0", "Pulsar Server5.0.0-M2", "Pulsar Server5.0.0-M10"],
 )
-def test_all_others_are_told(version: str) -> None:
+def test_other_versions_get_an_unsubscribe_at_close(version: str) -> None:
     assert can_be_told_to_leave(version)

@@ -108,7 +108,9 @@ async def setting() -> Setting:
 
 
 @pytest.mark.parametrize(("redeliveries", "dead"), [(0, False), (2, False), (3, True)])
-async def test_which_messages_are_dead(setting: Setting, redeliveries: int, dead: bool) -> None:
+async def test_messages_are_dead_letters_above_the_redelivery_bound(
+    setting: Setting, redeliveries: int, dead: bool
+) -> None:
     assert setting.letters.are(setting.messages(1, redeliveries)) is dead
 
 
@@ -127,7 +129,7 @@ async def test_acknowledged_only_when_it_is_stored(setting: Setting) -> None:
     assert setting.producer.closed == 1
 
 
-async def test_what_is_not_stored_comes_again(setting: Setting) -> None:
+async def test_message_whose_dead_letter_fails_comes_again(setting: Setting) -> None:
     setting.producer.stored.set_exception(BrokerFailed("The disk is full; make room."))
     setting.letters.take(setting.messages(1))
     await turns()
@@ -148,14 +150,14 @@ async def test_a_producer_that_does_not_open_is_tried_again_for_the_next(setting
     assert setting.producer.opened == 2
 
 
-async def test_what_is_too_much_at_a_time_comes_again(setting: Setting) -> None:
+async def test_dead_letters_beyond_the_bound_come_again(setting: Setting) -> None:
     setting.letters.take(setting.messages(DEAD_LETTERS_IN_FLIGHT + 2))
     assert len(setting.segment.again) == 2
     await setting.letters.close()
     assert setting.segment.acknowledged == []
 
 
-async def test_what_has_no_value_has_none_as_a_dead_letter(setting: Setting) -> None:
+async def test_dead_letter_of_a_message_without_value_has_none(setting: Setting) -> None:
     gone, empty = MessageMetadata(null_value=True), MessageMetadata()
     segment = cast("SegmentConsumer", setting.segment)
     setting.letters.take(

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from magnetar.compression import CompressionType, compress
-from magnetar.consume import decoding
 from magnetar.consume.ack_tracker import AckTracker
 from magnetar.consume.decoding import ChunkAssembly, DecodedEntry, Decoder, Permits
 from magnetar.message_id import EntryId
@@ -52,6 +51,7 @@ class Reader:
         tracks: bool = True,
         in_order: bool = False,
         max_bytes: int = 1000,
+        ordered_pending: int = 1000,
     ) -> None:
         self.tracker = AckTracker()
         self.chunks = ChunkAssembly(
@@ -60,6 +60,7 @@ class Reader:
             max_size=1000,
             max_bytes=max_bytes,
             in_order=in_order,
+            ordered_pending=ordered_pending,
         )
         self.decoder: Decoder[str] = Decoder(
             "segment", self.chunks, self.tracker if tracks else None, after
@@ -173,7 +174,7 @@ def test_reading_begins_behind_a_message(after: EntryId, expected: list[bytes]) 
         ),
     ],
 )
-def test_what_cannot_be_unpacked_is_reported(
+def test_undecodable_entry_is_reported(
     entry: bytes | None, damage: pb.CommandAck.ValidationError
 ) -> None:
     decoded = Reader().read(entry)
@@ -182,7 +183,7 @@ def test_what_cannot_be_unpacked_is_reported(
     assert decoded.messages == []
 
 
-def test_what_is_encrypted_is_left_at_the_broker() -> None:
+def test_encrypted_entry_is_left_at_the_broker() -> None:
     made = metadata()
     made.encryption_keys.add(key="k", value=b"v")
     decoded = Reader().read(build_entry(made, b"secret"))
@@ -252,7 +253,7 @@ def test_a_message_with_a_hole_is_asked_for_again() -> None:
     assert len(reader.chunks) == 0
 
 
-def test_the_oldest_incomplete_message_makes_room() -> None:
+def test_oldest_incomplete_message_is_dropped_at_the_count_bound() -> None:
     reader = Reader()
     for at, uuid in enumerate("abc"):
         decoded = reader.read(pieces_of(b"aabb", 2, uuid)[0], key=(1, at))
@@ -260,7 +261,7 @@ def test_the_oldest_incomplete_message_makes_room() -> None:
     assert len(reader.chunks) == 2
 
 
-def test_the_oldest_incomplete_message_makes_room_for_bytes() -> None:
+def test_oldest_incomplete_message_is_dropped_at_the_byte_bound() -> None:
     reader = Reader(max_bytes=100)
     old, new = pieces_of(bytes(120), 3, "old"), pieces_of(bytes(120), 3, "new")
     reader.read(old[0], key=(1, 0))
@@ -296,7 +297,7 @@ def test_in_order_too_many_bytes_of_incomplete_messages_are_a_failure(
     assert "max_pending_chunked_bytes" in str(failure)
 
 
-def test_what_is_incomplete_for_too_long_is_given_up_for_good() -> None:
+def test_chunked_message_incomplete_for_too_long_is_given_up() -> None:
     reader = Reader()
     late = NOW_MS + 60_001
     reader.read(pieces_of(b"aabb", 2, "a")[0], key=(1, 0))
@@ -311,9 +312,8 @@ def test_a_message_that_promises_too_much_is_given_up() -> None:
     assert len(reader.chunks) == 0
 
 
-def test_in_order_the_oldest_incomplete_message_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "ORDERED_CHUNKED_MESSAGES", 3)
-    reader = Reader(in_order=True)
+def test_in_order_the_oldest_incomplete_message_is_kept() -> None:
+    reader = Reader(in_order=True, ordered_pending=3)
     for at, uuid in enumerate("abc"):
         decoded = reader.read(pieces_of(b"aabb", 2, uuid)[0], key=(1, at))
         assert decoded.again == ()

@@ -12,6 +12,7 @@ from magnetar.consume.ordered_segments import HeldSegments
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.errors import ConsumerBusy, MagnetarError, NotAllowed, TopicNotFound
 from magnetar.protocol.backoff import Backoff
+from tests.support.waiting import until
 from tests.unit.magnetar.layout.fakes import FakePool, context_of
 
 WAIT_S = 5
@@ -103,13 +104,7 @@ class FakeReader:
         return {n for n, each in owners.items() if self.held.consumer_of(n) is each}
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-async def test_what_is_assigned_is_open_once_it_is_settled() -> None:
+async def test_assigned_segments_are_open_once_settled() -> None:
     reader = FakeReader(FakeBroker())
     reader.assign(1, 2)
     await reader.held.settled()
@@ -145,7 +140,7 @@ async def test_a_refusal_for_good_fails_everything() -> None:
     await reader.held.close()
 
 
-async def test_what_is_missing_is_tried_again_or_skipped_as_its_reader_says() -> None:
+async def test_missing_segment_is_retried_or_skipped_as_the_reader_decides() -> None:
     reader = FakeReader(FakeBroker())
     reader.broker.refusals[1] = [TopicNotFound("Gone.")] * 3
     reader.assign(1)
@@ -174,7 +169,7 @@ async def test_one_that_fails_later_is_opened_anew() -> None:
     await reader.held.close()
 
 
-async def test_what_is_taken_away_while_it_is_opened_is_never_kept() -> None:
+async def test_segment_removed_while_it_opens_is_not_kept() -> None:
     reader = FakeReader(FakeBroker())
     reader.broker.refusals[1] = [ConsumerBusy("Busy.")] * 5
     reader.assign(1)

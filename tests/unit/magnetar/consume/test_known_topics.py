@@ -15,14 +15,14 @@ def test_a_snapshot_replaces_what_was_known() -> None:
     assert known.names == {B, C}
 
 
-def test_a_diff_changes_it_and_what_is_told_again_changes_nothing() -> None:
+def test_diff_changes_known_topics_once() -> None:
     known = KnownTopics()
     known.replace([A])
     assert known.apply([B], [A]) == Change((B,), (A,))
     assert not known.apply([B], [A])
 
 
-def test_what_was_deleted_and_made_anew_is_there() -> None:
+def test_topic_deleted_and_created_again_is_known() -> None:
     known = KnownTopics()
     known.replace([A])
     assert not known.apply([A], [A])

@@ -103,7 +103,7 @@ def test_damaged_bytes_are_refused_or_read(data: st.DataObject) -> None:
     assert MessageId.from_bytes(read.to_bytes()) == read
 
 
-def test_messages_of_a_batch_of_unknown_size_are_told_apart() -> None:
+def test_messages_of_a_batch_of_unknown_size_have_different_places() -> None:
     sent = [EntryId(1, 2, index) for index in range(3)]
     places = [place_of(each) for each in (*sent, EntryId(1, 2), EntryId(1, 3, 0))]
     assert places == sorted(set(places))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from magnetar.bounds import REFUSALS_IN_A_ROW
+from magnetar.bounds import NAMESPACE_QUIET_S, REFUSALS_IN_A_ROW
 from magnetar.consume.known_topics import Change, topics_hash
 from magnetar.consume.namespace_consumer import NamespaceWatch
 from magnetar.errors import MagnetarError, NotAllowed, TopicNotFound
@@ -12,6 +12,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.backoff import Backoff
 from magnetar.wire.attachment import AttachmentState
 from magnetar.wire.connection import PeerKind
+from tests.support.waiting import until
 from tests.unit.magnetar.layout.fakes import WAIT_S, FakeConnection, FakePool, context_of
 
 WATCH = pb.BaseCommand.WATCH_SCALABLE_TOPICS
@@ -22,7 +23,9 @@ A, B, C = (f"topic://public/default/{name}" for name in "abc")
 class Watching:
     """A watch, what it told, and its broker."""
 
-    def __init__(self, **properties: str) -> None:
+    def __init__(
+        self, *, quiet_s: float = NAMESPACE_QUIET_S, max_topics: int = 1000, **properties: str
+    ) -> None:
         self.pool = FakePool()
         self.told: list[Change] = []
         self.ended: asyncio.Queue[MagnetarError] = asyncio.Queue()
@@ -32,6 +35,8 @@ class Watching:
             properties,
             changed=self.told.append,
             ended=self.ended.put_nowait,
+            quiet_s=quiet_s,
+            max_topics=max_topics,
         )
 
     async def asked(self) -> pb.CommandWatchScalableTopics:
@@ -83,7 +88,7 @@ async def test_an_empty_namespace_is_an_answer() -> None:
     await watching.watch.close()
 
 
-async def test_after_a_reconnect_only_the_difference_is_told() -> None:
+async def test_watch_reports_only_the_difference_after_a_reconnect() -> None:
     watching = Watching()
     await watching.open(A, B)
     watching.lose()
@@ -94,17 +99,12 @@ async def test_after_a_reconnect_only_the_difference_is_told() -> None:
     await watching.watch.close()
 
 
-async def test_after_a_reconnect_silence_says_that_nothing_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("magnetar.consume.namespace_consumer.NAMESPACE_QUIET_S", 0.01)
-    watching = Watching()
+async def test_after_a_reconnect_silence_says_that_nothing_changed() -> None:
+    watching = Watching(quiet_s=0.01)
     await watching.open(A)
     watching.lose()
     again = await watching.asked()
-    async with asyncio.timeout(WAIT_S):
-        while watching.watch.state is not AttachmentState.ATTACHED:
-            await asyncio.sleep(0.001)
+    await until(lambda: watching.watch.state is AttachmentState.ATTACHED)
     watching.answer(again, diff=pb.ScalableTopicsDiff(added=[B]))
     assert watching.watch.topics == {A, B}
     await watching.watch.close()
@@ -132,9 +132,8 @@ async def test_a_namespace_that_is_gone_ends_it_after_some_refusals(
     await watching.watch.close()
 
 
-async def test_too_many_topics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.consume.namespace_consumer.NAMESPACE_TOPICS", 2)
-    watching = Watching()
+async def test_too_many_topics_are_refused() -> None:
+    watching = Watching(max_topics=2)
     asked = await watching.open(A, B)
     watching.answer(asked, diff=pb.ScalableTopicsDiff(added=[C]))
     error = await asyncio.wait_for(watching.ended.get(), WAIT_S)

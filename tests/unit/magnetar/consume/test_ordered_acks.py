@@ -38,7 +38,7 @@ def joined(acks: OrderedAcks) -> FakeTransaction:
     return transaction
 
 
-def test_what_was_said_is_not_said_again() -> None:
+def test_cumulative_ack_covers_earlier_messages() -> None:
     acks = OrderedAcks()
     assert not acks.is_acknowledged(A, SECOND, None)
     acks.record_ack(A, SECOND, None)
@@ -49,14 +49,14 @@ def test_what_was_said_is_not_said_again() -> None:
     assert not acks.is_acknowledged(B, FIRST, None)
 
 
-def test_messages_of_a_batch_are_told_apart() -> None:
+def test_acks_distinguish_messages_of_one_batch() -> None:
     acks = OrderedAcks()
     acks.record_ack(A, EntryId(7, 0, 1, 3), None)
     assert acks.is_acknowledged(A, EntryId(7, 0, 0, 3), None)
     assert not acks.is_acknowledged(A, EntryId(7, 0, 2, 3), None)
 
 
-def test_what_was_said_in_a_transaction_counts_there_and_elsewhere_once_it_is_committed() -> None:
+def test_transactional_ack_counts_elsewhere_once_committed() -> None:
     acks = OrderedAcks()
     joined(acks)
     acks.record_ack(A, SECOND, ONE)
@@ -80,7 +80,7 @@ def test_one_transaction_at_a_time_acknowledges_on_a_segment() -> None:
     assert acks.holder(A, TWO) is None
 
 
-def test_it_is_in_doubt_until_what_does_not_commit_is_over() -> None:
+def test_acks_are_in_doubt_until_an_aborting_transaction_is_over() -> None:
     acks = OrderedAcks()
     transaction = joined(acks)
     for state in S:
@@ -90,7 +90,7 @@ def test_it_is_in_doubt_until_what_does_not_commit_is_over() -> None:
     assert not acks.in_doubt
 
 
-def test_what_was_handed_out_before_is_not_acknowledged_until_it_comes_again() -> None:
+def test_earlier_delivery_is_acknowledged_only_after_its_redelivery() -> None:
     acks = OrderedAcks()
     acks.record_ack(A, FIRST, None)
     acks.record_delivery(A, SECOND)
@@ -127,7 +127,7 @@ def test_what_comes_once_more_on_a_later_attachment_is_acknowledged_once_more() 
     assert not acks.is_acknowledged(A, FIRST, None)
 
 
-def test_what_is_committed_after_a_reconnect_is_over() -> None:
+def test_ack_committed_after_a_reconnect_is_settled() -> None:
     acks = OrderedAcks()
     joined(acks)
     acks.record_ack(A, SECOND, ONE)
@@ -155,7 +155,7 @@ def test_of_segments_left_the_last_ones_are_remembered() -> None:
     assert acks.is_acknowledged(11, FIRST, None)
 
 
-def test_what_an_open_transaction_acknowledged_is_not_handed_out_beside_it() -> None:
+def test_message_acked_in_an_open_transaction_is_not_handed_out() -> None:
     acks = OrderedAcks()
     joined(acks)
     acks.record_ack(A, SECOND, ONE)
@@ -166,7 +166,7 @@ def test_what_an_open_transaction_acknowledged_is_not_handed_out_beside_it() -> 
     assert not acks.is_settled(A, SECOND)
 
 
-def test_what_was_handed_out_and_comes_again_unasked_is_in_no_transaction() -> None:
+def test_unrequested_redelivery_may_be_duplicated() -> None:
     acks = OrderedAcks()
     acks.record_delivery(A, SECOND)
     acks.start_attachment(A)
@@ -252,7 +252,7 @@ def test_what_was_set_back_came_once() -> None:
     assert not acks.may_be_duplicated(A)
 
 
-def test_what_is_lost_is_in_no_transaction_until_everything_comes_again() -> None:
+def test_lost_segment_may_be_duplicated_until_everything_is_redelivered() -> None:
     acks = OrderedAcks()
     joined(acks)
     acks.record_delivery(A, FIRST)

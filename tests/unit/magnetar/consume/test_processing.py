@@ -8,6 +8,7 @@ from magnetar.consume.message import RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import NackDelay
 from magnetar.errors import InvalidArgument
+from tests.support.waiting import until
 from tests.unit.magnetar.consume.setting import (
     WAIT_S,
     FakeTransaction,
@@ -35,7 +36,7 @@ async def asked_for(setting: Setting) -> list[int]:
 class TestProcessing:
     """What the application has for too long; the entry that is handed out last is asked for."""
 
-    async def test_what_takes_too_long_is_asked_for_after_the_timeout(self) -> None:
+    async def test_message_is_requested_again_after_the_processing_timeout(self) -> None:
         setting = await Setting(processing_timeout_ms=50).open()
         loop = asyncio.get_running_loop()
         (message,) = setting.deliver(1, b"a")
@@ -96,7 +97,7 @@ class TestProcessing:
         assert len(setting.consumer._nacked) == 0
         await setting.consumer.close()
 
-    async def test_it_begins_anew_when_a_transaction_could_not_acknowledge(self) -> None:
+    async def test_timeout_restarts_after_a_failed_transactional_ack(self) -> None:
         setting = await Setting(processing_timeout_ms=20).open()
         (message,) = setting.deliver(1, b"a")
         hand_out(setting, message)
@@ -118,7 +119,7 @@ class TestProcessing:
         assert await asked_for(setting) == [0, 1]
         await setting.consumer.close()
 
-    async def test_it_goes_on_over_a_new_attachment(self) -> None:
+    async def test_timeout_continues_over_a_reconnect(self) -> None:
         setting = await Setting(processing_timeout_ms=1000).open()
         hand_out(setting, *setting.deliver(1, b"a"))
         await attached_anew(setting)
@@ -127,15 +128,15 @@ class TestProcessing:
         assert len(setting.deliver(1, b"a")) == 1
         await setting.consumer.close()
 
-    async def test_what_is_late_without_a_connection_comes_with_the_next_one(self) -> None:
+    async def test_message_that_times_out_without_a_connection_comes_after_the_reconnect(
+        self,
+    ) -> None:
         setting = await Setting(processing_timeout_ms=20).open()
         hand_out(setting, *setting.deliver(1, b"a"))
         timeouts = setting.consumer._timeouts
         assert timeouts is not None
         await setting.without_connection()
-        async with asyncio.timeout(WAIT_S):
-            while len(timeouts):
-                await asyncio.sleep(0.001)
+        await until(lambda: not len(timeouts))
         await attached_anew(setting)
         assert len(setting.deliver(1, b"a")) == 1
         await setting.consumer.close()

@@ -101,7 +101,7 @@ async def test_cancelled_and_late_takers_have_taken_nothing() -> None:
     assert (await inbox.take(0)).payload == b"a"
 
 
-async def test_what_waits_is_handed_out_before_a_failure() -> None:
+async def test_buffered_messages_are_handed_out_before_a_failure() -> None:
     inbox: Inbox[Segment] = Inbox(10, 10_000)
     segment = Segment()
     inbox.put(segment, messages(segment, b"a"))
@@ -153,7 +153,7 @@ async def test_what_is_dropped_is_of_one_segment_or_of_some_entries() -> None:
     assert one.taken_of == []
 
 
-async def test_what_is_put_back_is_next() -> None:
+async def test_message_put_back_is_received_next() -> None:
     inbox: Inbox[Segment] = Inbox(2, 10_000)
     segment = Segment()
     inbox.put(segment, messages(segment, b"a", b"b"))

@@ -37,7 +37,7 @@ def test_the_earliest_time_counts() -> None:
     assert list(redelivery.due(10_000)) == []
 
 
-def test_what_was_acknowledged_after_all_is_not_asked_for() -> None:
+def test_nacked_message_acked_later_is_not_requested_again() -> None:
     redelivery = Redelivery(100, 1000, 2.0)
     redelivery.add([(1, 1), (1, 2)], 0, 0)
     redelivery.forget((1, 1))
@@ -102,14 +102,14 @@ def test_the_time_is_over_never_too_early_and_a_tick_too_late_at_most(
     assert (timeouts.due(due_ms), timeouts.next_ms, len(timeouts)) == ([], None, 0)
 
 
-def test_what_falls_due_within_a_tick_is_asked_for_together() -> None:
+def test_redeliveries_due_in_one_tick_are_requested_together() -> None:
     timeouts = ProcessingTimeouts(1000)
     dues = {timeouts.handed_out((1, at), -1, at) for at in range(99)}
     assert dues == {1100}
     assert timeouts.due(1100) == [(1, at) for at in range(99)]
 
 
-def test_what_is_done_with_in_time_is_not_asked_for() -> None:
+def test_message_acked_in_time_is_not_requested_again() -> None:
     timeouts = ProcessingTimeouts(1000)
     timeouts.handed_out(ONE, -1, 0)
     timeouts.handed_out(TWO, -1, 0)

@@ -18,6 +18,7 @@ from magnetar.errors import (
 )
 from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.waiting import until
 from tests.unit.magnetar.consume.setting import (
     WAIT_S,
     FakeTransaction,
@@ -61,7 +62,7 @@ async def acknowledging_up_to() -> tuple[Setting, asyncio.Future[None], asyncio.
 
 class TestClosing:
     @pytest.mark.parametrize("what", ["confirmed", "unsubscribe"])
-    async def test_who_waits_for_a_connection_is_told(self, what: str) -> None:
+    async def test_close_fails_calls_that_wait_for_a_connection(self, what: str) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         await setting.without_connection()
@@ -164,7 +165,7 @@ class TestALostConnection:
         assert setting.said(Kind.FLOW) == []
         await setting.consumer.close()
 
-    async def test_what_the_application_has_does_not_come_twice(self) -> None:
+    async def test_delivered_message_does_not_come_twice_after_a_reconnect(self) -> None:
         setting = await Setting(nack_delay=NackDelay(60_000, 60_000)).open()
         has, nacked, _ = setting.deliver(1, b"a", b"b", b"c")
         setting.hand_in(2, single())
@@ -180,7 +181,7 @@ class TestALostConnection:
             await setting.consumer.acknowledge(message.entry_id, FakeTransaction())
         await setting.consumer.close()
 
-    async def test_what_is_nacked_without_a_connection_comes_with_the_next_one(self) -> None:
+    async def test_message_nacked_without_a_connection_comes_after_the_reconnect(self) -> None:
         setting = await Setting().open()
         first, second = setting.deliver(1, b"a", b"b")
         setting.hand_in(2, single())
@@ -229,7 +230,7 @@ class TestAgain:
 
 class TestInATransaction:
     @pytest.mark.parametrize("how", ["acknowledge", "acknowledge_up_to"])
-    async def test_what_is_refused_is_not_acknowledged(self, how: str) -> None:
+    async def test_refused_ack_leaves_the_message_unacknowledged(self, how: str) -> None:
         setting = await Setting(SubscriptionKind.EXCLUSIVE).open()
         first, second = setting.deliver(1, b"a", b"b")
         transaction = FakeTransaction()
@@ -288,7 +289,7 @@ class TestInATransaction:
             assert len(come_again(setting, entry_id)) == 1
         await setting.consumer.close()
 
-    async def test_what_nobody_awaits_is_acknowledged_and_tracked(self) -> None:
+    async def test_unawaited_ack_is_sent_and_tracked(self) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         transaction = FakeTransaction()
@@ -299,7 +300,7 @@ class TestInATransaction:
         assert transaction.tracked[0].exception() is None
         await setting.consumer.close()
 
-    async def test_what_nobody_awaits_is_not_reported_when_it_is_refused(
+    async def test_refused_unawaited_ack_logs_no_unhandled_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(command: pb.BaseCommand, timeout_s: float | None = None) -> None:
@@ -319,7 +320,7 @@ class TestInATransaction:
         assert not reported
         await setting.consumer.close()
 
-    async def test_who_closes_before_it_is_sent_is_told(self) -> None:
+    async def test_close_fails_an_ack_not_sent_yet(self) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         await setting.without_connection()
@@ -352,7 +353,7 @@ class TestTheBrokersWord:
         await setting.consumer.close()
 
     @pytest.mark.parametrize("after", range(4))
-    async def test_whoever_is_cancelled_has_acknowledged(self, after: int) -> None:
+    async def test_ack_is_sent_though_its_waiter_was_cancelled(self, after: int) -> None:
         setting = await Setting().open()
         (message,) = setting.deliver(1, b"a")
         setting.consumer.acknowledge_received(message)
@@ -506,9 +507,7 @@ class TestPieces:
         (message,) = setting.deliver(3, b"b")
         lost, setting.pool.connection = setting.connection, FakeConnection()
         lost.lose()
-        async with asyncio.timeout(WAIT_S):
-            while setting.consumer.connection is None:
-                await asyncio.sleep(0)
+        await until(lambda: setting.consumer.connection is not None, poll_s=0)
         await setting.consumer.acknowledge_up_to(message.entry_id, transaction)
         commands = setting.said(Kind.ACK)
         assert {each.entry_id for command in commands for each in command.ack.message_id} == {2, 3}

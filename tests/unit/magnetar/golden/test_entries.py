@@ -31,7 +31,7 @@ def value_of(kept: str | Item) -> bytes:
 
 
 @pytest.mark.parametrize("items", SENT, ids=lambda items: items[0]["what"])
-def test_what_was_sent(items: list[Item]) -> None:
+def test_golden_entries_decode_to_what_was_sent(items: list[Item]) -> None:
     decoder: Decoder[str] = Decoder(
         SEGMENT, ChunkAssembly(1, 0, max_size=1000, max_bytes=1000), None
     )

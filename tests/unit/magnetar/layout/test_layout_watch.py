@@ -95,7 +95,7 @@ async def test_a_controller_without_tls_address_is_known_by_its_lookups_or_not_a
     await watch.close()
 
 
-async def test_newer_layouts_are_told_and_older_ones_ignored() -> None:
+async def test_watch_reports_newer_layouts_and_ignores_older_ones() -> None:
     pool = FakePool()
     watch, session_id = await opened(pool)
     told: list[Layout] = []
@@ -214,7 +214,7 @@ async def test_a_deleted_topic_ends_it_after_some_refusals(monkeypatch: pytest.M
     await watch.close()
 
 
-async def test_a_refusal_right_behind_the_first_answer_is_heard() -> None:
+async def test_refusal_right_behind_the_first_answer_is_handled() -> None:
     pool = FakePool()
     watch = LayoutWatch(context_of(pool), "orders")
     opening = asyncio.create_task(watch.open(WAIT_S))

@@ -22,7 +22,7 @@ def cut(queue: Queue, *messages: Outgoing) -> list[list[int]]:
     return numbers(queue.cut())
 
 
-def test_what_was_given_together_is_one_batch_until_it_is_full() -> None:
+def test_messages_given_together_are_one_batch_until_it_is_full() -> None:
     queue = Queue(LIMITS)
     assert cut(queue, *(outgoing() for _ in range(6))) == [[0, 1, 2, 3], [4, 5]]
     assert cut(queue, outgoing()) == [[6]]
@@ -74,7 +74,7 @@ def test_a_full_bucket_closes_the_others_so_that_numbers_rise() -> None:
     assert batches == [[0], [1, 2], [3], [4]]
 
 
-def test_numbers_of_the_user_are_cut_where_the_bucket_changes() -> None:
+def test_batch_with_user_sequence_ids_ends_where_the_bucket_changes() -> None:
     queue = Queue(LIMITS, (100,))
     given_ids = [(10, 0), (11, 0), (12, 150), (13, 0), (14, 0)]
     messages = [outgoing(sequence_id=n, bucket_hash=h) for n, h in given_ids]
@@ -82,7 +82,7 @@ def test_numbers_of_the_user_are_cut_where_the_bucket_changes() -> None:
     assert cut(queue, outgoing()) == [[15]]
 
 
-def test_what_the_broker_may_know_is_not_mixed_with_what_is_new() -> None:
+def test_batch_does_not_mix_resent_and_new_sequence_ids() -> None:
     queue = Queue(LIMITS)
     queue.known = 5
     assert cut(queue, *(outgoing(sequence_id=n) for n in (4, 5, 6, 7))) == [[4, 5], [6, 7]]
@@ -99,7 +99,7 @@ def test_nothing_overtakes_what_waits_for_its_transaction() -> None:
     assert queue.size == 0
 
 
-def test_what_nobody_waits_for_is_dropped_and_told() -> None:
+def test_cancelled_sends_are_dropped_from_the_batch_and_reported() -> None:
     dropped: list[Outgoing] = []
     queue = Queue(LIMITS, (), dropped.append)
     first, second, third = outgoing(), outgoing(), outgoing()
@@ -155,7 +155,7 @@ def test_a_result_is_given_once() -> None:
     assert not result.done()
 
 
-def test_what_nobody_waits_for_holds_nothing_up() -> None:
+def test_cancelled_send_does_not_hold_up_later_ones() -> None:
     queue = Queue(BatchLimits(10, 10_000))
     without, behind = outgoing(), outgoing()
     without.awaits = Wait()

@@ -15,7 +15,9 @@ COMPRESSED = [kind for kind in CompressionType if kind is not CompressionType.NO
 
 
 @given(st.sampled_from(CompressionType), st.binary(max_size=2000), st.integers(1, 50))
-def test_what_went_in_comes_out(kind: CompressionType, data: bytes, times: int) -> None:
+def test_decompressed_payload_equals_the_original(
+    kind: CompressionType, data: bytes, times: int
+) -> None:
     payload = data * times
     packed = compress(kind, payload)
     assert bytes(decompress(kind, packed, len(payload))) == payload

@@ -181,7 +181,7 @@ def test_chunks_of_a_compressed_payload_are_of_what_is_sent() -> None:
     assert decompress(CompressionType.ZSTD, packed, len(payload)) == payload
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_message_above_the_largest_size_is_refused() -> None:
     with pytest.raises(MessageTooLarge, match="chunking=True"):
         encoder(max_message_size=1000).encode(numbered(outgoing(bytes(1000))), NOW_MS)
     batch = numbered(outgoing(bytes(600)), outgoing(bytes(600)))
@@ -192,7 +192,7 @@ def test_what_is_too_large_is_refused() -> None:
         encoder(max_message_size=1000, chunking=True).encode(huge_key, NOW_MS)
 
 
-def test_what_fits_exactly_is_sent() -> None:
+def test_message_of_exactly_the_largest_size_is_sent() -> None:
     (message,) = numbered(outgoing(bytes(900)))
     (sent,) = encoder().encode([message], NOW_MS)
     size = len(sent.parts[1])

@@ -53,7 +53,7 @@ def test_receipts_out_of_turn_take_out_what_they_are_for(pending: Pending) -> No
     assert len(pending) == 0
 
 
-def test_what_is_refused_out_of_turn_is_taken_out_alone(pending: Pending) -> None:
+def test_message_refused_out_of_order_is_removed_alone(pending: Pending) -> None:
     first, second, third = pending
     assert pending.error(6, ServerError.NOT_ALLOWED_ERROR) == (Verdict.REFUSED, third)
     assert pending.receipt(3) == (Verdict.STORED, first)
@@ -97,7 +97,7 @@ def test_errors_that_take_nothing_out(
     assert len(pending) == 3
 
 
-def test_what_is_not_allowed_is_taken_out_alone(pending: Pending) -> None:
+def test_message_that_is_not_allowed_is_removed_alone(pending: Pending) -> None:
     first, second, _ = pending
     assert pending.error(3, ServerError.NOT_ALLOWED_ERROR) == (Verdict.REFUSED, first)
     assert pending.error(5, ServerError.NOT_ALLOWED_ERROR) == (Verdict.REFUSED, second)
@@ -106,7 +106,7 @@ def test_what_is_not_allowed_is_taken_out_alone(pending: Pending) -> None:
     assert pending.error(9, ServerError.NOT_ALLOWED_ERROR) == (Verdict.REATTACH, None)
 
 
-def test_what_was_damaged_on_its_way_stays(pending: Pending) -> None:
+def test_message_damaged_on_the_wire_stays_pending(pending: Pending) -> None:
     first, second, _ = pending
     assert pending.error(3, ServerError.CHECKSUM_ERROR) == (Verdict.AGAIN, first)
     assert pending.error(5, ServerError.CHECKSUM_ERROR) == (Verdict.AGAIN, second)
@@ -116,7 +116,7 @@ def test_what_was_damaged_on_its_way_stays(pending: Pending) -> None:
     assert pending.error(5, ServerError.CHECKSUM_ERROR) == (Verdict.IGNORED, None)
 
 
-def test_what_was_damaged_here_is_taken_out(pending: Pending) -> None:
+def test_message_damaged_before_sending_is_removed(pending: Pending) -> None:
     first, *_ = pending
     head, checked = first.parts
     first.parts = head, checked[:-1] + bytes([checked[-1] ^ 1])
@@ -133,7 +133,7 @@ def test_chunks_have_one_number_and_a_receipt_each() -> None:
     assert [pending.receipt(8)[1] for _ in chunks] == chunks
 
 
-def test_what_nobody_waits_for_can_be_dropped(pending: Pending) -> None:
+def test_cancelled_messages_at_the_front_are_pruned(pending: Pending) -> None:
     first, second, third = pending
     first.messages[0].outcome.set_exception(TimeoutError())
     second.messages[0].outcome.set_exception(TimeoutError())

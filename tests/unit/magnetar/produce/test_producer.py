@@ -85,7 +85,7 @@ class Properties(dict[str, str]):
         return bad.items() if self.left < 0 else super().items()
 
 
-def test_what_cannot_be_encoded_takes_no_other_batch_along() -> None:
+def test_batch_that_cannot_be_encoded_fails_alone() -> None:
     async def main() -> list[MessageId | BaseException]:
         world = World(1)
         producer = await opened(world, ProducerSettings(batching=False))
@@ -108,7 +108,7 @@ def test_what_cannot_be_encoded_takes_no_other_batch_along() -> None:
 ONE = ProducerSettings(max_pending_messages=1, send_timeout_s=5)
 
 
-def test_what_cannot_be_sent_leaves_the_room_to_who_waits() -> None:
+def test_invalid_send_leaves_its_place_to_the_next_waiter() -> None:
     async def main() -> None:
         producer = await opened(World(1), ONE)
         first = producer.send_nowait(b"first")
@@ -123,7 +123,7 @@ def test_what_cannot_be_sent_leaves_the_room_to_who_waits() -> None:
     run(main())
 
 
-def test_everybody_who_waits_for_room_hears_of_it() -> None:
+def test_every_waiter_of_a_full_queue_wakes() -> None:
     async def main() -> None:
         producer = await opened(World(1), ONE)
         producer.send_nowait(b"first")
@@ -133,7 +133,7 @@ def test_everybody_who_waits_for_room_hears_of_it() -> None:
     run(main())
 
 
-def test_many_that_wait_for_room_all_send_in_it() -> None:
+def test_all_waiters_of_a_full_queue_send() -> None:
     async def main() -> None:
         world = World(1)
         producer = await opened(world, ONE)
@@ -156,7 +156,7 @@ def test_many_that_wait_for_room_all_send_in_it() -> None:
     run(main())
 
 
-def test_nothing_overtakes_a_send_that_waits_for_room() -> None:
+def test_send_waiting_for_a_full_queue_is_not_overtaken() -> None:
     async def main() -> None:
         producer = await opened(World(1), ProducerSettings(max_pending_messages=2, batching=False))
         first = producer.send_nowait(b"1")
@@ -190,7 +190,7 @@ def cut_off(world: World) -> None:
         link.lose()
 
 
-def test_who_was_cancelled_while_cut_off_makes_room() -> None:
+def test_sends_cancelled_without_a_connection_free_the_queue() -> None:
     async def main() -> None:
         world = World(1)
         producer = await opened(world, ProducerSettings(max_pending_messages=2, send_timeout_s=30))
@@ -210,7 +210,7 @@ def test_who_was_cancelled_while_cut_off_makes_room() -> None:
     run(main())
 
 
-def test_a_send_waits_for_room_no_longer_than_it_may() -> None:
+def test_send_waits_for_a_full_queue_up_to_its_timeout() -> None:
     async def main() -> None:
         world = World(1)
         producer = await opened(world, ONE)
@@ -355,7 +355,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-def test_who_waits_behind_a_message_that_is_gone_is_sent(cancelled: bool) -> None:
+def test_send_behind_a_cancelled_one_is_sent(cancelled: bool) -> None:
     async def main() -> None:
         world = World(1)
         producer = await opened(world, ProducerSettings(send_timeout_s=5))
@@ -375,7 +375,7 @@ def test_who_waits_behind_a_message_that_is_gone_is_sent(cancelled: bool) -> Non
 
 
 @pytest.mark.parametrize("told_late", [False, True], ids=["magnetar", "m1"])
-def test_who_waits_to_be_alone_follows_a_split(told_late: bool) -> None:
+def test_producer_waiting_for_exclusive_access_follows_a_split(told_late: bool) -> None:
     async def main() -> None:
         world = World(1)
         world.busy = True
@@ -497,7 +497,9 @@ def test_what_may_be_stored_is_sent_again_in_a_transaction_only_where_brokers_kn
 
 @pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
 @pytest.mark.parametrize("in_transaction", [True, False], ids=["transaction", "plain"])
-def test_what_arrived_damaged_is_sent_again(in_transaction: bool, knows_resends: bool) -> None:
+def test_message_that_arrived_damaged_is_sent_again(
+    in_transaction: bool, knows_resends: bool
+) -> None:
     """With what follows it, as Java clients do; in a transaction never what may be stored."""
 
     async def main() -> None:
@@ -521,7 +523,7 @@ def test_what_arrived_damaged_is_sent_again(in_transaction: bool, knows_resends:
 
 
 @pytest.mark.parametrize("knows_resends", [True, False], ids=["magnetar", "apache"])
-def test_what_was_damaged_before_it_was_sent_fails_alone(
+def test_message_damaged_before_sending_fails_alone(
     knows_resends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are stored once, on a broker that takes them at once and on one that does not."""

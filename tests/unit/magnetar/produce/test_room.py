@@ -40,7 +40,7 @@ async def test_places_go_in_the_order_of_asking() -> None:
     assert room.messages == 1
 
 
-async def test_nobody_overtakes_who_was_just_given_a_place() -> None:
+async def test_new_send_does_not_overtake_a_woken_waiter() -> None:
     room, order = Room(2, 1000), list[str]()
     room.take(10)
     room.take(10)
@@ -73,7 +73,7 @@ async def test_a_place_of_who_gave_up_goes_to_the_next() -> None:
     assert room.is_full
 
 
-async def test_who_waits_is_told_of_the_end() -> None:
+async def test_waiting_sends_fail_when_the_producer_ends() -> None:
     room = Room(1, 1000)
     room.take(10)
     tasks = await started(room, "ab", [])

@@ -147,7 +147,7 @@ def test_splits_merges_moves_and_lost_connections(seed: int, told_late: bool) ->
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_refused_takes_nothing_else_along_but_its_batch(seed: int) -> None:
+def test_refused_message_fails_only_its_batch(seed: int) -> None:
     run(seed, scenario(seed, told_late=seed % 2 == 0, losses=seed % 3 == 0, refused=0.02))
 
 

@@ -110,7 +110,7 @@ def test_a_segment_that_its_broker_ends_waits_for_the_layout() -> None:
     assert ids(switching.released()) == [(3, back)]
 
 
-def test_what_no_layout_comes_for_is_stranded() -> None:
+def test_messages_without_a_new_layout_are_stranded() -> None:
     switching = Switching(WHOLE)
     held = outgoing(key=LOW)
     switching.ended(0)
@@ -156,7 +156,7 @@ def test_partitions_of_a_regular_topic_all_come_before_what_follows_them() -> No
     assert switching.state_of(2) is switching.state_of(3) is SegmentState.TAKING
 
 
-def test_what_nobody_waits_for_leaves_the_hold() -> None:
+def test_cancelled_messages_leave_the_held_queue() -> None:
     switching = Switching(WHOLE)
     switching.changed(HALVES)
     first, second = outgoing(key=LOW), outgoing(key=LOW)

@@ -39,7 +39,7 @@ class Sending:
         self.unanswered.stored(8, sent, where)
 
 
-async def test_receipts_say_where_and_make_room() -> None:
+async def test_receipts_resolve_message_ids_and_free_the_queue() -> None:
     sending = Sending()
     (one, first), (two, second), (three, third) = (sending.send() for _ in range(3))
     sending.stored(10, one)
@@ -66,7 +66,7 @@ async def test_a_message_of_chunks_is_stored_with_the_last() -> None:
     assert sending.room.messages == 0
 
 
-async def test_who_was_cancelled_keeps_its_room_until_the_receipt() -> None:
+async def test_cancelled_send_keeps_its_place_until_the_receipt() -> None:
     sending = Sending()
     message, future = sending.send()
     future.cancel()
@@ -89,7 +89,7 @@ async def test_flush_waits_for_what_was_before_it_alone() -> None:
     assert sending.room.messages == 1
 
 
-async def test_the_first_failure_that_nobody_looked_at_is_told_once() -> None:
+async def test_first_unread_failure_is_reported_once() -> None:
     sending = Sending()
     (seen, seen_future), (one, _), (two, _) = (sending.send() for _ in range(3))
     for message, text in ((seen, "a"), (one, "b"), (two, "c")):
@@ -120,7 +120,7 @@ async def test_each_message_fails_with_an_error_of_its_own() -> None:
     assert all(isinstance(error, NotAllowed) and error.args == cause.args for error in errors)
 
 
-async def test_time_is_up_and_the_reason_is_told() -> None:
+async def test_timed_out_send_names_the_reason() -> None:
     sending = Sending(timeout_s=0.01)
     sending.trouble = ServiceNotReady("The broker sleeps.")
     futures = [sending.send()[1] for _ in range(3)]
@@ -133,7 +133,7 @@ async def test_time_is_up_and_the_reason_is_told() -> None:
     sending.unanswered.close()
 
 
-async def test_what_is_answered_is_forgotten_though_something_older_waits() -> None:
+async def test_answered_sends_are_forgotten_while_an_older_one_waits() -> None:
     sending = Sending()
     sending.send()
     flush = asyncio.create_task(sending.unanswered.flush())
@@ -146,7 +146,7 @@ async def test_what_is_answered_is_forgotten_though_something_older_waits() -> N
     sending.unanswered.close()
 
 
-async def test_who_closes_knows_why_its_messages_fail() -> None:
+async def test_failures_at_close_are_not_logged_as_unhandled() -> None:
     sending = Sending()
     told: list[object] = []
     loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ def test_entries_come_back(producer_name: str, sequence_id: int, payload: bytes)
 
 
 @pytest.mark.parametrize("size", range(10))
-def test_cut_entries(size: int) -> None:
+def test_truncated_entry_is_refused(size: int) -> None:
     entry = build_entry(METADATA, b"")[:size]
     with pytest.raises(MalformedEntry):
         parse_metadata(entry)
@@ -115,7 +115,7 @@ def test_golden_batch() -> None:
 
 
 @given(messages.filter(bool), st.data())
-def test_a_cut_batch_is_refused(
+def test_truncated_batch_is_refused(
     batch: list[tuple[pb.SingleMessageMetadata, bytes]], data: st.DataObject
 ) -> None:
     raw = build_batch(batch)

@@ -105,7 +105,7 @@ def test_names_and_their_full_form(text: str, full: str) -> None:
         "persistent://t/n/" + "x" * 5000,
     ],
 )
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_invalid_name_is_refused(text: str) -> None:
     with pytest.raises(InvalidTopicName) as caught:
         parse_topic_name(text)
     assert caught.value.code is ServerError.INVALID_TOPIC_NAME

@@ -71,7 +71,7 @@ def test_a_message_alone_has_the_metadata_of_its_entry() -> None:
     assert columns.runs[0].batch_size == 0
 
 
-def test_what_has_no_value_is_none() -> None:
+def test_message_without_value_is_none() -> None:
     columns = MessageColumns()
     take_apart(stored(metadata(null_value=True), b""), columns)
     singles = [(SingleMessageMetadata(payload_size=0, null_value=True), b""), *BATCH[:1]]
@@ -102,7 +102,7 @@ def test_a_part_of_a_batch() -> None:
     assert take_apart(single, columns, before_index=0) == 0
 
 
-def test_what_a_broker_put_before_the_entry_is_passed_over() -> None:
+def test_broker_entry_metadata_is_skipped() -> None:
     columns = MessageColumns()
     entry = batch()
     before = BrokerEntryMetadata(index=4, broker_timestamp=5).SerializeToString()
@@ -133,7 +133,7 @@ def broken() -> list[StoredEntry]:
 
 
 @pytest.mark.parametrize("entry", broken())
-def test_what_is_broken_adds_nothing(entry: StoredEntry) -> None:
+def test_broken_entry_adds_no_rows(entry: StoredEntry) -> None:
     columns = MessageColumns()
     take_apart(batch(), columns)
     with pytest.raises(InvalidMessage, match="3:7 cannot be taken apart"):

@@ -145,7 +145,7 @@ async def test_the_next_answer_is_under_way_and_no_more_than_that(
     await reading.aclose()
 
 
-async def test_what_is_refused_for_good_is_told(client: magnetar.Client, owner: Owner) -> None:
+async def test_permanently_refused_read_raises(client: magnetar.Client, owner: Owner) -> None:
     owner.refusals = [GONE]
     with pytest.raises(TopicNotFound):
         await numbers(client)
@@ -157,7 +157,7 @@ async def test_what_is_refused_for_good_is_told(client: magnetar.Client, owner: 
         await client.plan_range(SEGMENT)
 
 
-async def test_what_is_left_asks_for_nothing_more(client: magnetar.Client, owner: Owner) -> None:
+async def test_abandoned_read_sends_no_more_requests(client: magnetar.Client, owner: Owner) -> None:
     async for _ in client.read_range(SEGMENT, EARLIEST, LATEST):
         break
     assert len(owner.asked) <= 2

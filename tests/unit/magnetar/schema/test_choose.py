@@ -13,7 +13,7 @@ from tests.unit.magnetar.schema.golden import JAVA
 from tests.unit.magnetar.schema.samples import Small, SmallDict, SmallModel
 
 
-def test_what_stands_for_a_type() -> None:
+def test_python_type_chooses_its_schema() -> None:
     assert schema_for(bytes) is BYTES
     assert schema_for(str) is STRING
     assert schema_for(bool) is BOOL

@@ -81,7 +81,7 @@ def test_payloads_of_java_are_read() -> None:
     assert json_of(Times).decode(JAVA["times_json_value"].encode()) == expected
 
 
-def test_what_is_written_is_java_with_nulls() -> None:
+def test_json_equals_javas_with_nulls_added() -> None:
     java = json.loads(JAVA["json_value"])
     written = json.loads(json_of(All).encode(everything()))
     assert {key: value for key, value in written.items() if value is not None} == java
@@ -126,7 +126,7 @@ def test_defaults() -> None:
     assert schema.decode(b'{"unit":null,"names":null,"at":null}') == Defaults(at=None)
 
 
-def test_what_java_leaves_out_is_none() -> None:
+def test_field_that_java_omits_is_none() -> None:
     @dataclasses.dataclass
     class Maybe:
         sensor: str | None
@@ -135,7 +135,7 @@ def test_what_java_leaves_out_is_none() -> None:
     assert json_of(Maybe).decode(b'{"value":3}') == Maybe(None, 3)
 
 
-def test_what_cannot_be_none_is_missed() -> None:
+def test_missing_required_field_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="sensor"):
         json_of(Small).decode(b'{"value":3}')
 

@@ -47,7 +47,7 @@ def test_bytes_as_java_has_them(schema: PlainSchema[object], value: object, data
         (DOUBLE, "Double", 11),
     ],
 )
-def test_what_brokers_are_told(schema: PlainSchema[object], name: str, kind: int) -> None:
+def test_plain_schema_info_is_pulsars(schema: PlainSchema[object], name: str, kind: int) -> None:
     assert (schema.info.name, schema.info.type, schema.info.schema_data) == (name, kind, b"")
 
 

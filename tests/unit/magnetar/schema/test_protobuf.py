@@ -39,7 +39,7 @@ def message(pool: DescriptorPool, name: str) -> type[Message]:
         ("native_plain", "demo.v1.Plain"),
     ],
 )
-def test_what_brokers_are_told_is_javas(pool: DescriptorPool, golden: str, name: str) -> None:
+def test_protobuf_schema_info_equals_javas(pool: DescriptorPool, golden: str, name: str) -> None:
     native = golden.startswith("native")
     info = protobuf_of(message(pool, name), native=native).info
     assert info.schema_data.decode() == JAVA[golden]["schema_data"]
@@ -55,7 +55,7 @@ def test_messages_are_themselves(pool: DescriptorPool) -> None:
     assert schema.decode(bytes.fromhex("0a01731003")) == plain(sensor="s", value=3)
 
 
-def test_what_does_not_fit(pool: DescriptorPool) -> None:
+def test_value_of_another_type_is_refused(pool: DescriptorPool) -> None:
     plain, old = message(pool, "demo.v1.Plain"), message(pool, "demo.v2.Old")
     with pytest.raises(InvalidArgument, match="Old"):
         protobuf_of(plain).encode(old())

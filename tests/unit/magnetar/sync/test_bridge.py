@@ -88,7 +88,7 @@ def test_an_interrupted_caller_takes_its_task_with_it(bridge: Bridge) -> None:
     assert bridge.run(doubled, 1) == 2
 
 
-def test_what_comes_while_the_caller_is_interrupted_is_handed_over(bridge: Bridge) -> None:
+def test_result_arriving_during_an_interrupt_is_handed_over(bridge: Bridge) -> None:
     kept: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         bridge.run_or_hand(kept.append, Stuck(brings=7).wait)
@@ -145,7 +145,7 @@ def test_the_loops_own_thread_may_not_wait_for_itself(bridge: Bridge) -> None:
         bridge.call(lambda: bridge.run(doubled, 1))
 
 
-def test_after_a_fork_the_child_is_told(bridge: Bridge) -> None:
+def test_bridge_refuses_calls_in_a_forked_child(bridge: Bridge) -> None:
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
@@ -209,7 +209,7 @@ def test_a_bridge_that_nobody_has_any_more_ends() -> None:
     assert outcome(UNCLOSED + forgotten) == ("made\nended in True\nforgotten\n", "")
 
 
-def test_what_ends_at_the_end_is_awaited_while_the_loop_runs(bridge: Bridge) -> None:
+def test_exit_callbacks_are_awaited_while_the_loop_runs(bridge: Bridge) -> None:
     ended: list[int] = []
 
     async def end() -> None:

@@ -115,7 +115,7 @@ def test_messages_go_to_the_core_in_order_whichever_way_they_are_sent(make: Make
     assert core.sent == numbers(300)
 
 
-def test_order_holds_when_the_core_has_no_room(make: Make) -> None:
+def test_order_holds_when_the_core_queue_is_full(make: Make) -> None:
     producer, core = make(room=3, automatic=True)
     for value in numbers(200):
         producer.send_nowait(value)
@@ -138,7 +138,7 @@ def test_each_threads_messages_keep_their_order(make: Make) -> None:
         assert mine == [b"%d/%d" % (thread, number) for number in range(100)]
 
 
-def test_a_full_queue_says_so_and_has_room_after_a_receipt(make: Make, bridge: Bridge) -> None:
+def test_full_queue_refuses_sends_until_a_receipt(make: Make, bridge: Bridge) -> None:
     producer, core = make(messages_max=2)
     first = producer.send_nowait(b"0")
     producer.send_nowait(b"1")
@@ -152,7 +152,7 @@ def test_a_full_queue_says_so_and_has_room_after_a_receipt(make: Make, bridge: B
     assert first.result(PATIENCE_S) == MessageId(EntryId(0, 2), 0)
 
 
-def test_send_waits_for_room(make: Make, bridge: Bridge) -> None:
+def test_send_waits_for_a_free_place(make: Make, bridge: Bridge) -> None:
     producer, core = make(messages_max=1)
     producer.send_nowait(b"0")
     with ThreadPoolExecutor(1) as threads:
@@ -188,7 +188,7 @@ def test_flush_raises_the_first_error_that_nobody_looked_at(make: Make, bridge: 
     producer.flush()
 
 
-def test_what_is_cancelled_before_it_reached_the_core_is_not_sent(
+def test_message_cancelled_before_it_reached_the_core_is_not_sent(
     make: Make, bridge: Bridge
 ) -> None:
     producer, core = make(room=1)
@@ -205,7 +205,7 @@ def test_what_is_cancelled_before_it_reached_the_core_is_not_sent(
     assert core.sent == [b"0", b"2"]
 
 
-def test_what_reached_the_core_cannot_be_cancelled(make: Make, bridge: Bridge) -> None:
+def test_message_that_reached_the_core_cannot_be_cancelled(make: Make, bridge: Bridge) -> None:
     producer, core = make()
     future = producer.send_nowait(b"0")
     bridge.call(lambda: None)

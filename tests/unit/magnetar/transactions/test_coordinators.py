@@ -1,7 +1,6 @@
 """Who coordinates, and what is asked again."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -22,6 +21,7 @@ from magnetar.transactions.coordinator_watch import leaders_in
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
 from magnetar.wire.attachment import AttachmentState
+from tests.support.waiting import until
 from tests.unit.magnetar.transactions.fakes import FakeBroker, K
 
 
@@ -30,13 +30,7 @@ def broker() -> FakeBroker:
     return FakeBroker()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def test_who_has_no_address_is_left_out() -> None:
+def test_coordinator_without_an_address_is_left_out() -> None:
     snapshot = pb.TcAssignmentsSnapshot(parallelism=3)
     snapshot.assignments.add(tc_id=2, broker_service_url="two", broker_service_url_tls="two-tls")
     snapshot.assignments.add(tc_id=0, broker_service_url="zero")

@@ -113,7 +113,7 @@ async def test_a_batch_that_is_done_has_no_attempt(broker: FakeBroker, key: Tran
 @pytest.mark.parametrize(
     "error", [CoordinatorNotFound("moved."), ConnectionLost("lost."), PersistenceFailed("full.")]
 )
-async def test_what_has_no_answer_is_asked_again_under_its_nonce(
+async def test_unanswered_begin_is_repeated_with_the_same_nonce(
     broker: FakeBroker, key: TransactionKey, error: MagnetarError
 ) -> None:
     broker.answers[K.BEGIN_ATTEMPT] = [error, error, begun()]
@@ -207,7 +207,9 @@ async def test_refusals_are_told_as_elsewhere(
     assert key.is_fenced == (raised is TransactionKeyFenced)
 
 
-async def test_what_cannot_be_does_not_fence(broker: FakeBroker, key: TransactionKey) -> None:
+async def test_not_allowed_answer_does_not_fence_the_key(
+    broker: FakeBroker, key: TransactionKey
+) -> None:
     broker.answers[K.COMMIT_GROUP] = [NotAllowed("No attempt of that index.")]
     with pytest.raises(NotAllowed, match="No attempt"):
         await key.commit_group("n", GROUP, [Winner(ATTEMPT, {})], query="q", batch=8)
@@ -243,7 +245,7 @@ async def test_a_broker_without_groups(broker: FakeBroker, key: TransactionKey) 
         await key.abort_group()
 
 
-async def test_what_cannot_be_asked_for(key: TransactionKey) -> None:
+async def test_invalid_group_arguments_are_refused(key: TransactionKey) -> None:
     with pytest.raises(InvalidArgument):
         await key.begin_attempt("")
     with pytest.raises(InvalidArgument):
@@ -260,7 +262,7 @@ async def test_what_cannot_be_asked_for(key: TransactionKey) -> None:
 # Attempts
 
 
-async def test_the_coordinator_is_told_of_segments_under_the_key(
+async def test_attempt_registers_its_segments_under_the_key(
     broker: FakeBroker, key: TransactionKey
 ) -> None:
     attempt = await attempt_of(broker, key)

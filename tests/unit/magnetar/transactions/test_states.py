@@ -32,6 +32,6 @@ def test_transitions(now: S, then: S) -> None:
             next_state(now, then)
 
 
-def test_what_has_ended() -> None:
+def test_final_states_are_the_ended_ones() -> None:
     final = {state for state in S if state.is_final}
     assert final == {S.COMMITTED, S.ABORTED, S.TIMED_OUT, S.FAILED}

@@ -25,6 +25,7 @@ from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.states import TransactionState as S
 from magnetar.transactions.transaction import Transaction
 from magnetar.wire.pool import ConnectionPool
+from tests.support.bounds import set_bound
 
 FAR_S = 60.0
 
@@ -120,7 +121,7 @@ async def test_commit_and_abort_by_hand(fake: Fake) -> None:
     assert fake.asked == ["begin 60000", "commit", "begin 60000", "abort"]
 
 
-async def test_topics_and_subscriptions_are_told_once(fake: Fake) -> None:
+async def test_topics_and_subscriptions_are_registered_once(fake: Fake) -> None:
     fake.gates["topic"] = asyncio.Event()
     async with fake.transaction() as txn:
         told = txn.writing_to("a")
@@ -161,7 +162,7 @@ async def test_commit_waits_for_what_is_in_it(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-async def test_what_failed_aborts(fake: Fake, when: str) -> None:
+async def test_failed_operation_aborts_the_transaction(fake: Fake, when: str) -> None:
     failed = outcome()
     failure = PersistenceFailed("the disk is full.")
     with pytest.raises(TransactionFailed, match="disk is full") as caught:  # noqa: PT012
@@ -177,7 +178,7 @@ async def test_what_failed_aborts(fake: Fake, when: str) -> None:
     assert fake.asked[1:] == ["abort"]
 
 
-async def test_what_was_given_up_aborts(fake: Fake) -> None:
+async def test_cancelled_send_aborts_the_transaction(fake: Fake) -> None:
     with pytest.raises(TransactionFailed):  # noqa: PT012
         async with fake.transaction() as txn:
             sent = outcome()
@@ -186,7 +187,7 @@ async def test_what_was_given_up_aborts(fake: Fake) -> None:
     assert txn.state is S.ABORTED
 
 
-async def test_conflicts_are_told_as_they_are(fake: Fake) -> None:
+async def test_conflict_is_raised_unchanged(fake: Fake) -> None:
     with pytest.raises(TransactionConflict, match="twice"):  # noqa: PT012
         async with fake.transaction() as txn:
             acknowledged = outcome()
@@ -195,7 +196,7 @@ async def test_conflicts_are_told_as_they_are(fake: Fake) -> None:
     assert txn.state is S.ABORTED
 
 
-async def test_a_topic_that_cannot_be_told_aborts(fake: Fake) -> None:
+async def test_failed_topic_registration_aborts_the_transaction(fake: Fake) -> None:
     fake.errors["topic"] = TransactionNotFound("gone.")
     with pytest.raises(TransactionNotFound):  # noqa: PT012
         async with fake.transaction() as txn:
@@ -341,7 +342,7 @@ async def test_before_it_has_begun(fake: Fake) -> None:
         Transaction(context, cast("Coordinators", fake), timeout_s=0)
 
 
-async def test_who_follows_it_is_told_once_when_it_is_over(fake: Fake) -> None:
+async def test_follower_is_called_once_when_the_transaction_is_over(fake: Fake) -> None:
     told: list[bool] = []
     async with fake.transaction() as txn:
         txn.when_over(told.append)
@@ -357,7 +358,7 @@ async def test_who_follows_it_is_told_once_when_it_is_over(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("followed", ["before", "after"])
-async def test_what_ran_out_of_time_is_aborted_before_its_followers_are_told(
+async def test_timed_out_transaction_aborts_before_its_followers_are_called(
     fake: Fake, followed: str
 ) -> None:
     told: list[bool] = []
@@ -393,7 +394,7 @@ async def test_an_unknown_end_is_known_by_the_refusal_to_abort(fake: Fake) -> No
 async def test_close_aborts_what_waits_to_be_committed(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.transactions.transaction.TXN_CLOSE_S", 0.05)
+    set_bound(monkeypatch, "TXN_CLOSE_S", 0.05)
     txn = await fake.transaction()
     txn.track(outcome())
     commit = asyncio.ensure_future(txn.commit())

@@ -45,7 +45,7 @@ def test_service_urls(text: str, hosts: list[tuple[str, int]], tls: bool) -> Non
         *("pulsar://h,", "pulsar://h:x", "pulsar://a b", "pulsar://u@h", "pulsar://::1"),
     ],
 )
-def test_what_is_no_service_url(text: str) -> None:
+def test_invalid_service_url_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_service_url(text)
 
@@ -59,7 +59,7 @@ def test_addresses_are_written_as_brokers_write_them() -> None:
     assert not hello(BrokerAddress(logical, logical), "none", b"").HasField("proxy_to_broker_url")
 
 
-def test_a_description_is_told_behind_the_version() -> None:
+def test_connect_command_has_the_description_behind_the_version() -> None:
     here = BrokerAddress(HostPort("h", 1), HostPort("h", 1))
     plain = hello(here, "none", b"").client_version
     assert hello(here, "none", b"", "night shift").client_version == f"{plain}-night shift"

@@ -23,6 +23,7 @@ from magnetar.protocol.server_error import InternalError
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection
 from magnetar.wire.pool import ConnectionPool
+from tests.support.waiting import until
 from tests.unit.magnetar.wire.virtual_time import run
 
 
@@ -95,8 +96,7 @@ class Thing(Attachment):
         await self.leave_step(self)
 
     async def until(self, state: AttachmentState) -> None:
-        while self.state is not state:
-            await asyncio.sleep(0.01)
+        await until(lambda: self.state is state, 3600)
 
 
 LOST = ConnectionLost("lost")
@@ -117,7 +117,7 @@ def test_opens_and_closes() -> None:
     run(main())
 
 
-def test_what_is_not_ready_is_tried_again_with_longer_pauses() -> None:
+def test_attachment_retries_with_longer_pauses_while_not_ready() -> None:
     async def main() -> None:
         thing = Thing(*[raises(ServiceNotReady("soon"))] * 4, works)
         await thing.open(60)
@@ -131,7 +131,7 @@ def test_what_is_not_ready_is_tried_again_with_longer_pauses() -> None:
     run(main())
 
 
-def test_what_is_refused_for_good_fails_at_once() -> None:
+def test_permanently_refused_attachment_fails_at_once() -> None:
     async def main() -> None:
         thing = Thing(raises(TopicNotFound("none")))
         with pytest.raises(TopicNotFound):
@@ -217,7 +217,7 @@ def test_again_for_good_fails_it() -> None:
     run(main())
 
 
-def test_what_undoes_an_attempt_in_the_middle_is_not_missed() -> None:
+def test_close_during_an_attempt_starts_another_attempt() -> None:
     async def undone(thing: Thing) -> None:
         thing.again(ServiceNotReady("closed again"))
 
@@ -301,7 +301,7 @@ def test_close_does_not_wait_long_for_the_broker() -> None:
     run(main())
 
 
-def test_who_opens_is_told_of_a_close() -> None:
+def test_close_fails_an_opening_in_progress() -> None:
     async def main() -> None:
         thing = Thing(hangs)
         opening = asyncio.ensure_future(thing.open(5))
@@ -315,14 +315,13 @@ def test_who_opens_is_told_of_a_close() -> None:
     run(main())
 
 
-def test_a_pause_can_be_cut_short() -> None:
+def test_pause_between_retries_can_be_ended_early() -> None:
     async def main() -> None:
         lost = raises(ConnectionLost("away"))
         thing = Thing(works, *[lost] * 8, works)
         await thing.open(5)
         thing.connection_lost(LOST)
-        while thing.names.count("try") < 9:
-            await asyncio.sleep(0.01)
+        await until(lambda: thing.names.count("try") == 9)
         before = thing.context.loop.time()
         thing.hurry()
         await thing.until(AttachmentState.ATTACHED)
@@ -366,7 +365,7 @@ def test_a_defect_once_attached_fails_it_too() -> None:
     run(main())
 
 
-def test_it_is_opened_once() -> None:
+def test_attachment_cannot_be_opened_twice() -> None:
     async def main() -> None:
         thing = Thing(works)
         await thing.open(5)

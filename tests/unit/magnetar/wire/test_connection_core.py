@@ -218,7 +218,7 @@ class TestRequests:
         with pytest.raises(ConnectionLost, match="reset"):
             ask(made, 3, outcomes)
 
-    def test_what_the_broker_said_last_is_in_the_reason(self, shell: RecordingShell) -> None:
+    def test_last_error_of_the_broker_is_in_the_close_reason(self, shell: RecordingShell) -> None:
         made = ready_core(shell)
         refusal = {"error": pb.NotAllowedError, "message": "begone"}
         made.received(framed(Kind.ERROR, request_id=NO_REQUEST, **refusal), 0.0)
@@ -247,7 +247,7 @@ ROUTED = [
 
 class TestHandlers:
     @pytest.mark.parametrize(("kind", "number", "fields"), ROUTED)
-    def test_what_comes_unasked_goes_to_whom_it_names(
+    def test_unsolicited_command_goes_to_the_handler_it_names(
         self,
         shell: RecordingShell,
         kind: PeerKind,
@@ -276,7 +276,7 @@ class TestHandlers:
         assert frame.entry is not None
         assert frame.entry.endswith(b"hello")
 
-    def test_what_names_nobody_is_dropped(self, shell: RecordingShell) -> None:
+    def test_command_for_an_unknown_id_is_dropped(self, shell: RecordingShell) -> None:
         made = ready_core(shell)
         handler = RecordingHandler()
         made.attach(PeerKind.CONSUMER, 9, handler)
@@ -348,7 +348,7 @@ class TestSilence:
 
 
 class TestWhatCannotBeRead:
-    def test_what_came_before_is_served(self, shell: RecordingShell) -> None:
+    def test_frames_before_a_broken_one_are_handled(self, shell: RecordingShell) -> None:
         made = ready_core(shell)
         handler = RecordingHandler()
         made.attach(PeerKind.CONSUMER, 1, handler)
@@ -379,7 +379,7 @@ class TestWhatCannotBeRead:
         made.received((limit + 1).to_bytes(4, "big"), 0.0)
         assert len(shell.ends) == 1
 
-    def test_a_frame_that_connected_cut_off_is_read_on(self, shell: RecordingShell) -> None:
+    def test_frame_split_behind_connected_is_read_completely(self, shell: RecordingShell) -> None:
         made = core(shell)
         made.begin(0.0)
         ping = framed(Kind.PING)

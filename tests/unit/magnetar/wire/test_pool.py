@@ -55,7 +55,7 @@ def answered(peer: Peer, received: pb.BaseCommand) -> None:
 
 
 class TestSharing:
-    async def test_who_asks_at_the_same_time_gets_the_same(self) -> None:
+    async def test_concurrent_requests_share_one_connection(self) -> None:
         async with serving() as broker:
             pool = pool_of(broker.url)
             made = await asyncio.gather(*(pool.any() for _ in range(5)), pool.at(broker.url))
@@ -64,7 +64,7 @@ class TestSharing:
             assert len(broker.peers) == 1
             await pool.close()
 
-    async def test_who_stops_waiting_does_not_disturb_the_others(self) -> None:
+    async def test_cancelled_connect_does_not_disturb_the_others(self) -> None:
         async with serving() as broker:
             pool = pool_of(broker.url)
             first, second = (asyncio.ensure_future(pool.any()) for _ in range(2))
@@ -74,7 +74,7 @@ class TestSharing:
             assert len(broker.peers) == 1
             await pool.close()
 
-    async def test_what_is_lost_is_made_anew(self) -> None:
+    async def test_lost_connection_is_opened_again(self) -> None:
         async with serving() as broker:
             pool = pool_of(broker.url)
             connection = await pool.any()
@@ -277,7 +277,7 @@ class TestRequests:
             assert first.cancelled()
             await pool.close()
 
-    async def test_what_waits_is_told_of_the_loss(self) -> None:
+    async def test_waiting_requests_fail_when_the_connection_is_lost(self) -> None:
         def drop(peer: Peer, received: pb.BaseCommand) -> None:
             assert peer.transport is not None
             peer.transport.abort()
@@ -316,7 +316,7 @@ class TestRequests:
                 await drained
             await pool.close()
 
-    async def test_what_was_written_is_delivered_at_close(self) -> None:
+    async def test_frames_written_before_close_are_delivered(self) -> None:
         async with serving() as broker:
             pool = pool_of(broker.url)
             connection = await pool.any()
@@ -414,9 +414,7 @@ class TestTls:
             await pool.close()
 
     @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
-    async def test_who_ends_the_handshake_without_a_word_may_speak_otherwise(
-        self, scheme: str
-    ) -> None:
+    async def test_silent_end_of_a_handshake_suggests_a_tls_mismatch(self, scheme: str) -> None:
         async with listening() as port:
             pool = pool_of(f"{scheme}://127.0.0.1:{port}")
             with pytest.raises(ConnectionLost, match="expects TLS") as refused:

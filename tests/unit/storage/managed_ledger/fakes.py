@@ -9,7 +9,7 @@ are on the disk nevertheless.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -44,19 +44,13 @@ from storage.metadata.store import (
     Version,
 )
 from storage.metadata.wrapped import WrappedMetadataStore
+from tests.support.clocks import FakeClock
+from tests.support.waiting import until
 
 T = TypeVar("T")
 NAME = "public/default/persistent/t"
 SMALL = Limits(ledger_max_entries=10, ledger_min_age_ms=0, cursor_flush_ms=1)
 """Ten entries for each ledger, at once."""
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
 
 
 @dataclass
@@ -394,7 +388,7 @@ class World:
     """Two stores, and one process after the other using them."""
 
     def __init__(self, limits: Limits = SMALL) -> None:
-        self.clock = FakeClock()
+        self.clock = FakeClock(1_000_000)  # records that name small times are young
         self.metadata = FaultyMetadata(self.clock)
         self.ledgers = FakeLedgerStore(self.clock)
         self.limits = limits
@@ -457,14 +451,7 @@ class Outcomes:
         return [error for _, _, error in self.said if error is not None]
 
     async def wait(self, count: int) -> None:
-        await until(lambda: len(self.said) >= count)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that will happen."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
+        await until(lambda: len(self.said) >= count, poll_s=0)
 
 
 async def settle() -> None:

@@ -66,7 +66,7 @@ def test_discard_up_to(positions: list[Position], end: Position) -> None:
 
 
 @given(st.lists(RANGES, max_size=4), st.lists(RANGES, max_size=4))
-def test_whole_ranges_go_in_and_out(
+def test_ack_ranges_add_and_discard_whole_ranges(
     added: list[tuple[int, int, int]], removed: list[tuple[int, int, int]]
 ) -> None:
     acked = AckRanges()

@@ -22,6 +22,7 @@ from storage.managed_ledger.types import (
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import (
     SMALL,
     AppendFault,
@@ -32,7 +33,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     publish,
     publish_each,
     settle,
-    until,
 )
 
 
@@ -137,7 +137,7 @@ async def test_a_young_ledger_is_not_rolled_over_until_it_is_old_enough() -> Non
     ledger = await world.open()
     first = await publish(ledger, 12)
     assert {position.ledger_id for position in first} == {1}
-    await until(lambda: ledger.state is ManagedLedgerState.ROLLING)
+    await until(lambda: ledger.state is ManagedLedgerState.ROLLING, poll_s=0)
     await until(lambda: ledger.state is ManagedLedgerState.OPEN)
     assert (await publish(ledger, 1))[0].ledger_id == 2
 
@@ -207,7 +207,7 @@ async def test_appends_to_a_busy_ledger_are_refused_and_it_goes_on() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_was_held_back_waits_for_a_busy_ledger(fails: bool) -> None:
+async def test_buffered_appends_wait_for_a_busy_ledger(fails: bool) -> None:
     world = World()
     world.ledgers.room = 3
     if fails:
@@ -496,7 +496,7 @@ async def test_a_crash_at_each_step_of_rolling_over_loses_nothing() -> None:
     assert len(acknowledged) == 24, "the last step is past the end"
 
 
-async def test_reads_start_anywhere_and_stop_where_they_are_told() -> None:
+async def test_reads_start_anywhere_and_stop_at_their_limits() -> None:
     world = World()
     ledger = await world.open()
     positions = await publish(ledger, 25)

@@ -10,14 +10,8 @@ from magnetar.protocol.server_error import MagnetarError
 from storage.ledger.store import DiskFull, LedgerBusy
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Limits, ManagedLedgerBusy
-from tests.unit.storage.managed_ledger.fakes import (
-    AppendFault,
-    World,
-    contents,
-    data_of,
-    publish,
-    until,
-)
+from tests.support.waiting import until
+from tests.unit.storage.managed_ledger.fakes import AppendFault, World, contents, data_of, publish
 
 
 class Groups:
@@ -73,7 +67,7 @@ async def test_groups_end_with_their_ledger() -> None:
     assert len({position.ledger_id for position in groups.positions}) == 4
 
 
-async def test_what_is_not_taken_of_many_is_said_by_count_or_error() -> None:
+async def test_append_of_a_group_returns_the_count_taken_or_fails() -> None:
     world = World(Limits(roll_over_buffer_entries=3))
     ledger = await world.open()
     world.ledgers.gates["create"] = asyncio.Event()
@@ -85,7 +79,7 @@ async def test_what_is_not_taken_of_many_is_said_by_count_or_error() -> None:
     assert data_of(await contents(ledger)) == [b"0", b"1", b"2"]
 
 
-async def test_of_many_those_are_taken_that_a_busy_ledger_has_room_for() -> None:
+async def test_busy_ledger_takes_as_many_entries_of_a_group_as_fit() -> None:
     world = World()
     ledger = await world.open()
     await publish(ledger, 1)
@@ -97,7 +91,7 @@ async def test_of_many_those_are_taken_that_a_busy_ledger_has_room_for() -> None
     assert data_of(await contents(ledger)) == [b"e0", b"0", b"1"]
 
 
-async def test_a_failed_group_is_told_once_for_each_entry() -> None:
+async def test_failed_group_calls_back_once_for_each_entry() -> None:
     world = World()
     ledger = await world.open()
     await publish(ledger, 1)

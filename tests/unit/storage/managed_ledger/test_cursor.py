@@ -23,7 +23,9 @@ from storage.managed_ledger.types import (
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.support.effort import by_effort
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     SMALL,
@@ -32,7 +34,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     publish,
     remaining,
     settle,
-    until,
 )
 
 KEY = cursor_key(NAME, "s")
@@ -175,7 +176,7 @@ async def open_with(count: int, limits: Limits = SMALL) -> tuple[World, ManagedL
     return world, ledger, cursor
 
 
-async def test_a_cursor_starts_where_it_is_told() -> None:
+async def test_cursor_starts_at_the_given_position() -> None:
     world = World()
     ledger = await world.open()
     early = await ledger.open_cursor("early", EARLIEST)
@@ -210,7 +211,7 @@ async def test_acknowledging_over_the_ends_of_ledgers() -> None:
     assert cursor.backlog == 0
 
 
-async def test_what_does_not_exist_cannot_be_acknowledged() -> None:
+async def test_acknowledging_a_missing_position_changes_nothing() -> None:
     _, _, cursor = await open_with(12)
     for nowhere in (Position(1, 10), Position(2, 2), Position(9, 0), Position(-1, 0), EARLIEST):
         assert not cursor.acknowledge(nowhere)
@@ -280,8 +281,8 @@ async def test_large_positions_go_to_a_ledger_and_stay_there() -> None:
 
 
 async def test_cursor_ledgers_roll_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_LEDGER_ENTRIES", 3)
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_LEDGER_ENTRIES", 3)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world, _, cursor = await open_with(9, Limits(cursor_flush_ms=10**6))
     for entry_id in range(8):
         cursor.acknowledge(Position(1, entry_id))
@@ -298,7 +299,7 @@ async def test_a_failed_cursor_write_is_tried_again(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MetadataError):
         await cursor.persist()
     await until(lambda: not cursor._flusher.dirty)  # type: ignore[union-attr]
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world.ledgers.fail("create", DiskFull("full"))
     cursor.acknowledge(Position(1, 1))
     with pytest.raises(DiskFull):
@@ -370,7 +371,7 @@ async def test_a_cursor_write_that_conflicts_stops_the_owner(
     ledger_mode: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ledger_mode:
-        monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+        set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world, ledger, cursor = await open_with(9, Limits(cursor_flush_ms=10**6))
     cursor.acknowledge(Position(1, 0))
     await cursor.persist()
@@ -465,7 +466,7 @@ async def test_a_creation_with_unknown_outcome_can_be_repeated() -> None:
 async def test_a_missing_or_damaged_cursor_ledger_costs_only_acknowledgements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world, _, cursor = await open_with(9, Limits(cursor_flush_ms=10**6))
     for entry_id in range(3):
         cursor.acknowledge(Position(1, entry_id))
@@ -482,7 +483,7 @@ async def test_a_position_newer_than_the_metadata_skips_nothing(
     monkeypatch: pytest.MonkeyPatch, trimmed: bool
 ) -> None:
     """A restored backup: the log, and so the cursor's ledger, was copied after the metadata."""
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world, _, cursor = await open_with(3, Limits(cursor_flush_ms=10**6))
     cursor.acknowledge_up_to(Position(1, 0))
     await cursor.persist()

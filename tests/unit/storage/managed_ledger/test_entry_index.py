@@ -10,7 +10,6 @@ from config.bounds import ENTRY_INDEX_BLOCKS
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE
 from magnetar.protocol.message import build_entry
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
-from storage.managed_ledger import entry_index
 from storage.managed_ledger.entry_index import (
     BrokenIndex,
     EntryFacts,
@@ -19,6 +18,7 @@ from storage.managed_ledger.entry_index import (
     Sums,
     facts_of,
 )
+from tests.support.bounds import set_bound
 
 BLOCKS = 8
 FACTS = st.lists(
@@ -52,7 +52,7 @@ def sums_of(facts: Sequence[EntryFacts]) -> Sums:
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", BLOCKS)
+    set_bound(monkeypatch, "ENTRY_INDEX_BLOCKS", BLOCKS)
 
 
 @given(FACTS)
@@ -98,7 +98,7 @@ def test_the_quick_way_counts_as_the_slow_one(
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\x0e\x01", b"\x0e\x01abcd\xff\xff\xff\xffgarbage"])
-def test_what_cannot_be_read_is_one_message_of_no_time(data: bytes) -> None:
+def test_unreadable_entry_counts_as_one_message_without_time(data: bytes) -> None:
     assert facts_of(data) == EntryFacts(1, len(data), 0)
 
 
@@ -144,7 +144,7 @@ def test_blocks_at_an_entry_lie_within_the_range(
 
 
 @given(FACTS, st.integers(0, 80), st.integers(0, 3000), st.data())
-def test_what_fits_is_the_most_that_does(
+def test_index_finds_the_longest_range_within_the_limits(
     shapes: list[EntryFacts], messages: int, size_bytes: int, data: st.DataObject
 ) -> None:
     index = index_of([entry_of(shape) for shape in shapes])
@@ -174,7 +174,7 @@ def test_no_block_with_a_late_entry_is_passed_over(
 
 
 def test_a_long_ledger_has_a_small_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", ENTRY_INDEX_BLOCKS)
+    set_bound(monkeypatch, "ENTRY_INDEX_BLOCKS", ENTRY_INDEX_BLOCKS)
     entries = [
         entry_of(EntryFacts(1, number % 100, 10**12 + number // 7)) for number in range(50_000)
     ]
@@ -190,13 +190,13 @@ def test_other_bytes_are_no_index(damage: bytes) -> None:
 
 
 @given(FACTS.filter(bool), st.data())
-def test_a_cut_index_is_no_index(shapes: list[EntryFacts], data: st.DataObject) -> None:
+def test_truncated_index_is_refused(shapes: list[EntryFacts], data: st.DataObject) -> None:
     whole = index_of([entry_of(shape) for shape in shapes]).encode()
     with pytest.raises(BrokenIndex):
         LedgerIndex.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-def test_those_asked_for_last_are_kept() -> None:
+def test_recent_indexes_keep_the_last_used() -> None:
     recent = RecentIndexes(2)
     indexes = [LedgerIndex() for _ in range(3)]
     recent.keep(0, indexes[0])

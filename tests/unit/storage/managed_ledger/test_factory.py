@@ -176,7 +176,7 @@ async def test_nothing_is_swept_where_others_use_the_stores() -> None:
     assert made_by_another.ledger_id in world.ledgers.ledgers
 
 
-async def test_whoever_opens_a_stream_that_is_being_deleted_keeps_it() -> None:
+async def test_opening_a_stream_during_its_deletion_keeps_it() -> None:
     """The other process decides after it has opened the stream; the deleter before that."""
     world = World(Limits(claim_on_open=True))
     await (await world.open()).open_cursor("s", EARLIEST)

@@ -15,6 +15,8 @@ from storage.managed_ledger.types import (
     Retention,
 )
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step, numbered
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
@@ -25,7 +27,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     data_of,
     publish,
     settle,
-    until,
 )
 
 # Terminate
@@ -303,7 +304,7 @@ async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
 
 
 async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.managed_ledger.trimmer._LEAST_PAUSE_MS", 5)
+    set_bound(monkeypatch, "_LEAST_PAUSE_MS", 5)
     world = World(Limits(ledger_max_entries=5, ledger_min_age_ms=0, unsubscribed_retention_ms=20))
     ledger = await world.open()
     await publish(ledger, 12)
@@ -329,7 +330,7 @@ async def test_reading_goes_on_after_a_ledger_that_is_trimmed_meanwhile() -> Non
     assert [entry.position for entry in await reading] == positions[10:]
 
 
-async def test_what_could_not_be_deleted_is_deleted_later() -> None:
+async def test_failed_ledger_deletion_is_retried() -> None:
     world = World()
     ledger = await world.open()
     cursor = await ledger.open_cursor("s", EARLIEST)

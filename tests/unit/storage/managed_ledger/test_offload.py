@@ -17,7 +17,7 @@ from storage.offload.cold_ledgers import ColdLedgers
 from storage.offload.context import Location, OffloadContext
 from storage.offload.errors import OffloadedDataLost, OffloadFailed
 from storage.offload.objects import Objects, StoredObject
-from tests.support.waiting import end
+from tests.support.waiting import end, until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     Process,
@@ -28,7 +28,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     data_of,
     publish,
     settle,
-    until,
 )
 
 THERE = Location("file", "/there")
@@ -253,7 +252,7 @@ async def test_a_sealed_stream_is_copied_whole(world: ColdWorld) -> None:
     assert world.objects == {}
 
 
-async def test_what_retention_lets_go_takes_its_copy_along(world: ColdWorld) -> None:
+async def test_trimming_a_ledger_deletes_its_offloaded_copy(world: ColdWorld) -> None:
     ledger = await filled(world)
     await offloaded(ledger)
     await ledger.offload.drop_hot(ledger_ids=[ledger.ledgers[0].ledger_id])
@@ -400,7 +399,7 @@ async def test_an_attempt_of_an_earlier_owner_never_meets_the_next_one(world: Co
     await end(running)
 
 
-async def test_what_is_trimmed_while_it_is_copied_leaves_nothing(world: ColdWorld) -> None:
+async def test_ledger_trimmed_during_its_offload_leaves_no_copy(world: ColdWorld) -> None:
     ledger = await filled(world, 15)
     await ledger.offload.request(THERE)
     gate = world.ledgers.gates["open"] = asyncio.Event()

@@ -20,6 +20,7 @@ from storage.managed_ledger.types import (
     ManagedLedgerTerminated,
 )
 from storage.metadata.sqlite import SqliteMetadataStore
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     Outcomes,
@@ -27,7 +28,6 @@ from tests.unit.storage.managed_ledger.fakes import (
     data_of,
     publish,
     settle,
-    until,
 )
 
 LIMITS = Limits(

@@ -17,17 +17,18 @@ from storage.metadata.instance import INSTANCE_KEY, instance_of
 from storage.metadata.keys import children_range
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
+from tests.support.clocks import FakeClock
+from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
-    FakeClock,
     Outcomes,
     World,
     contents,
     data_of,
     publish,
     settle,
-    until,
 )
 
 SHARED = Limits(ledger_max_entries=10, ledger_min_age_ms=0, cursor_flush_ms=1, claim_on_open=True)
@@ -65,8 +66,8 @@ async def work(ledger: ManagedLedger) -> None:
 async def test_a_crash_at_any_step_leaves_nothing_that_is_not_found_and_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 1)
-    monkeypatch.setattr(bounds, "CURSOR_LEDGER_ENTRIES", 3)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 1)
+    set_bound(monkeypatch, "CURSOR_LEDGER_ENTRIES", 3)
     left: set[bool] = set()
 
     async def prepare(_: World, __: ManagedLedger) -> None:
@@ -219,7 +220,7 @@ async def test_a_ledger_too_old_to_be_named_is_deleted_after_a_record_without_it
 async def test_a_subscription_does_not_name_a_ledger_that_took_an_hour_to_make(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     world = World(SHARED)
     ledger = await world.open()
     cursor = await ledger.open_cursor("s", EARLIEST)

@@ -14,7 +14,8 @@ from storage.managed_ledger.records import (
 )
 from storage.managed_ledger.types import Limits, ManagedLedgerFenced, ManagedLedgerState
 from storage.metadata.store import MetadataError, Record, VersionConflict
-from tests.unit.storage.managed_ledger.fakes import FakeClock, FaultyMetadata, World, publish
+from tests.support.clocks import FakeClock
+from tests.unit.storage.managed_ledger.fakes import FaultyMetadata, World, publish
 
 KEY = "/managed-ledgers/x"
 

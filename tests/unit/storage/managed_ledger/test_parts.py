@@ -371,7 +371,7 @@ def test_records_with_pulsars_compression_header_are_read(compression: int) -> N
     assert decode_stream("/k", value).ledgers == (LedgerInfo(3, 10, 1000, 77),)
 
 
-def test_what_cannot_be_read_says_what_to_do() -> None:
+def test_corrupt_record_error_says_what_to_do() -> None:
     for compression, says in ((1, "broken"), (2, "broken"), (3, "CompressionType=NONE")):
         head = pb.RecordCompression(compressionType=compression, uncompressedSize=9)
         text = head.SerializeToString()

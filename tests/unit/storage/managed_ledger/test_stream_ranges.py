@@ -15,15 +15,9 @@ from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Limits, ManagedLedgerClosed, Retention
 from storage.metadata.store import MetadataError
-from tests.unit.storage.managed_ledger.fakes import (
-    NAME,
-    SMALL,
-    Outcomes,
-    World,
-    publish,
-    settle,
-    until,
-)
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
+from tests.unit.storage.managed_ledger.fakes import NAME, SMALL, Outcomes, World, publish, settle
 from tests.unit.storage.managed_ledger.test_entry_index import FACTS, entry_of, sums_of
 
 NO_CACHE = Limits(
@@ -35,7 +29,7 @@ COUNTED = list[tuple[Position, EntryFacts]]
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_index, "ENTRY_INDEX_BLOCKS", 4)
+    set_bound(monkeypatch, "ENTRY_INDEX_BLOCKS", 4)
 
 
 async def append(ledger: ManagedLedger, shapes: Sequence[EntryFacts]) -> None:
@@ -138,7 +132,7 @@ async def test_an_index_is_made_once_for_all_who_ask_and_kept() -> None:
 
 
 async def test_indexes_are_read_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.managed_ledger.ledger_indexes.ENTRY_INDEX_READ_ENTRIES", 4)
+    set_bound(monkeypatch, "ENTRY_INDEX_READ_ENTRIES", 4)
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [EntryFacts(1, 10, 5)] * 25)
@@ -170,7 +164,7 @@ async def test_a_record_that_does_not_say_all_is_made_anew(damage: str) -> None:
     assert (await world.metadata.get(key) or record).value == record.value
 
 
-async def test_what_nobody_asks_about_is_not_counted() -> None:
+async def test_index_is_made_only_when_a_range_is_asked_for() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [EntryFacts(1, 10, 5)] * 25)
@@ -193,7 +187,7 @@ async def test_an_index_that_cannot_be_stored_fails_nothing() -> None:
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 65
 
 
-async def test_who_waits_for_an_index_is_told_when_the_stream_closes() -> None:
+async def test_closing_a_stream_fails_calls_that_wait_for_its_index() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [EntryFacts(1, 10, 5)] * 25)
@@ -207,7 +201,7 @@ async def test_who_waits_for_an_index_is_told_when_the_stream_closes() -> None:
         await asking
 
 
-async def test_what_cannot_be_read_is_said_and_tried_again() -> None:
+async def test_failed_read_for_an_index_is_raised_and_retried() -> None:
     world = World(NO_CACHE)
     ledger = await world.open()
     await append(ledger, [EntryFacts(1, 10, 5)] * 25)

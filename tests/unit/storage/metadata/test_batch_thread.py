@@ -45,7 +45,7 @@ class Work:
         )
 
 
-async def test_what_queues_during_work_is_the_next_batch() -> None:
+async def test_items_queued_during_work_are_the_next_batch() -> None:
     work = Work()
     thread = work.thread()
     thread.submit(0)

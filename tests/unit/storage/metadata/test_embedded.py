@@ -14,7 +14,9 @@ from storage.metadata.watches import WatchHub
 PATIENCE_S = 10
 
 
-async def test_a_change_that_cannot_be_told_is_a_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_defect_in_publishing_a_change_resyncs_watchers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("defect")
 
@@ -33,7 +35,7 @@ async def test_a_change_that_cannot_be_told_is_a_resync(monkeypatch: pytest.Monk
         await store.close()
 
 
-async def test_callers_hear_of_a_defect_where_watchers_cannot_be_told_at_all(
+async def test_callers_get_their_answer_when_watchers_cannot_be_resynced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:
@@ -52,7 +54,7 @@ async def test_callers_hear_of_a_defect_where_watchers_cannot_be_told_at_all(
     await store.close()
 
 
-async def test_a_defect_in_a_commit_in_memory_is_told_to_its_callers(
+async def test_defect_in_a_commit_in_memory_fails_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:

@@ -32,9 +32,9 @@ class Follower:
         self.reads = 0
         self.fails_at = ""
         self._store = store
-        self.following = Following(self._watch, self._read, self._take)
+        self.following = Following(self.watch, self._read, self.take)
 
-    def _watch(self) -> Watch:
+    def watch(self) -> Watch:
         self.watches.append(self._store.watch_children(LEVEL))
         return self.watches[-1]
 
@@ -42,7 +42,7 @@ class Follower:
         self.reads += 1
         self.known = {f"{LEVEL}/{name}" for name in await self._store.children(LEVEL)}
 
-    async def _take(self, event: Event) -> None:
+    async def take(self, event: Event) -> None:
         if event.key == self.fails_at:
             raise RuntimeError("a defect")
         (self.known.add if event.kind is EventKind.UPSERT else self.known.discard)(event.key)
@@ -55,7 +55,7 @@ async def store() -> AsyncIterator[MemoryMetadataStore]:
     await made.close()
 
 
-async def test_what_is_missed_while_it_is_broken_is_read(store: MemoryMetadataStore) -> None:
+async def test_changes_missed_during_a_failure_are_read(store: MemoryMetadataStore) -> None:
     follower, tasks = Follower(store), BackgroundTasks()
     follower.fails_at = f"{LEVEL}/b"
     await store.put(f"{LEVEL}/a", b"")
@@ -94,7 +94,7 @@ async def test_a_first_read_that_fails_is_whose_who_waits_for_it(
         raise MetadataError("Down: wait.")
 
     follower = Follower(store)
-    follower.following = Following(follower._watch, fails, follower._take)
+    follower.following = Following(follower.watch, fails, follower.take)
     with pytest.raises(MetadataError):
         await follower.following.begin()
     follower.following.close()

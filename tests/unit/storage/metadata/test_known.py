@@ -73,13 +73,13 @@ def stored(version: int) -> Stored:
         [put("/known"), put("/new", ABSENT), Delete("/new", None, None)],
     ],
 )
-def test_what_may_be_there_is_looked_up(operations: list[Operation]) -> None:
+def test_record_that_may_exist_is_read(operations: list[Operation]) -> None:
     known = KnownRecords()
     known.take([Change("/known", None, stored(1), b"")])
     assert known.view(operations, set()) is None
 
 
-def test_what_was_written_or_must_be_new_is_not() -> None:
+def test_written_or_new_record_is_not_read() -> None:
     known = KnownRecords()
     known.take([Change("/known", None, stored(7), b""), Change("/gone", stored(1), None, b"")])
     view = known.view([put("/known"), Delete("/gone", None, None), put("/new", ABSENT)], {5})

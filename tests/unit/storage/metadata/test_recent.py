@@ -28,7 +28,7 @@ def test_a_deletion_is_known_as_such() -> None:
     assert found.record is None
 
 
-def test_what_changed_longest_ago_goes_first() -> None:
+def test_oldest_change_is_dropped_first() -> None:
     recent = RecentChanges(max_keys=2)
     recent.take([change("/a", 1), change("/b", 2)])
     recent.take([change("/a", 3), change("/c", 4)])

@@ -55,7 +55,7 @@ class Commits:
         return self._commit(operations)
 
 
-async def test_what_queues_during_a_commit_is_the_next_one(
+async def test_writes_queued_during_a_commit_are_the_next_commit(
     store: SqliteMetadataStore, path: Path
 ) -> None:
     commits = Commits(store)
@@ -291,7 +291,7 @@ async def test_a_backup_is_of_one_moment(store: SqliteMetadataStore, tmp_path: P
     assert [each.name for each in tmp_path.glob("*.partial*")] == []
 
 
-async def test_nobody_commits_in_the_moment_of_a_backup(
+async def test_no_commit_happens_in_the_moment_of_a_backup(
     store: SqliteMetadataStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the caller notes then is of the same moment as the copy."""

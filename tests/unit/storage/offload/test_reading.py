@@ -68,7 +68,9 @@ def cold() -> ColdLedgers:
     return ColdLedgers(random.Random(1), {"magnetar/cluster": b"c"})
 
 
-async def test_it_reads_as_the_ledger_did(cold: ColdLedgers, location: Location) -> None:
+async def test_offloaded_ledger_reads_as_the_original(
+    cold: ColdLedgers, location: Location
+) -> None:
     entries = [
         *entries_of(1, 400, 80_000),
         random.Random(2).randbytes(2 * OFFLOAD_BLOCK_BYTES),
@@ -105,7 +107,7 @@ async def test_nothing_else_is_readable(
         await ledger.read(first, last, max_bytes=100)
 
 
-async def test_what_is_listed_and_deleted(cold: ColdLedgers, location: Location) -> None:
+async def test_copies_are_listed_and_deleted(cold: ColdLedgers, location: Location) -> None:
     context, ledger = await copied(cold, location, [b"a"] * 10)
     other, _ = await copied(cold, location, [b"b"] * 10)
     keys = {each.key for each in await cold.objects_of_copies(location)}
@@ -125,7 +127,7 @@ async def test_what_is_listed_and_deleted(cold: ColdLedgers, location: Location)
     assert await (await cold.open(7, other)).read(0, 0, max_bytes=1) == [b"b"]
 
 
-async def test_who_reads_in_order_finds_the_next_blocks_there(
+async def test_reading_in_order_prefetches_the_next_blocks(
     cold: ColdLedgers, tmp_path: Path
 ) -> None:
     entries = [random.Random(n).randbytes(300_000) for n in range(40)]

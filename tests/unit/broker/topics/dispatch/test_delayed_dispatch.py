@@ -13,6 +13,7 @@ from broker.topics.dispatch.delayed_messages import DelayedMessages
 from config.settings import load_settings
 from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
@@ -100,7 +101,9 @@ async def test_in_order_consumers_get_it_at_once(kind: SubscriptionType) -> None
 
 
 @BOTH
-async def test_it_is_sent_at_once_where_it_is_switched_off(kind: SubscriptionType) -> None:
+async def test_delayed_message_is_sent_at_once_when_delay_is_disabled(
+    kind: SubscriptionType,
+) -> None:
     topic = FakeTopic()
     topic.context.settings = load_settings(None, {"delayed_delivery_enabled": False})
     put(topic, NOW_MS + 300)
@@ -128,7 +131,7 @@ async def test_the_timer_brings_each_at_its_time(kind: SubscriptionType, cached_
     assert [each for each, sent_ms in early if sent_ms < due[each]] == []
 
 
-async def test_the_timer_rings_once_in_a_tick_and_not_when_it_is_told_off() -> None:
+async def test_timer_fires_once_per_tick_and_not_after_it_is_stopped() -> None:
     loop = asyncio.get_running_loop()
     rings: list[float] = []
     timer: DelayTimer
@@ -149,7 +152,7 @@ async def test_the_timer_rings_once_in_a_tick_and_not_when_it_is_told_off() -> N
 
 
 async def test_a_clock_that_is_put_forward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.topics.dispatch.delay_timer.DELAYED_LOOK_S", 0.02)
+    set_bound(monkeypatch, "DELAYED_LOOK_S", 0.02)
     topic = FakeTopic()
     put(topic, NOW_MS + 3_600_000)
     _, peer = await attach(topic.subscription(), SHARED, permits=10)
@@ -203,7 +206,7 @@ async def test_at_the_bound_nothing_more_is_read_until_one_is_due_or_acknowledge
 
 
 @BOTH
-async def test_many_that_are_due_go_to_whoever_has_room(kind: SubscriptionType) -> None:
+async def test_due_messages_are_sent_as_permits_allow(kind: SubscriptionType) -> None:
     topic = FakeTopic()
     put(topic, *(NOW_MS + 100 + index % 7 for index in range(1000)))
     subscription = topic.subscription()
@@ -241,7 +244,7 @@ async def test_of_what_is_far_apart_on_disk_no_more_is_read(kind: SubscriptionTy
 
 
 @BOTH
-async def test_what_is_acknowledged_while_it_waits_never_comes(kind: SubscriptionType) -> None:
+async def test_acknowledged_delayed_message_is_never_sent(kind: SubscriptionType) -> None:
     topic = FakeTopic()
     put(topic, NOW_MS + 100, NOW_MS + 100, NOW_MS + 100)
     subscription = topic.subscription()
@@ -273,14 +276,14 @@ async def test_redeliveries_count_from_the_first_delivery(kind: SubscriptionType
 
 
 @BOTH
-async def test_what_is_trimmed_while_it_waits_is_done_with(kind: SubscriptionType) -> None:
+async def test_trimmed_delayed_message_is_dropped(kind: SubscriptionType) -> None:
     topic = FakeTopic()
     put(topic, NOW_MS + 100, NOW_MS + 100)
     subscription = topic.subscription()
     _, peer = await attach(subscription, kind, permits=10)
     await settle()
     gone = topic.ledger.entries[0]
-    topic.ledger._from = (  # type: ignore[method-assign]
+    topic.ledger.entries_from = (  # type: ignore[method-assign]
         lambda start, count: [
             e for e in topic.ledger.entries if e.position >= start and e is not gone
         ][:count]

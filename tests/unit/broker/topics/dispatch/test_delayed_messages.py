@@ -25,7 +25,7 @@ def due_ms_of(entry_id: int) -> int:
     return entry_id * 7 % 10
 
 
-def test_what_is_due_comes_by_time_and_then_by_position() -> None:
+def test_due_messages_come_by_time_and_then_by_position() -> None:
     delayed = DelayedMessages()
     for entry_id, due_ms in ((4, 20), (1, 30), (3, 10), (2, 20)):
         delayed.add(at(entry_id), due_ms, key_hash=entry_id)
@@ -36,7 +36,7 @@ def test_what_is_due_comes_by_time_and_then_by_position() -> None:
     assert (len(delayed), delayed.next_due_ms) == (1, 30)
 
 
-def test_it_is_full_at_its_bound_until_something_leaves() -> None:
+def test_delayed_messages_are_full_at_the_bound() -> None:
     delayed = DelayedMessages(bound=2)
     delayed.add(at(1), 10)
     delayed.add(at(1), 10)
@@ -53,7 +53,7 @@ def test_it_is_full_at_its_bound_until_something_leaves() -> None:
     assert not delayed.full
 
 
-def test_what_is_discarded_far_from_its_time_takes_no_memory_for_ever() -> None:
+def test_discarded_messages_free_their_memory_before_they_are_due() -> None:
     delayed = DelayedMessages()
     delayed.add(at(0), 5)
     for entry_id in range(1, 10_000):
@@ -64,7 +64,7 @@ def test_what_is_discarded_far_from_its_time_takes_no_memory_for_ever() -> None:
 
 
 @given(MOVES)
-def test_it_does_what_a_sorted_set_does(moves: list[tuple[str, int, int]]) -> None:
+def test_delayed_messages_behave_as_a_sorted_set(moves: list[tuple[str, int, int]]) -> None:
     delayed = DelayedMessages(bound=8)
     expected: set[tuple[int, Position]] = set()
     for move, number, count in moves:

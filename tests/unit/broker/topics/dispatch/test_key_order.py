@@ -148,7 +148,7 @@ def test_out_of_order_may_be_allowed() -> None:
     assert order.receiver(7) is new
 
 
-def test_what_nobody_owns_waits_for_an_owner() -> None:
+def test_message_of_an_unassigned_hash_waits_for_a_consumer() -> None:
     order: KeyOrder[Candidate] = KeyOrder(StickyRanges())
     half, other = Candidate("half"), Candidate("other")
     order.assignment.add(half, [(0, 100)])

@@ -9,6 +9,7 @@ from broker.topics.dispatch.pending import PendingDispatcher
 from broker.topics.subscription import Subscription
 from magnetar.protocol.ids import Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
+from tests.support.bounds import set_bound
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
 SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
@@ -129,7 +130,7 @@ async def test_negative_acknowledgements_come_back_with_a_count() -> None:
     assert subscription.backlog == 0
 
 
-async def test_what_a_lost_consumer_had_goes_to_the_others_uncounted() -> None:
+async def test_messages_of_a_lost_consumer_are_redelivered_with_count_zero() -> None:
     topic = FakeTopic()
     fill(topic, 10)
     subscription = topic.subscription()
@@ -195,8 +196,8 @@ async def test_batches_count_by_message_and_return_by_what_is_left() -> None:
 async def test_unacknowledged_bounds_stop_and_acknowledgements_go_on(
     kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.topics.consumer.MAX_UNACKED_PER_CONSUMER", 5)
-    monkeypatch.setattr("broker.topics.dispatch.pending.MAX_UNACKED_PER_SUBSCRIPTION", 8)
+    set_bound(monkeypatch, "MAX_UNACKED_PER_CONSUMER", 5)
+    set_bound(monkeypatch, "MAX_UNACKED_PER_SUBSCRIPTION", 8)
     topic = FakeTopic()
     fill(topic, 40)
     subscription = topic.subscription()
@@ -237,7 +238,7 @@ async def test_entries_trimmed_while_they_waited_are_done_with(kind: Subscriptio
     consumer, peer = await attach(subscription, kind, permits=100)
     await settle()
     trimmed = topic.ledger.entries[0]
-    topic.ledger._from = (  # type: ignore[method-assign]
+    topic.ledger.entries_from = (  # type: ignore[method-assign]
         lambda start, count: [
             e for e in topic.ledger.entries if e.position >= start and e is not trimmed
         ][:count]
@@ -326,7 +327,7 @@ async def test_a_consumer_without_permits_holds_up_only_its_keys() -> None:
 
 
 async def test_look_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.topics.dispatch.key_shared.KEY_SHARED_LOOK_AHEAD_ENTRIES", 10)
+    set_bound(monkeypatch, "KEY_SHARED_LOOK_AHEAD_ENTRIES", 10)
     topic = FakeTopic()
     subscription = topic.subscription()
     stuck, stuck_peer = await attach(subscription, KEY_SHARED, "a")

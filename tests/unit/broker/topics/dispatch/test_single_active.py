@@ -7,6 +7,7 @@ from config.bounds import READ_BATCH_ENTRIES
 from magnetar.protocol.ids import LATEST, Position
 from magnetar.protocol.message import payload_of
 from magnetar.protocol.pulsar_pb2 import BaseCommand
+from tests.support.bounds import set_bound
 from tests.unit.broker.topics.fakes import FakeTopic, attach, entry_bytes, settle
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
@@ -131,7 +132,7 @@ async def test_a_read_begun_before_a_redelivery_is_forgotten() -> None:
 async def test_cold_reads_are_one_at_a_time_and_failures_are_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("broker.topics.dispatch.entry_reader.READ_RETRY_MIN_S", 0)
+    set_bound(monkeypatch, "READ_RETRY_MIN_S", 0)
     topic = FakeTopic()
     topic.ledger.cached_from = 10**6
     topic.ledger.read_errors = [OSError("the disk is sulking")]
@@ -246,7 +247,7 @@ async def test_the_partition_chooses_among_failover_consumers() -> None:
     assert first.got() in ([], [0])
 
 
-async def test_seeking_goes_where_it_is_told_and_disconnects() -> None:
+async def test_seek_moves_the_cursor_and_disconnects_consumers() -> None:
     topic = FakeTopic()
     fill(topic, 4)
     subscription = topic.subscription()

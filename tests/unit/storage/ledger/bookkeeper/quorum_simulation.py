@@ -18,6 +18,7 @@ from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata, 
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
 from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
 from tests.simulation.loop import Host, SimulatedLoop
+from tests.support.clocks import FakeClock
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
     SimulatedBookieClient,
@@ -46,11 +47,6 @@ TROUBLE_S = 20.0
 
 class Broken(AssertionError):
     """What must not be."""
-
-
-class Clock:
-    def now_ms(self) -> int:
-        return 1
 
 
 @dataclass
@@ -116,7 +112,7 @@ class QuorumRun:
         return BookKeeperLedgerStore(
             SimulatedMetadata(self.cluster),
             SimulatedBookieClient(self.cluster),
-            Clock(),
+            FakeClock(),
             random.Random(f"{name} {self.rng.random()}"),
             BookKeeperOptions(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack),
         )

@@ -32,8 +32,8 @@ def ledger(ensemble_size: int, write_quorum: int, ack_quorum: int) -> LedgerMeta
 class Writer:
     """Adds, with every request that was sent."""
 
-    def __init__(self, *quorums: int) -> None:
-        self.adds = Adds(ledger(*quorums))
+    def __init__(self, *quorums: int, max_changes: int = bounds.ENSEMBLE_CHANGES) -> None:
+        self.adds = Adds(ledger(*quorums), max_changes=max_changes)
         self.sent: list[tuple[PendingAdd, Slot]] = []
 
     def add(self, size: int = 10) -> int:
@@ -134,7 +134,7 @@ def test_entries_of_the_place_are_sent_again_and_no_others() -> None:
     assert writer.to(4) == [NEW, "b2"]
 
 
-def test_what_a_replaced_bookie_acknowledged_does_not_count() -> None:
+def test_ack_of_a_replaced_bookie_does_not_count() -> None:
     writer = Writer(2, 2, 2)
     writer.add()
     writer.add()
@@ -239,7 +239,7 @@ def test_a_failure_of_a_complete_but_waiting_entry_asks_for_a_change() -> None:
         ReplyCode.TOO_LARGE,
     ],
 )
-def test_what_ends_the_writer(code: ReplyCode) -> None:
+def test_fatal_reply_code_fails_all_pending_adds(code: ReplyCode) -> None:
     writer = Writer(3, 3, 2)
     writer.add()
     writer.add()
@@ -273,7 +273,7 @@ def test_fencing_ends_the_writer_during_a_change_too() -> None:
         ReplyCode.NO_SUCH_LEDGER,
     ],
 )
-def test_what_replaces_a_bookie(code: ReplyCode) -> None:
+def test_retryable_reply_code_changes_the_ensemble(code: ReplyCode) -> None:
     writer = Writer(2, 2, 2)
     writer.add()
     assert writer.reply(0, "b0", code) is Todo.CHANGE
@@ -307,7 +307,7 @@ def test_an_entry_that_cannot_do_without_asks_again() -> None:
     assert writer.adds.begin_change() == {1: "b1"}
 
 
-def test_what_failed_is_not_tried_again_before_there_is_progress() -> None:
+def test_failed_bookie_is_not_retried_before_there_is_progress() -> None:
     writer = Writer(2, 2, 2)
     writer.add()
     writer.reply(0, "b0", GONE)
@@ -328,9 +328,8 @@ def test_what_failed_is_not_tried_again_before_there_is_progress() -> None:
     assert writer.adds.tried == {"newer"}
 
 
-def test_changes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ENSEMBLE_CHANGES", 2)
-    writer = Writer(2, 2, 2)
+def test_changes_are_bounded() -> None:
+    writer = Writer(2, 2, 2, max_changes=2)
     writer.add()
     for name in ("x", "y"):
         writer.reply(0, writer.to(0)[0], GONE)

@@ -155,12 +155,12 @@ def test_a_plugin_of_the_operator() -> None:
         (f"{HERE}:forgets", "", "NoneType"),
     ],
 )
-def test_what_cannot_be_used_is_told_at_start(plugin: str, parameters: str, why: str) -> None:
+def test_unusable_plugin_is_refused_at_start(plugin: str, parameters: str, why: str) -> None:
     with pytest.raises(UnusableAuthPlugin, match=why):
         open_auth_plugin(plugin, parameters)
 
 
-def test_what_a_plugin_says_of_its_parameters_is_not_repeated() -> None:
+def test_error_of_a_plugin_does_not_contain_the_password() -> None:
     password = secrets.token_hex(8)
     with pytest.raises(UnusableAuthPlugin) as caught:
         open_auth_plugin(f"{HERE}:fails", f"user:{password}")

@@ -10,7 +10,6 @@ import uvloop
 from structlog.testing import capture_logs
 
 from magnetar.protocol.ids import LedgerId
-from storage.ledger.bookkeeper import bookies as bookies_module
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
 from storage.ledger.bookkeeper.bookies import BookiePool
@@ -31,9 +30,9 @@ GONE = ReplyCode.DISCONNECTED
 class Client:
     """A pool, and what its callers were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: BookieOptions | None = None) -> None:
         self.addresses: dict[BookieId, BookieAddress] = {}
-        self.pool = BookiePool(self.addresses.get, BookieOptions(connect_timeout_s=10))
+        self.pool = BookiePool(self.addresses.get, options or BookieOptions(connect_timeout_s=10))
         self.told: list[ReplyCode] = []
 
     async def add(self, bookie: BookieId, entry: int = 0, *, recovery: bool = False) -> ReplyCode:
@@ -67,14 +66,6 @@ class Client:
         assert not told
         await until(lambda: bool(told))
         return told[0]
-
-
-@pytest.fixture
-async def bookie() -> AsyncIterator[FakeBookie]:
-    fake = FakeBookie()
-    await fake.start()
-    yield fake
-    await fake.stop()
 
 
 @pytest.fixture
@@ -144,11 +135,8 @@ async def test_a_lost_connection_is_made_again_by_the_next_request(
     assert bookie.connections == 2
 
 
-async def test_nobody_connects_for_a_while_after_a_failure(
-    client: Client, bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bookies_module, "BOOKIE_BACKOFF_MIN_S", 60.0)
-    monkeypatch.setattr(bookies_module, "BOOKIE_BACKOFF_MAX_S", 60.0)
+async def test_pool_pauses_after_a_failed_connect(bookie: FakeBookie) -> None:
+    client = Client(BookieOptions(backoff_min_s=60, backoff_max_s=60))
     name = bookie.bookie_id
     await bookie.stop()
     assert await client.add(name) is GONE
@@ -163,13 +151,11 @@ async def test_nobody_connects_for_a_while_after_a_failure(
     client.pool._plain.outages[name] = over
     assert await client.add(name) is OK
     assert not client.pool._plain.outages
+    await client.pool.close()
 
 
-async def test_the_pause_doubles_up_to_its_bound(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bookies_module, "BOOKIE_BACKOFF_MIN_S", 0.01)
-    monkeypatch.setattr(bookies_module, "BOOKIE_BACKOFF_MAX_S", 0.03)
+async def test_the_pause_doubles_up_to_its_bound() -> None:
+    client = Client(BookieOptions(backoff_min_s=0.01, backoff_max_s=0.03))
     name = BookieId("unknown")
     loop = asyncio.get_running_loop()
     with capture_logs() as logs:
@@ -179,6 +165,7 @@ async def test_the_pause_doubles_up_to_its_bound(
                 await asyncio.sleep(0)
     failures = [each for each in logs if each["event"] == "bookie_not_connected"]
     assert [each["pause_s"] for each in failures] == [0.01, 0.02, 0.03, 0.03]
+    await client.pool.close()
 
 
 async def test_a_bookie_that_takes_too_long_to_connect(bookie: FakeBookie) -> None:

@@ -10,7 +10,6 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from storage.ledger.bookkeeper import window
 from storage.ledger.bookkeeper.auth import BookieAuthenticationFailed
 from storage.ledger.bookkeeper.bookie_client import BookieCounters, ReplyCode
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
@@ -69,14 +68,6 @@ class Peer:
 
     async def until_told(self, count: int) -> None:
         await until(lambda: len(self.told) >= count)
-
-
-@pytest.fixture
-async def bookie() -> AsyncIterator[FakeBookie]:
-    fake = FakeBookie()
-    await fake.start()
-    yield fake
-    await fake.stop()
 
 
 @pytest.fixture
@@ -165,7 +156,7 @@ async def test_the_same_request_twice_has_two_answers_in_order(
     assert peer.told == [("first", OK), ("second", ReplyCode.NO_SUCH_ENTRY), ("third", OK)]
 
 
-async def test_callers_are_told_from_the_loop_only(peer: Peer, bookie: FakeBookie) -> None:
+async def test_callbacks_run_from_the_loop_only(peer: Peer, bookie: FakeBookie) -> None:
     bookie.hold()
     peer.add(1, 0)
     peer.add(1, 1, data=bytes(6 * 1024 * 1024))
@@ -225,12 +216,8 @@ async def test_a_frame_at_the_limit_goes_and_one_above_stays(bookie: FakeBookie)
     peer.connection.close()
 
 
-async def test_requests_wait_for_room_and_go_in_order(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_REQUESTS", 2)
-    monkeypatch.setattr(window, "BOOKIE_WAITING_REQUESTS", 3)
-    peer = Peer(bookie)
+async def test_requests_beyond_the_window_wait_and_go_in_order(bookie: FakeBookie) -> None:
+    peer = Peer(bookie, BookieOptions(inflight_requests=2, waiting_requests=3))
     await peer.open()
     bookie.hold()
     for entry in range(7):
@@ -245,11 +232,9 @@ async def test_requests_wait_for_room_and_go_in_order(
 
 
 async def test_bytes_in_flight_are_bounded_and_a_large_request_goes_alone(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
+    bookie: FakeBookie,
 ) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_BYTES", 1000)
-    monkeypatch.setattr(window, "BOOKIE_WAITING_BYTES", 4000)
-    peer = Peer(bookie)
+    peer = Peer(bookie, BookieOptions(inflight_bytes=1000, waiting_bytes=4000))
     await peer.open()
     bookie.hold()
     for entry in range(3):
@@ -307,11 +292,8 @@ async def test_a_bookie_that_never_answers_is_given_up(bookie: FakeBookie) -> No
     assert peer.closed == 1
 
 
-async def test_what_waits_times_out_too_and_is_never_sent(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_REQUESTS", 1)
-    peer = Peer(bookie, BookieOptions(request_timeout_s=0.5))
+async def test_waiting_request_times_out_and_is_never_sent(bookie: FakeBookie) -> None:
+    peer = Peer(bookie, BookieOptions(request_timeout_s=0.5, inflight_requests=1))
     await peer.open()
     bookie.hold()
     peer.add(1, 0)
@@ -329,11 +311,8 @@ async def test_what_waits_times_out_too_and_is_never_sent(
 # Ends
 
 
-async def test_a_lost_connection_answers_everything(
-    bookie: FakeBookie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window, "BOOKIE_INFLIGHT_REQUESTS", 3)
-    peer = Peer(bookie)
+async def test_a_lost_connection_answers_everything(bookie: FakeBookie) -> None:
+    peer = Peer(bookie, BookieOptions(inflight_requests=3))
     await peer.open()
     bookie.hold()
     for entry in (0, 1, 0, 2):
@@ -364,7 +343,7 @@ async def test_an_answer_that_makes_no_sense_ends_it(
     assert [line["event"] for line in logs] == ["bookie_misbehaved"]
 
 
-async def test_nobody_listens(bookie: FakeBookie) -> None:
+async def test_refused_connect_answers_waiting_requests(bookie: FakeBookie) -> None:
     peer = Peer(bookie)
     peer.add(1, 0)
     await bookie.stop()

@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 import uvloop
 
-from config import bounds
 from storage.ledger.bookkeeper.adds import Adds, WriterState
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
@@ -20,6 +19,7 @@ from storage.ledger.bookkeeper.window import Window
 from storage.ledger.bookkeeper.wire import ReplyDecoder
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 from storage.ledger.store import LedgerAssertion, LedgerError
+from tests.support.bounds import set_bound
 from tests.unit.storage.ledger.bookkeeper.fake_bookie import FakeBookie
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookieClient,
@@ -35,7 +35,7 @@ Reported = list[object]
 
 @pytest.fixture
 async def ground(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ground]:
-    monkeypatch.setattr(bounds, "WRITER_DRAIN_S", 0.05)
+    set_bound(monkeypatch, "WRITER_DRAIN_S", 0.05)
     made = Ground()
     yield made
     for store in made.stores:
@@ -262,7 +262,7 @@ def raising_coroutine(error: Exception) -> Callable[..., object]:
     [(Window, "tick"), (Window, "answered"), (ReplyDecoder, "feed")],
     ids=["tick", "answered", "feed"],
 )
-def test_a_connection_ends_and_everybody_is_told(
+def test_defect_closes_the_connection_and_answers_every_request(
     monkeypatch: pytest.MonkeyPatch,
     factory: Callable[[], asyncio.AbstractEventLoop],
     owner: type,

@@ -56,7 +56,7 @@ def test_data_is_not_copied() -> None:
 
 @pytest.mark.parametrize("digest_type", DigestType)
 @given(ledger=LONG, entry=LONG, lac=LONG, length=LONG, data=st.binary(max_size=100))
-def test_what_was_sealed_opens(
+def test_sealed_entry_opens_unchanged(
     digest_type: DigestType, ledger: int, entry: int, lac: int, length: int, data: bytes
 ) -> None:
     digest = Digest(digest_type, b"pw")
@@ -77,7 +77,7 @@ def test_every_changed_byte_is_found(digest_type: DigestType) -> None:
 
 
 @pytest.mark.parametrize("digest_type", PROTECTING)
-def test_every_cut_is_found(digest_type: DigestType) -> None:
+def test_truncated_entry_fails_the_digest(digest_type: DigestType) -> None:
     digest = Digest(digest_type, SECRET)
     made = body(digest, 3, 0, -1, 7, b"entry-0")
     for size in range(len(made)):

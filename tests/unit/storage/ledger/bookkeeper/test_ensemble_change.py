@@ -72,7 +72,7 @@ def test_one_that_starts_there_already_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(("first", "new"), [(4, {1: NEW}), (6, {1: B0})])
-def test_what_no_change_may_do(first: int, new: Mapping[int, BookieId]) -> None:
+def test_invalid_replacement_is_a_defect(first: int, new: Mapping[int, BookieId]) -> None:
     two = replace(OPEN, ensembles=(Ensemble(0, (B1, B2)), Ensemble(5, (B0, B1))))
     with pytest.raises(LedgerAssertion):
         with_replacements(two, first, new)
@@ -130,7 +130,7 @@ def test_an_own_write_whose_answer_was_lost_is_found() -> None:
     assert one.read(stored) == EnsembleChanged(stored, {1: NEW})
 
 
-def test_nobody_left_is_the_end_of_an_owner() -> None:
+def test_change_without_bookies_fails_with_not_enough_bookies() -> None:
     made = change()
     assert isinstance(made.start(), ReadRecord)
     effect = made.read(held())
@@ -146,7 +146,7 @@ def test_nobody_left_is_the_end_of_an_owner() -> None:
         replace(OPEN, ensembles=(Ensemble(0, (B0, NEW)),)),
     ],
 )
-def test_nobody_left_for_who_is_no_owner_any_more(found: LedgerMetadata) -> None:
+def test_change_without_bookies_by_a_former_owner_reports_fencing(found: LedgerMetadata) -> None:
     made = change()
     made.start()
     effect = made.read(held(found, version=8))

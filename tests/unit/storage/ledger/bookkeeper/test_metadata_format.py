@@ -151,7 +151,7 @@ def test_old_formats_are_refused_with_what_to_do(version: int) -> None:
         record(FRESH_BODY.replace(b"\x10\x00", b"\x10\x01")),
     ],
 )
-def test_what_cannot_be_understood_is_refused(value: bytes) -> None:
+def test_unreadable_ledger_metadata_is_refused(value: bytes) -> None:
     with pytest.raises(UnreadableRecord, match="ledger 12 "):
         decode_metadata(value, 12)
 
@@ -201,7 +201,7 @@ def test_the_address_of_a_bookie_is_in_its_record() -> None:
         service_info(port=70_000),
     ],
 )
-def test_else_it_is_in_its_id(value: bytes) -> None:
+def test_address_without_a_record_is_taken_from_the_bookie_id(value: bytes) -> None:
     assert decode_bookie(BookieId("b:3181"), value) == BookieAddress("b", 3181)
     assert decode_bookie(BookieId("left"), value) is None
 

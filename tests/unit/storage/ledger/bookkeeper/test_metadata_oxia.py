@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import pytest
 
-from magnetar import background_tasks
 from magnetar.protocol.ids import LedgerId
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.ledger_metadata import (
@@ -19,6 +18,7 @@ from storage.ledger.bookkeeper.metadata_format import LedgerPaths
 from storage.ledger.bookkeeper.metadata_oxia import OxiaLedgerMetadata
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.watches import WatchQueue
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
 RECORD = LedgerMetadata(
@@ -78,7 +78,7 @@ Started = tuple[OxiaLedgerMetadata, MemoryMetadataStore]
 
 @pytest.fixture
 async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Started]:
-    monkeypatch.setattr(background_tasks, "RESTART_PAUSE_MIN_S", 0.001)
+    set_bound(monkeypatch, "RESTART_PAUSE_MIN_S", 0.001, in_module="magnetar.background_tasks")
     store = MemoryMetadataStore(SystemClock())
     metadata = OxiaLedgerMetadata(store)
     await metadata.start()

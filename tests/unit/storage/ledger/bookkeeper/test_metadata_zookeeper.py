@@ -7,8 +7,6 @@ from random import Random
 
 import pytest
 
-from config import bounds
-from magnetar import background_tasks
 from storage.ledger.bookkeeper import metadata_zookeeper
 from storage.ledger.bookkeeper.metadata_zookeeper import (
     LedgerRoot,
@@ -19,6 +17,7 @@ from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.address import InvalidZooKeeperAddress
 from storage.metadata.zookeeper.client import ChangeKind, Connection, NodeChange, RequestFailed
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, Value
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeTree, _Refused
 
@@ -124,8 +123,8 @@ async def started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[ZooKeeperLedgerMetadata, Client]]:
     monkeypatch.setattr(metadata_zookeeper, "ZooKeeperClient", Client)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.001)
-    monkeypatch.setattr(background_tasks, "RESTART_PAUSE_MIN_S", 0.001)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.001)
+    set_bound(monkeypatch, "RESTART_PAUSE_MIN_S", 0.001, in_module="magnetar.background_tasks")
     metadata = ZooKeeperLedgerMetadata(LedgerRoot("127.0.0.1:1", "/ledgers"), Random(1))
     client = metadata._zookeeper
     assert isinstance(client, Client)

@@ -12,6 +12,8 @@ from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOpt
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.types import Limits, ManagedLedgerState
 from storage.metadata.memory import MemoryMetadataStore
+from tests.support.bounds import set_bound
+from tests.support.clocks import FakeClock
 from tests.support.waiting import until
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
@@ -22,7 +24,6 @@ from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
 )
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
-    FakeClock,
     Outcomes,
     Process,
     ProcessMetadata,
@@ -95,7 +96,7 @@ async def test_a_ledger_whose_maker_died_before_naming_it_is_deleted_a_day_later
 async def test_a_ledger_of_positions_whose_maker_died_before_naming_it_is_deleted_a_day_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "CURSOR_INLINE_WRITES", 0)
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
     cluster, process = Cluster(), Process()
     first = await cluster.broker(process).open(NAME)
     cursor = await first.open_cursor("s", EARLIEST)

@@ -18,7 +18,7 @@ def test_repeated_failures_count_others_do_not() -> None:
     assert quarantine.quarantined(2 * STEP) == {A}
 
 
-def test_what_fails_at_once_fails_once() -> None:
+def test_simultaneous_failures_count_as_one() -> None:
     quarantine = Quarantine()
     for _ in range(100):
         assert not quarantine.failed(A, 5.0)
@@ -32,7 +32,7 @@ def test_failures_far_apart_are_forgotten() -> None:
         assert not quarantine.failed(A, turn * (bounds.BOOKIE_ERROR_WINDOW_S / 2 + 1))
 
 
-def test_it_ends_and_begins_anew() -> None:
+def test_quarantine_ends_and_can_begin_again() -> None:
     quarantine = Quarantine()
     assert [quarantine.failed(A, turn * STEP) for turn in range(3)] == [False, False, True]
     start = 2 * STEP

@@ -106,7 +106,7 @@ def test_no_replica_gives_it(codes: tuple[ReplyCode, ...], failure: ReadFailure)
     assert machine.failed_entry_id == 0
 
 
-def test_what_is_before_a_lost_entry_is_a_result() -> None:
+def test_read_returns_the_entries_before_a_lost_one() -> None:
     machine = read(STRIPED, 0, 2)
     zero, one, two = machine.start()
     assert isinstance(zero, ReadOne)
@@ -150,7 +150,7 @@ def test_bounded_in_bytes_but_at_least_one(
     assert machine.entries == [data(n) for n in range(expected)]
 
 
-def test_what_is_in_flight_is_bounded() -> None:
+def test_reads_in_flight_are_bounded() -> None:
     assert len(read(STRIPED, 0, 9999).start()) == bounds.LEDGER_READS_IN_FLIGHT
     assert len(read(STRIPED, 0, 9999, 100, mean=30).start()) == 3
     assert len(read(STRIPED, 0, 9999, 100, mean=1000).start()) == 1

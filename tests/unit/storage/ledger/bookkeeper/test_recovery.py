@@ -44,11 +44,15 @@ class Case:
     """A recovery, with every request that was not answered yet."""
 
     def __init__(
-        self, *quorums: int, state: LedgerState = LedgerState.OPEN, spare: Sequence[str] = ()
+        self,
+        *quorums: int,
+        state: LedgerState = LedgerState.OPEN,
+        spare: Sequence[str] = (),
+        window_bytes: int = bounds.RECOVERY_WINDOW_BYTES,
     ) -> None:
         self.spare = [BookieId(name) for name in spare]
         self.sealed: list[tuple[int, int, int, bytes]] = []
-        self.machine = Recovery(LedgerId(9), self._seal, self._choose)
+        self.machine = Recovery(LedgerId(9), self._seal, self._choose, window_bytes=window_bytes)
         self.metadata = replace(ledger(*quorums), state=state)
         self.asked: list[AskBookie] = []
         self.writes: list[WriteBack] = []
@@ -184,7 +188,7 @@ def test_a_conflict_at_the_mark_begins_again(state: LedgerState) -> None:
 
 
 @pytest.mark.parametrize("answer", [OK, NONE, NO_LEDGER])
-def test_what_covers_write_sets(answer: ReplyCode) -> None:
+def test_fencing_ends_when_answers_cover_all_write_sets(answer: ReplyCode) -> None:
     """3/2/2: one of each neighbouring pair, so any two of the three."""
     case = Case(3, 2, 2).fencing()
     found = entry(0) if answer is OK else None
@@ -195,7 +199,7 @@ def test_what_covers_write_sets(answer: ReplyCode) -> None:
 
 
 @pytest.mark.parametrize("answer", [GONE, UNKNOWN, ReplyCode.IO_ERROR, ReplyCode.TIMED_OUT, OK])
-def test_what_does_not_cover(answer: ReplyCode) -> None:
+def test_fencing_fails_when_answers_do_not_cover_all_write_sets(answer: ReplyCode) -> None:
     """OK without an entry is a damaged one."""
     case = Case(3, 2, 2).fencing()
     case.reply("b0", -1, answer)
@@ -205,7 +209,7 @@ def test_what_does_not_cover(answer: ReplyCode) -> None:
     assert "too few of its bookies answer" in case.failure()
 
 
-def test_a_wrong_password_is_told() -> None:
+def test_recovery_names_a_wrong_password() -> None:
     case = Case(2, 2, 2).fencing()
     case.reply("b0", -1, ReplyCode.UNAUTHORISED)
     assert "password" in case.failure()
@@ -341,7 +345,7 @@ def test_everything_found_is_written_back_with_what_is_known_to_be_confirmed() -
     assert (closed.last_entry_id, closed.length) == (3, 4 * SIZE)
 
 
-def test_what_is_behind_a_gap_was_never_acknowledged() -> None:
+def test_recovery_drops_entries_behind_a_gap() -> None:
     case = Case(2, 2, 2).reading()
     for request in list(case.asked):
         if request.read.entry_id == 2:
@@ -366,9 +370,8 @@ def test_windows_follow_each_other() -> None:
     assert case.closing().last_entry_id == first
 
 
-def test_windows_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "RECOVERY_WINDOW_BYTES", 3 * SIZE)
-    case = Case(2, 2, 2).reading()
+def test_windows_are_bounded_in_bytes() -> None:
+    case = Case(2, 2, 2, window_bytes=3 * SIZE).reading()
     case.give(*range(bounds.RECOVERY_FIRST_WINDOW_ENTRIES))
     case.all_written()
     assert len({each.read.entry_id for each in case.asked}) == 3

@@ -14,7 +14,7 @@ GROUP = 25
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + SEEDS, GROUP))
 @pytest.mark.timeout(600)
-def test_whatever_happens_the_ledger_is_what_was_promised(first: int) -> None:
+def test_simulated_faults_break_no_promise_of_a_ledger(first: int) -> None:
     for seed in range(first, min(first + GROUP, FIRST_SEED + SEEDS)):
         try:
             QuorumRun(seed).run()

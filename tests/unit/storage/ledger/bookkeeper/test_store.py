@@ -35,8 +35,9 @@ from storage.ledger.store import (
     LedgerFenced,
     NoSuchLedger,
 )
+from tests.support.bounds import set_bound
+from tests.support.clocks import NOW_MS, FakeClock
 from tests.support.waiting import until
-from tests.unit.storage.ledger.bookkeeper import simulated_bookies
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
     SimulatedBookieClient,
@@ -47,11 +48,6 @@ from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
 from tests.unit.storage.ledger.local.support import Outcomes, append_all, read_all
 
 DATA = [b"entry %d" % number for number in range(20)]
-
-
-class Clock:
-    def now_ms(self) -> int:
-        return 1234
 
 
 class Ground:
@@ -77,7 +73,7 @@ class Ground:
         made = BookKeeperLedgerStore(
             metadata or SimulatedMetadata(self.cluster),
             SimulatedBookieClient(self.cluster),
-            Clock(),
+            FakeClock(),
             random.Random(2),
             replace(options, **more),  # type: ignore[arg-type]
         )
@@ -101,7 +97,7 @@ class Ground:
 
 @pytest.fixture
 async def ground(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ground]:
-    monkeypatch.setattr(bounds, "WRITER_DRAIN_S", 0.05)
+    set_bound(monkeypatch, "WRITER_DRAIN_S", 0.05)
     made = Ground()
     yield made
     for store in made.stores:
@@ -127,7 +123,7 @@ async def test_the_record_of_a_new_ledger(ground: Ground) -> None:
     assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 2, 2)
     assert (record.digest_type, record.password) == (DigestType.MAC, b"secret")
     assert record.custom == {"component": b"managed-ledger"}
-    assert (record.state, record.last_entry_id, record.ctime_ms) == (LedgerState.OPEN, -1, 1234)
+    assert (record.state, record.last_entry_id, record.ctime_ms) == (LedgerState.OPEN, -1, NOW_MS)
     assert record.ensembles[0].first_entry_id == 0
     await append_all(ledger, DATA)
     await ledger.close()
@@ -193,20 +189,20 @@ async def test_the_largest_entry_fits_into_a_frame(ground: Ground, digest: Diges
     assert wire.ADD_HEAD_BYTES + sum(len(piece) for piece in body) == 1000
 
 
-async def test_what_waits_is_bounded_over_all_ledgers(
+async def test_pending_adds_are_bounded_over_all_ledgers(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or connections, on which all of them meet, would refuse what has an id already."""
     store = await ground.store()
     ledger, other = await created(store), await created(store)
     outcomes = Outcomes()
-    monkeypatch.setattr(bounds, "LEDGER_PENDING_ADDS", 2)
+    set_bound(monkeypatch, "LEDGER_PENDING_ADDS", 2)
     assert [ledger.append(b"x", outcomes), ledger.append(b"x", outcomes)] == [0, 1]
     for each in (ledger, other):
         with pytest.raises(LedgerBusy, match="wait for bookies"):
             each.append(b"x", outcomes)
     await outcomes.wait(2)
-    monkeypatch.setattr(bounds, "LEDGER_PENDING_BYTES", 1)
+    set_bound(monkeypatch, "LEDGER_PENDING_BYTES", 1)
     assert ledger.append(b"x", outcomes) == 2
     for each in (ledger, other):
         with pytest.raises(LedgerBusy, match="wait for bookies"):
@@ -216,13 +212,13 @@ async def test_what_waits_is_bounded_over_all_ledgers(
     assert (store.counters.recoveries, store.counters.failed_adds) == (0, 0)
 
 
-async def test_what_a_writer_gave_up_waits_no_longer(
+async def test_abandoned_appends_free_the_bound_of_pending_adds(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await ground.store()
     ledger, other = await created(store), await created(store)
     ground.everywhere(freeze)
-    monkeypatch.setattr(bounds, "LEDGER_PENDING_ADDS", 2)
+    set_bound(monkeypatch, "LEDGER_PENDING_ADDS", 2)
     outcomes = Outcomes()
     ledger.append(b"x", outcomes)
     ledger.append(b"x", outcomes)
@@ -234,7 +230,7 @@ async def test_what_a_writer_gave_up_waits_no_longer(
         other.append(b"x", outcomes)
 
 
-def test_connections_have_room_for_all_that_may_wait() -> None:
+def test_bound_of_waiting_requests_covers_all_pending_adds() -> None:
     assert bounds.BOOKIE_WAITING_REQUESTS > bounds.LEDGER_PENDING_ADDS
     overhead = wire.ADD_HEAD_BYTES + Digest(DigestType.MAC, b"").overhead_bytes
     heads = bounds.LEDGER_PENDING_ADDS * overhead
@@ -285,9 +281,9 @@ async def test_no_bookie_is_left(ground: Ground) -> None:
 
 
 async def test_a_failure_after_confirmation_changes_the_ensemble_before_the_next_add(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: Ground,
 ) -> None:
-    monkeypatch.setattr(simulated_bookies, "TIMEOUT_S", 0.1)
+    ground.cluster.timeout_s = 0.1
     store = await ground.store(3, 3, 2)
     ledger = await created(store)
     third = ground.bookie_at(ledger.ledger_id, 2)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from config.bounds import BOOKIE_INFLIGHT_BYTES, BOOKIE_INFLIGHT_REQUESTS, BOOKIE_LATE_TIMEOUTS
-from storage.ledger.bookkeeper import window as window_module
 from storage.ledger.bookkeeper.bookie_client import ReplyCode
 from storage.ledger.bookkeeper.waiters import AddWaiter, Waiter
 from storage.ledger.bookkeeper.window import TICKS, Admission, Window
@@ -74,7 +73,7 @@ def test_a_tombstone_that_gets_too_old_ends_the_connection() -> None:
     assert ticks == [False] * BOOKIE_LATE_TIMEOUTS * TICKS + [True]
 
 
-def test_what_waits_is_gone_when_it_is_overdue() -> None:
+def test_overdue_waiting_request_is_removed() -> None:
     window = Window()
     late = waiter(KEYS[0])
     window.admit(late)
@@ -86,7 +85,7 @@ def test_what_waits_is_gone_when_it_is_overdue() -> None:
     assert window.drain() == []
 
 
-def test_everybody_who_was_not_told_is_found_at_the_end() -> None:
+def test_drain_returns_every_unanswered_request() -> None:
     window = opened()
     expired = waiter(KEYS[0])
     window.admit(expired)
@@ -113,11 +112,11 @@ def test_requests_are_counted_not_only_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "value"), [("BOOKIE_WAITING_REQUESTS", 2), ("BOOKIE_WAITING_BYTES", 200)]
+    "window",
+    [Window(waiting_requests=2), Window(waiting_bytes=200)],
+    ids=["requests", "bytes"],
 )
-def test_what_waits_is_bounded(bound: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, bound, value)
-    window = Window()
+def test_waiting_requests_are_bounded(window: Window) -> None:
     admitted = [window.admit(waiter(KEYS[0])) for _ in range(3)]
     assert admitted == [Admission.WAIT, Admission.WAIT, Admission.REFUSE]
     window.open()

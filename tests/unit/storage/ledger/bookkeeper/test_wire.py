@@ -132,7 +132,7 @@ def replies(draw: st.DrawFn) -> tuple[bytes, Reply]:
 
 
 @given(st.lists(replies(), max_size=6), st.data())
-def test_answers_come_out_whole_wherever_they_are_cut(
+def test_replies_are_decoded_however_the_stream_is_split(
     made: list[tuple[bytes, Reply]], data: st.DataObject
 ) -> None:
     stream = b"".join(sent for sent, _ in made)

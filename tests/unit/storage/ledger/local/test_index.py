@@ -77,7 +77,7 @@ def test_every_changed_byte_before_the_rows_is_found() -> None:
             SealedIndex(decode_index_header(bytes(changed)), bytes(changed))
 
 
-def test_every_cut_is_found() -> None:
+def test_truncated_index_is_detected() -> None:
     data = encoded(filled([(1, 0, 3), (5, 9, 2)])[0])
     for cut in range(len(data)):
         with pytest.raises(LogFormatError):

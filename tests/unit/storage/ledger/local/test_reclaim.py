@@ -238,7 +238,7 @@ async def test_a_source_that_does_not_verify_is_left_alone() -> None:
     await store.close()
 
 
-async def test_a_merge_without_room_is_given_up() -> None:
+async def test_compaction_without_free_disk_space_is_given_up() -> None:
     disk = SimulatedDisk()
     store = await started(disk, new_metadata())
     big, small = await interleaved(store, 64)

@@ -46,7 +46,7 @@ def errors(logs: Sequence[Mapping[str, object]]) -> list[object]:
     return [entry["event"] for entry in logs if entry["log_level"] == "error"]
 
 
-async def test_the_newest_file_cut_at_every_byte() -> None:
+async def test_newest_file_truncated_at_any_byte_keeps_its_whole_entries() -> None:
     files, _, _ = await crashed_store()
     ((name, data),) = files.items()
     wanted = [b"one", b"two", b"three", b"four"]
@@ -153,7 +153,7 @@ async def test_damaged_indexes_are_made_anew() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 10, 100, -1])
-async def test_a_cut_index_is_made_anew(cut: int) -> None:
+async def test_truncated_index_is_rebuilt(cut: int) -> None:
     files, metadata, ledger = await closed_store()
     name = next(name for name in files if name.endswith(".index"))
     store = await started(SimulatedDisk({**files, name: files[name][:cut]}), metadata)

@@ -67,7 +67,7 @@ def test_a_whole_log() -> None:
     assert [record[:2] for record in scan.last_group.records] == [(1, 3), (2, 2)]
 
 
-def test_cut_at_every_byte() -> None:
+def test_file_truncated_at_any_byte_keeps_its_whole_records() -> None:
     """A cut is a torn tail: whole groups stay, of the torn one the whole records before the cut."""
     data, ends = build_log(GROUPS)
     for cut in range(codec.FILE_HEADER_BYTES, len(data)):
@@ -89,7 +89,7 @@ def test_a_torn_file_header_is_no_log() -> None:
         assert (scan.index.records, scan.end, scan.unreadable) == (0, 0, False)
 
 
-def test_cut_before_the_proven_end_is_damage() -> None:
+def test_file_truncated_before_the_proven_end_is_damaged() -> None:
     data, ends = build_log(GROUPS)
     for cut in range(codec.FILE_HEADER_BYTES, len(data)):
         scan = scan_log(data[:cut], proven_end=len(data))

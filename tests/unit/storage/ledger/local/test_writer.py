@@ -86,7 +86,7 @@ async def test_a_broken_callback_does_not_keep_others_from_their_outcome() -> No
     await store.close()
 
 
-async def test_files_are_cut_by_size_and_by_records() -> None:
+async def test_log_files_are_rolled_by_size_and_by_records() -> None:
     disk = SimulatedDisk()
     store = await started(disk, new_metadata())
     ledger = await store.create(custom={})
@@ -238,7 +238,7 @@ async def test_a_store_with_carried_records_closes_on_a_disk_that_stays_full() -
     assert len(logs(disk)) == 1
 
 
-async def test_a_file_that_cannot_be_cut_back_is_not_believed_behind_its_end() -> None:
+async def test_file_that_cannot_be_truncated_is_read_up_to_its_durable_end() -> None:
     """Truncation fails too: the next file says how far the former one was durable."""
     metadata = new_metadata()
     disk = SimulatedDisk()
@@ -269,7 +269,7 @@ async def test_a_file_that_cannot_be_cut_back_is_not_believed_behind_its_end() -
     await store.close()
 
 
-async def test_a_defect_while_a_file_is_cut_back_stops_no_later_append() -> None:
+async def test_defect_during_truncation_stops_no_later_append() -> None:
     disk = SimulatedDisk()
     store = await started(disk, new_metadata())
     ledger = await store.create(custom={})

@@ -32,6 +32,6 @@ def test_addresses(url: str, servers: tuple[str, ...], namespace: str) -> None:
         "oxia://a,,b/c",
     ],
 )
-def test_what_is_none(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidOxiaAddress):
         parse_address(url)

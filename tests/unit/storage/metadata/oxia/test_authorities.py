@@ -98,7 +98,7 @@ async def test_servers_are_called_by_the_name_in_their_certificate_and_the_port(
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-async def test_a_name_that_no_server_knows_is_told_at_once_with_what_to_do(servers: int) -> None:
+async def test_authority_that_no_server_accepts_fails_the_opening_with_advice(servers: int) -> None:
     world = World(authorities=["oxia-0.example:6648"])
     async with strict_servers(world, servers) as proxies:
         world.lead(proxies[0].address)
@@ -120,7 +120,7 @@ async def test_a_server_that_knows_its_name_is_found_behind_one_that_does_not() 
         await store.close()
 
 
-async def test_a_leader_that_does_not_know_its_name_is_told_with_what_to_do() -> None:
+async def test_leader_that_refuses_its_authority_raises_an_error_with_advice() -> None:
     """The map names it, and it is called so: another server may know more than it does."""
     world = World()
     async with strict_servers(world, 2) as (guide, leader):

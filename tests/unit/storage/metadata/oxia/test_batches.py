@@ -62,7 +62,7 @@ def test_a_request_names_its_shard() -> None:
     assert (request.shard, len(request.puts), len(request.deletes)) == (0, 1, 1)
 
 
-def test_answers_are_told_in_the_order_of_issue() -> None:
+def test_batch_answers_writes_in_the_order_of_issue() -> None:
     writes = [delete("/a"), put("/b"), delete("/c"), put("/d")]
     response = pb.WriteResponse(
         puts=[

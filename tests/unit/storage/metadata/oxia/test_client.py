@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -17,25 +16,13 @@ from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.records import PROOF
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import IndexEntry, MetadataError, PutResult, RecordTooLarge
+from tests.support.bounds import set_bound
 from tests.support.certificates import make_certificate
 from tests.support.child_process import HOST, free_port
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 30
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def server(world: World) -> AsyncIterator[FakeOxia]:
-    made = FakeOxia(world)
-    await made.start()
-    world.lead(made.address)
-    yield made
-    await made.stop()
 
 
 async def open_store(address: str, access: StoreAccess | None = None) -> OxiaMetadataStore:
@@ -43,12 +30,6 @@ async def open_store(address: str, access: StoreAccess | None = None) -> OxiaMet
         return await OxiaMetadataStore.open(
             f"oxia://{address}", SystemClock(), random.Random(1), access
         )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_an_url_opens_a_store(server: FakeOxia) -> None:
@@ -61,7 +42,7 @@ async def test_one_of_several_servers_that_answers_is_enough(
     server: FakeOxia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One refuses, one takes the connection and says nothing: each is told of in the log."""
-    monkeypatch.setattr(bounds, "OXIA_ATTEMPT_TIMEOUT_S", 0.5)
+    set_bound(monkeypatch, "OXIA_ATTEMPT_TIMEOUT_S", 0.5)
     refusing = f"{HOST}:{free_port()}"
     silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
     taking = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
@@ -107,7 +88,7 @@ async def test_tls_with_both_certificates_and_a_token(world: World, tmp_path: Pa
 async def test_a_server_that_is_not_trusted_is_not_used(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 1)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 1)
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
     made, other = (
@@ -125,7 +106,7 @@ async def test_a_server_that_is_not_trusted_is_not_used(
     await server.stop()
 
 
-async def test_a_wrong_token_is_told_at_once(world: World, tmp_path: Path) -> None:
+async def test_wrong_token_fails_the_opening(world: World, tmp_path: Path) -> None:
     server = FakeOxia(world, token="right")
     await server.start()
     (tmp_path / "token").write_text("wrong")
@@ -274,7 +255,7 @@ async def test_a_shard_has_one_writer_at_a_time(server: FakeOxia, world: World) 
 async def test_a_queue_that_is_full_refuses(
     server: FakeOxia, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "METADATA_QUEUE_OPERATIONS", 10)
+    set_bound(monkeypatch, "METADATA_QUEUE_OPERATIONS", 10)
     store = await open_store(server.address)
     puts = [store.put(f"/a/{n}", b"") for n in range(11)]
     results = await asyncio.gather(*puts, return_exceptions=True)
@@ -286,7 +267,7 @@ async def test_a_queue_that_is_full_refuses(
 async def test_bytes_of_the_queue_are_bounded(
     server: FakeOxia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "METADATA_QUEUE_BYTES", 2000)
+    set_bound(monkeypatch, "METADATA_QUEUE_BYTES", 2000)
     store = await open_store(server.address)
     puts = [store.put(f"/a/{n}", b"x" * 1000) for n in range(3)]
     results = await asyncio.gather(*puts, return_exceptions=True)
@@ -336,7 +317,7 @@ async def test_a_put_that_is_sent_again_does_not_overwrite_a_later_one(
 
 @pytest.mark.parametrize(("limit", "max_bytes"), [(10, None), (10, 1000), (None, 100)])
 @pytest.mark.parametrize("going", [5, 20, 35])
-async def test_w10_a_cut_scan_does_not_look_like_the_end_while_records_go(
+async def test_w10_limited_scan_is_not_taken_for_the_end_while_records_are_deleted(
     server: FakeOxia, world: World, limit: int | None, max_bytes: int | None, going: int
 ) -> None:
     """The first ones go when the server has found their keys: it sends them as missing."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,6 +13,7 @@ from storage.metadata.oxia.sessions import OxiaSession
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import EventKind, MetadataError
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 10
 
@@ -26,29 +27,9 @@ CLOSERS: dict[str, Closer] = {
 }
 
 
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def server(world: World) -> AsyncIterator[FakeOxia]:
-    made = FakeOxia(world)
-    await made.start()
-    yield made
-    world.open.set()
-    await made.stop()
-
-
 async def open_store(server: FakeOxia, world: World, shards: int) -> OxiaMetadataStore:
     world.lead(*[server.address] * shards)
     return await OxiaMetadataStore.open(f"oxia://{server.address}", SystemClock(), random.Random(1))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def tasks(name: str) -> list["asyncio.Task[object]"]:
@@ -75,7 +56,7 @@ async def test_a_closer_that_is_cancelled_is_cancelled(
     await store.close()
 
 
-async def test_what_waits_is_told_even_if_the_closer_is_cancelled(
+async def test_waiting_calls_fail_even_if_close_is_cancelled(
     server: FakeOxia, world: World
 ) -> None:
     store = await open_store(server, world, 1)

@@ -38,7 +38,7 @@ def test_mistakes_of_ours_stay_what_they_are(error: Exception) -> None:
         TimeoutError(),
     ],
 )
-def test_what_ends_with_a_connection_is_a_failed_call(error: Exception) -> None:
+def test_error_of_a_lost_connection_is_a_failed_call(error: Exception) -> None:
     with pytest.raises(CallFailed), call_failures():
         raise error
 

@@ -5,13 +5,12 @@ Each test breaks one place once, or for one key, with an error that nobody expec
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia import records, settling, shard_writer
@@ -22,24 +21,12 @@ from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.oxia.writes import Write
 from storage.metadata.store import EventKind, MetadataError, PutResult, Record
 from storage.metadata.watches import WatchHub
+from tests.support.bounds import set_bound
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 10
 T = TypeVar("T")
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def server(world: World) -> AsyncIterator[FakeOxia]:
-    made = FakeOxia(world)
-    await made.start()
-    world.lead(made.address)
-    yield made
-    await made.stop()
 
 
 @pytest.fixture
@@ -49,12 +36,6 @@ async def store(server: FakeOxia) -> AsyncIterator[OxiaMetadataStore]:
     )
     yield opened
     await opened.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def once(monkeypatch: pytest.MonkeyPatch, place: object, name: str, error: Exception) -> None:
@@ -68,7 +49,7 @@ def once(monkeypatch: pytest.MonkeyPatch, place: object, name: str, error: Excep
     monkeypatch.setattr(place, name, broken)
 
 
-async def test_a_map_that_was_not_taken_is_told_again(
+async def test_shard_map_is_passed_again_after_a_listener_failed(
     store: OxiaMetadataStore, server: FakeOxia, world: World
 ) -> None:
     taken: list[int] = []
@@ -121,7 +102,7 @@ async def test_a_write_that_always_breaks_ends_at_its_deadline(
     store: OxiaMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its outcome is unknown: an `InternalError` would say that it did nothing."""
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 1)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 1)
     real = Answers.take
 
     def take(self: Answers, write: Write, answer: object) -> bool:
@@ -136,7 +117,7 @@ async def test_a_write_that_always_breaks_ends_at_its_deadline(
     monkeypatch.setattr(Answers, "found", found)
     with pytest.raises(MetadataError, match="outcome is unknown"):
         await asyncio.wait_for(store.put("/bad", b""), PATIENCE_S)
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 30)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 30)
     await asyncio.wait_for(store.put("/good", b""), PATIENCE_S)
 
 
@@ -226,7 +207,7 @@ async def test_a_record_that_cannot_be_understood_fails_its_own_read(
     await until(lambda: not store._watching._reading)
 
 
-async def test_watchers_that_could_not_be_told_list_again(
+async def test_watcher_resyncs_after_a_defect_in_publishing(
     store: OxiaMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = store.watch_key("/a")

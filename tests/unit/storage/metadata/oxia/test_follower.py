@@ -1,7 +1,7 @@
 """Following one shard's notifications through defects and from a late start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
@@ -13,6 +13,8 @@ from storage.metadata.oxia.connection import CallFailed
 from storage.metadata.oxia.errors import Action, Failure
 from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.shards import Shards
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 
 PATIENCE_S = 5
 SHARD = 7
@@ -82,13 +84,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MIN_S", 0.001)
 
 
 async def follow(leader: Leader, told: Told, *, late: bool = False) -> NotificationFollower:
@@ -140,7 +136,7 @@ async def test_a_broken_connection_is_none() -> None:
     await follower.close()
 
 
-async def test_what_changed_before_a_late_follower_has_its_place_is_a_gap() -> None:
+async def test_late_follower_begins_with_a_gap() -> None:
     leader, told = Leader(), Told()
     leader.change("/before")
     follower = await follow(leader, told, late=True)

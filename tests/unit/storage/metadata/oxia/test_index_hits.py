@@ -61,7 +61,7 @@ RECORDS = st.lists(
     st.builds(Enough, st.none() | st.integers(0, 6), st.none() | st.integers(1, 20)),
     st.integers(0, 30),
 )
-def test_what_is_enough_holds_the_first_hits(
+def test_limited_scan_keeps_the_first_hits(
     lists: list[list[str]], bound: Enough, taken: int
 ) -> None:
     """A shard tells a record for each entry in the range, by secondary key."""

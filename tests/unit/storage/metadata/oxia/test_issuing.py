@@ -74,7 +74,7 @@ async def failed(each: Write) -> str:
     return str(caught.value)
 
 
-async def test_who_waits_behind_a_look_is_told_at_its_deadline(
+async def test_write_behind_a_version_read_fails_at_its_deadline(
     issuing: Issuing, shore: Shore
 ) -> None:
     first, second, third, later = begin(LATE_S), begin(SOON_S), begin(SOON_S), begin(LATE_S)

@@ -7,16 +7,17 @@ of two at once.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
-from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import ABSENT, IndexEntry, MetadataError, VersionConflict
+from tests.support.bounds import set_bound
 from tests.support.effort import by_effort
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import until
 
 PATIENCE_S = 30
 
@@ -45,14 +46,8 @@ async def open_store(*servers: FakeOxia, seed: int = 1) -> OxiaMetadataStore:
 
 def shorten(monkeypatch: pytest.MonkeyPatch, attempt_s: float = 0.5) -> None:
     """Attempts fail soon from now on: before a store is open it would begin at another server."""
-    monkeypatch.setattr(bounds, "OXIA_ATTEMPT_TIMEOUT_S", attempt_s)
-    monkeypatch.setattr(bounds, "OXIA_REQUEST_TIMEOUT_S", 10)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
+    set_bound(monkeypatch, "OXIA_ATTEMPT_TIMEOUT_S", attempt_s)
+    set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 10)
 
 
 async def value_of(store: OxiaMetadataStore, key: str, *, fresh: bool = False) -> bytes | None:
@@ -158,7 +153,7 @@ async def test_w2_fresh_reads_of_a_client_of_a_deposed_leader_are_those_of_the_l
         await asyncio.wait_for(store.close(), PATIENCE_S)
 
 
-async def test_watchers_at_a_deposed_leader_are_told_by_the_leader(
+async def test_watcher_at_a_deposed_leader_gets_changes_from_the_new_one(
     servers: list[FakeOxia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream stays open and silent; what it missed comes when the map names another one."""
@@ -273,8 +268,8 @@ class Churn:
 async def test_nothing_goes_back_whatever_becomes_of_leaders(
     servers: list[FakeOxia], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.metadata.oxia.shards._ASK_AGAIN_S", 0.02)
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.02)
+    set_bound(monkeypatch, "_ASK_AGAIN_S", 0.02)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MIN_S", 0.02)
     churn = Churn(servers, seed)
     stores = [await open_store(*churn.rng.sample(servers, 3), seed=n) for n in range(2)]
     shorten(monkeypatch, 0.2)

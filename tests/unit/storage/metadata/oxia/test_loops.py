@@ -2,26 +2,20 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from magnetar.protocol.backoff import Backoff
 from storage.metadata.oxia.connection import Connections
 from storage.metadata.oxia.loops import Loop
 from storage.metadata.oxia.shards import Shards
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 
 PATIENCE_S = 5
 PAUSE_S = 0.001
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Server:
@@ -46,7 +40,7 @@ class Server:
         return Loop("a-loop", self.serve, Backoff(PAUSE_S, PAUSE_S), self.told.append)
 
 
-async def test_whatever_breaks_it_is_logged_with_its_trace_and_told_and_it_goes_on() -> None:
+async def test_loop_logs_any_error_reports_it_and_goes_on() -> None:
     errors = [KeyError("a"), AssertionError("b"), asyncio.CancelledError()]
     server = Server(*errors)
     with capture_logs() as logs:
@@ -71,15 +65,15 @@ async def test_an_owner_that_breaks_too_does_not_end_it() -> None:
 
 
 def test_pauses_double_up_to_a_bound_with_some_luck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MIN_S", 0.001)
-    monkeypatch.setattr(bounds, "OXIA_BACKOFF_MAX_S", 0.004)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MIN_S", 0.001)
+    set_bound(monkeypatch, "OXIA_BACKOFF_MAX_S", 0.004)
     shards = Shards(["one:1"], "a-namespace", cast("Connections", None), random.Random(1))
     backoff, luck = shards.backoff(), random.Random(1)
     for exact_s in (0.001, 0.002, 0.004, 0.004):
         assert backoff.pause_s() == exact_s * luck.uniform(0.8, 1.2)
 
 
-async def test_who_stops_it_can_be_cancelled_and_it_ends_all_the_same() -> None:
+async def test_loop_ends_even_if_its_stop_is_cancelled() -> None:
     server = Server()
     loop = server.loop()
     await until(lambda: server.serving == 1)

@@ -16,7 +16,7 @@ def test_the_first_batch_tells_the_place() -> None:
     assert place.resume(1.0) == 42
 
 
-def test_what_was_seen_is_dropped_and_a_jump_is_a_gap() -> None:
+def test_repeated_offset_is_dropped_and_a_jump_is_a_gap() -> None:
     place = Place()
     place.take(10)
     assert place.take(10) is Step.REPEATED

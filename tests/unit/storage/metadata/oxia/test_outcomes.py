@@ -88,7 +88,7 @@ def test_a_failed_condition_of_what_was_sent_again() -> None:
     assert recheck(delete(expected=7), NEW) is Doubt.CONFLICT
 
 
-def test_what_somebody_wrote_since_is_not_overwritten_by_what_was_sent_before() -> None:
+def test_recheck_of_a_record_written_since_is_an_unknown_outcome() -> None:
     """It may be a later write of this process."""
     assert recheck(put(), NEW) is UNKNOWN
     assert recheck(put(), None) is UNKNOWN

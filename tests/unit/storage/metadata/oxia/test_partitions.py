@@ -3,7 +3,7 @@
 from storage.metadata.oxia.partitions import UNKNOWN, PartitionHints
 
 
-def test_what_was_seen_last_counts() -> None:
+def test_partition_hint_is_the_one_seen_last() -> None:
     hints = PartitionHints()
     assert hints.get("/a") == UNKNOWN
     assert not hints.disagrees("/a", "p")

@@ -83,7 +83,7 @@ def test_a_sequence_put_is_whole() -> None:
         ),
     ],
 )
-def test_what_harms_a_server_is_never_sent(request_: pb.PutRequest) -> None:
+def test_request_that_harms_a_server_is_refused(request_: pb.PutRequest) -> None:
     with pytest.raises(InvalidMetadataRequest):
         check_put(request_)
 
@@ -96,7 +96,7 @@ def test_zero_is_a_version_and_a_session() -> None:
     assert not request.HasField("partition_key")
 
 
-def test_a_record_is_told_with_its_note() -> None:
+def test_stored_record_is_read_with_its_note() -> None:
     indexes = (IndexEntry("i", "a/b"),)
     version = pb.Version(
         version_id=0,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from storage.metadata.operations import BeginSession
 from storage.metadata.oxia.sessions import OxiaSession, OxiaSessions, beat_s
+from tests.support.waiting import until
 
 PATIENCE_S = 5
 
@@ -47,9 +48,7 @@ class Servers:
         self.removed.append(session)
 
     async def until_beats(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.beats < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: self.beats >= count)
 
 
 def session_on(servers: Servers, *shards: int, timeout_ms: int) -> OxiaSession:
@@ -72,7 +71,7 @@ async def test_a_beat_that_was_on_its_way_to_a_shard_that_went_is_not_remembered
     await session.close()
 
 
-async def test_whatever_ends_beating_ends_the_session() -> None:
+async def test_defect_in_heartbeats_ends_the_session() -> None:
     servers = Servers()
     servers.fault = RuntimeError("a defect")
     session = session_on(servers, 0, timeout_ms=60)

@@ -3,11 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import bounds
 from storage.metadata.keys import level_of
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, Found
@@ -23,13 +21,18 @@ UPSERT, REMOVED, RESYNC = EventKind.UPSERT, EventKind.REMOVED, EventKind.RESYNC
 class Shard:
     """Records that change by writes, with the notifications of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, retry_s: float = 1, max_changed: int = 100) -> None:
         self.records: dict[str, Found] = {}
         self.reads: list[str] = []
         self.failures = 0
         self.version = 0
         self.markers: list[tuple[int, str | None]] = []
-        self.watching = Watching(self.read, lambda *each: self.markers.append(each))
+        self.watching = Watching(
+            self.read,
+            lambda *each: self.markers.append(each),
+            retry_s=retry_s,
+            max_changed=max_changed,
+        )
 
     def read(self, shard_id: int, key: str) -> "asyncio.Future[Found | None]":
         assert shard_id == SHARD
@@ -76,7 +79,7 @@ def told(queue: WatchQueue) -> list[tuple[EventKind, str]]:
     return [(event.kind, event.key) for event in events]
 
 
-async def test_an_own_put_is_told_once_and_not_read() -> None:
+async def test_own_put_is_reported_once_and_not_read() -> None:
     shard = Shard()
     watch = shard.watching.watch_key("/a", None)
     write = shard.issued("/a")
@@ -132,7 +135,7 @@ async def test_an_answer_that_comes_after_the_removal_is_not_believed() -> None:
     assert told(watch) == [(REMOVED, "/a")]
 
 
-async def test_a_removal_before_a_put_is_read_and_not_told() -> None:
+async def test_removal_before_an_own_put_is_not_reported() -> None:
     shard = Shard()
     watch = shard.watching.watch_key("/a", None)
     removed = shard.remove("/a")
@@ -145,7 +148,7 @@ async def test_a_removal_before_a_put_is_read_and_not_told() -> None:
     assert told(watch) == [(UPSERT, "/a")]
 
 
-async def test_what_was_read_is_told_before_anything_older() -> None:
+async def test_newer_read_record_hides_older_notifications() -> None:
     shard = Shard()
     watch = shard.watching.watch_key("/a", None)
     _, first = shard.put("/a", b"1")
@@ -182,7 +185,7 @@ async def test_a_read_of_before_the_put_removes_nothing() -> None:
     assert told(watch) == [(REMOVED, "/a")]
 
 
-async def test_a_gap_resyncs_and_what_follows_is_told() -> None:
+async def test_gap_resyncs_watchers_and_later_changes_arrive() -> None:
     """Whatever was known of it before, also if versions count anew."""
     shard = Shard()
     level, key = shard.watching.watch_level("/"), shard.watching.watch_key("/a", None)
@@ -199,9 +202,8 @@ async def test_a_gap_resyncs_and_what_follows_is_told() -> None:
     assert shard.markers == [(SHARD, None)]
 
 
-async def test_a_failed_read_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.metadata.oxia.watching.RETRY_S", 0.001)
-    shard = Shard()
+async def test_a_failed_read_is_tried_again() -> None:
+    shard = Shard(retry_s=0.001)
     watch = shard.watching.watch_key("/a", None)
     shard.failures = 2
     shard.watching.notified(SHARD, shard.put("/a")[1])
@@ -209,9 +211,8 @@ async def test_a_failed_read_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert (event.kind, len(shard.reads)) == (UPSERT, 3)
 
 
-async def test_too_many_changes_become_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OXIA_CHANGED_KEYS", 5)
-    shard = Shard()
+async def test_too_many_changes_become_a_gap() -> None:
+    shard = Shard(max_changed=5)
     watch = shard.watching.watch_level("/d/")
     for n in range(7):
         shard.watching.notified(SHARD, shard.put(f"/d/{n}")[1])

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -15,6 +15,8 @@ from config import bounds
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _Awaited
 from storage.metadata.zookeeper.requests import Answer, Failure, Request
+from tests.support.bounds import set_bound
+from tests.support.waiting import until
 
 PATIENCE_S = 20
 
@@ -38,8 +40,8 @@ def fresh_client() -> ZooKeeperClient:
 async def test_a_library_that_does_not_end_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CLOSE_S", 0.05)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
+    set_bound(monkeypatch, "ZOOKEEPER_CLOSE_S", 0.05)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
     client = fresh_client()
     taken = []
     monkeypatch.setattr(client._library, "_call", lambda _, awaited: taken.append(awaited))
@@ -60,8 +62,8 @@ async def test_a_library_that_does_not_end_keeps_nobody_waiting(
 
 
 async def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
-    monkeypatch.setattr(bounds, "METADATA_QUEUE_OPERATIONS", 2)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
+    set_bound(monkeypatch, "METADATA_QUEUE_OPERATIONS", 2)
     client = fresh_client()
     taken = []
     monkeypatch.setattr(client._library, "_call", lambda _, awaited: taken.append(awaited))
@@ -82,7 +84,7 @@ async def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_server_that_accepts_and_does_not_answer_is_tried_again_within_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CONNECT_S", 3.5)
+    set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 3.5)
     accepted: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,12 +111,6 @@ async def test_a_server_that_accepts_and_does_not_answer_is_tried_again_within_t
         server.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 class Broken:
     """The library's way to connect, run on its thread: the first attempts break that thread."""
 
@@ -136,8 +132,8 @@ class Broken:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MIN_S", 0.01)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.02)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MIN_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.02)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -186,7 +182,9 @@ async def test_a_library_that_does_not_start_is_begun_again(
 
 
 @pytest.mark.usefixtures("short_pauses")
-async def test_what_a_broken_thread_dropped_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_dropped_by_a_broken_thread_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = fresh_client()
     broken = Broken(client, breaks=0)
     monkeypatch.setattr(client._library._connection, "_connect_loop", broken)
@@ -201,10 +199,10 @@ async def test_what_a_broken_thread_dropped_is_answered(monkeypatch: pytest.Monk
     assert len(answers) == 1
 
 
-async def test_what_was_dropped_in_an_expired_session_is_answered_in_the_next_one(
+async def test_request_dropped_in_an_expired_session_is_answered_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 2)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 2)
     client = fresh_client()
     library = client._library
     taken = []
@@ -260,7 +258,7 @@ async def test_an_answer_that_cannot_be_read_is_answered_with_a_failure(
 async def test_a_request_that_cannot_be_handed_over_takes_no_answer_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
+    set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
     client = fresh_client()
     taken: list[_Awaited] = []
 

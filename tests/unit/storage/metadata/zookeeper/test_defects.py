@@ -8,13 +8,13 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from storage.metadata.store import MetadataDefect, MetadataError, PutResult
 from storage.metadata.zookeeper import pipeline as module
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.guard import Guard
 from storage.metadata.zookeeper.plan import Plan, plan_put
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, _Multi
+from tests.support.bounds import set_bound
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
@@ -108,7 +108,7 @@ async def test_a_defect_in_the_plan_of_one_write_fails_it_alone(
 
 
 @pytest.mark.parametrize("place", ["_outcome", "_recover"])
-async def test_a_defect_in_working_off_an_answer_is_told_to_who_waits_for_it(
+async def test_defect_in_handling_an_answer_fails_the_waiting_write(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     tree = fresh_tree()
@@ -176,7 +176,7 @@ async def test_a_write_that_cannot_be_sent_fails_alone(monkeypatch: pytest.Monke
         assert stored(tree)["/bad"] == (b"2", 1)
 
 
-async def test_what_was_given_up_in_a_session_is_over_before_others_write(
+async def test_write_given_up_in_a_session_ends_before_others_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tree = fresh_tree()
@@ -230,7 +230,7 @@ async def test_a_defect_in_reading_what_a_write_needs_fails_it_alone(
 @pytest.mark.parametrize(
     "header", [b'{"life":"","modifications":1', b'{"life":"ab","modifications":"1"']
 )
-async def test_a_record_of_something_else_is_told_to_be_unreadable(header: bytes) -> None:
+async def test_node_written_by_another_program_is_reported_unreadable(header: bytes) -> None:
     tree = fresh_tree()
     tree.make(["/records/=a", "/records/s", "/records/s/=^FF"])
     tree.nodes["/records/=a"].data = header + b',"created":1,"modified":1}\nvalue'
@@ -241,12 +241,12 @@ async def test_a_record_of_something_else_is_told_to_be_unreadable(header: bytes
 
 
 @pytest.mark.parametrize("failing", [True, False])
-async def test_an_ephemeral_record_that_reads_do_not_see_is_told_in_time(
+async def test_ephemeral_put_not_visible_in_time_fails(
     monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_VISIBLE_S", 0.05)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_LOOK_S", 0.02)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_VISIBLE_S", 0.05)
+    set_bound(monkeypatch, "ZOOKEEPER_LOOK_S", 0.02)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
     tree = fresh_tree()
     lane = FakeLane(tree)
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
@@ -267,9 +267,11 @@ async def test_an_ephemeral_record_that_reads_do_not_see_is_told_in_time(
         assert await writes.submit(lane.put("/e", b"3"), lane)
 
 
-async def test_what_nobody_waits_for_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 0.05)
-    monkeypatch.setattr(bounds, "ZOOKEEPER_LOOK_S", 0.02)
+async def test_writes_that_timed_out_are_dropped_from_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 0.05)
+    set_bound(monkeypatch, "ZOOKEEPER_LOOK_S", 0.02)
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
         monkeypatch.setattr(client, "submit", lambda *_: None)
@@ -284,7 +286,7 @@ async def test_what_nobody_waits_for_any_more_is_let_go(monkeypatch: pytest.Monk
 async def test_a_guard_that_never_gets_an_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_REQUEST_S", 0.1)
+    set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 0.1)
     client = FakeClient(fresh_tree(), Random(1), lambda: "break")
     guard = Guard(client, LAYOUT, random.Random(1), "me")  # type: ignore[arg-type]
     with pytest.raises(MetadataError, match="look at its servers"):

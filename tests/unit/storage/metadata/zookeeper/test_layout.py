@@ -116,7 +116,7 @@ def test_an_owner_makes_it_ephemeral() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"text", b"{}\n", b"[]\n", b'{"life":"a"}', b"\xff\n"])
-def test_what_is_no_record_is_refused(data: bytes) -> None:
+def test_invalid_record_is_refused(data: bytes) -> None:
     with pytest.raises(MetadataError):
         decode_record("/a", data, STAT)
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.open import open_metadata_store
 from storage.metadata.store import MetadataError
 from storage.metadata.zookeeper.address import InvalidZooKeeperAddress
+from tests.support.bounds import set_bound
 
 
 async def test_impossible_addresses_are_refused() -> None:
@@ -17,10 +17,10 @@ async def test_impossible_addresses_are_refused() -> None:
         await open_metadata_store("zk:a:port/x", SystemClock())
 
 
-async def test_a_server_that_is_not_there_is_told_within_the_bound(
+async def test_missing_server_fails_the_opening_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_CONNECT_S", 0.1)
+    set_bound(monkeypatch, "ZOOKEEPER_CONNECT_S", 0.1)
     with pytest.raises(MetadataError, match="No ZooKeeper"):
         await open_metadata_store("zk:127.0.0.1:1/x", SystemClock())
 

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from config import bounds
 from storage.metadata.store import (
     ABSENT,
     IndexEntry,
@@ -19,6 +18,7 @@ from storage.metadata.store import (
 from storage.metadata.zookeeper.layout import decode
 from storage.metadata.zookeeper.pipeline import WritePipeline
 from storage.metadata.zookeeper.requests import Done, Request, Stat, Value
+from tests.support.bounds import set_bound
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
     PATIENCE_S,
@@ -190,7 +190,7 @@ async def test_two_processes_lose_no_increment(seed: int) -> None:
 async def test_a_write_that_others_always_come_before_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_TRIES", 3)
+    set_bound(monkeypatch, "ZOOKEEPER_TRIES", 3)
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
         await writes.submit(put("/a", b"1"), None)
@@ -211,7 +211,7 @@ async def test_a_write_that_others_always_come_before_gives_up(
 
 
 async def test_a_guard_that_is_used_up_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.metadata.zookeeper.guard.LAST_NODE_VERSION", 5)
+    set_bound(monkeypatch, "LAST_NODE_VERSION", 5, in_module="storage.metadata.zookeeper.guard")
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         for number in range(30):
@@ -238,7 +238,7 @@ async def test_a_key_of_a_sequence_level_is_refused_by_another_process() -> None
 
 
 async def test_empty_directories_go_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_PRUNE_S", 0)
+    set_bound(monkeypatch, "ZOOKEEPER_PRUNE_S", 0)
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         for _ in range(3):
@@ -250,7 +250,7 @@ async def test_empty_directories_go_and_come_back(monkeypatch: pytest.MonkeyPatc
         assert "/records/q/s" in tree.nodes
 
 
-async def test_what_waits_is_told_at_the_end() -> None:
+async def test_closing_the_pipeline_answers_waiting_writes() -> None:
     tree = fresh_tree()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         last = writes.submit(put("/a", b"1"), None)

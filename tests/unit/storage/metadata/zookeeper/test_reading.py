@@ -55,7 +55,7 @@ async def scan(client: FakeClient, limit: int | None, max_bytes: int | None) -> 
 
 @pytest.mark.parametrize(("limit", "max_bytes"), [(10, None), (10, 1000), (None, 100), (12, 100)])
 @pytest.mark.parametrize("going", [5, 20, 35])
-async def test_w10_a_cut_scan_does_not_look_like_the_end_while_records_go(
+async def test_w10_limited_scan_is_not_taken_for_the_end_while_records_are_deleted(
     limit: int | None, max_bytes: int | None, going: int
 ) -> None:
     """One goes before each read, the first ones first: whatever is read, it is read too late."""
@@ -75,7 +75,7 @@ async def test_w10_a_cut_scan_does_not_look_like_the_end_while_records_go(
     assert [key for key in stay if key <= found[-1]] == [key for key in found if key in stay]
 
 
-async def test_a_cut_scan_leaves_nothing_out_before_its_last_hit() -> None:
+async def test_limited_scan_omits_nothing_before_its_last_hit() -> None:
     """A record is read for its first key, and has one further on: that is not the next hit."""
     records = {f"/n/{n:02}": [number(n)] for n in range(1, 30)}
     tree = await stored_tree({"/n/00": [number(0), number(99)], **records})

@@ -95,7 +95,7 @@ async def until_lost(session: ZooKeeperSession) -> None:
     await asyncio.wait_for(session.wait_lost(), PATIENCE_S)
 
 
-async def test_it_lives_as_long_as_the_server_answers(session: ZooKeeperSession) -> None:
+async def test_session_lives_as_long_as_the_server_answers(session: ZooKeeperSession) -> None:
     connection(session).negotiated_ms = 600
     await session.open("me", Random(1))
     while connection(session).beats < 5:
@@ -104,7 +104,7 @@ async def test_it_lives_as_long_as_the_server_answers(session: ZooKeeperSession)
 
 
 @pytest.mark.parametrize("how", ["silent", "failing"])
-async def test_a_server_that_is_not_heard_of_for_the_timeout(
+async def test_session_is_lost_after_the_timeout_without_answers(
     session: ZooKeeperSession, how: str
 ) -> None:
     begun_at = time.monotonic()

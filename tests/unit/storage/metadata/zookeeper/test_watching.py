@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from config import bounds
 from storage.metadata.group import Stored
 from storage.metadata.store import (
     Event,
@@ -19,6 +18,7 @@ from storage.metadata.zookeeper.client import ChangeKind, NodeChange
 from storage.metadata.zookeeper.layout import Layout
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request
 from storage.metadata.zookeeper.watching import Found, NodeWatches
+from tests.support.bounds import set_bound
 
 LAYOUT = Layout("")
 
@@ -71,7 +71,7 @@ async def pending(watch: Watch) -> bool:
     return found
 
 
-async def test_a_level_is_told_of_its_records_only() -> None:
+async def test_watch_of_a_level_reports_its_records_only() -> None:
     world = World()
     watch = world.watches.watch_level("/a/")
     world.put("/a/b")
@@ -149,7 +149,7 @@ async def test_after_a_reconnection_all_list_again() -> None:
 async def test_a_watch_that_is_refused_is_asked_for_until_it_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
     world = World()
     world.failure = Failure.OTHER
     watch = world.watches.watch_level("/a/")
@@ -168,7 +168,7 @@ async def test_a_connection_that_breaks_asks_for_no_watch_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next one does, for all."""
-    monkeypatch.setattr(bounds, "ZOOKEEPER_RECONNECT_MAX_S", 0)
+    set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0)
     world = World()
     world.failure = Failure.CONNECTION_LOSS
     watch = world.watches.watch_level("/a/")
@@ -176,7 +176,9 @@ async def test_a_connection_that_breaks_asks_for_no_watch_by_itself(
     assert len(world.asked) == 1
 
 
-async def test_a_change_that_cannot_be_told_is_a_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_defect_in_publishing_a_change_resyncs_watchers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World()
     watch = world.watches.watch_level("/a/")
 

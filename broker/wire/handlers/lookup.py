@@ -14,7 +14,7 @@ Rules:
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
-from broker.placement import Placed, Placement
+from broker.placement import LookupResult, Placement
 from broker.wire.connection import Connection, Handler
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
@@ -72,10 +72,12 @@ def require_listener(name: str) -> None:
         )
 
 
-def placed_for_client(placement: Placement, name: TopicName, *, authoritative: bool) -> Placed:
+def placed_for_client(
+    placement: Placement, name: TopicName, *, authoritative: bool
+) -> LookupResult:
     """Where a client goes with a name.  Raises `PlacementNotReady`."""
     if name.domain is TopicDomain.TOPIC and not placement.draining:
-        return Placed(placement.me, connect=True, here=True)
+        return LookupResult(placement.me, connect=True, here=True)
     return placement.place(name, authoritative=authoritative)
 
 

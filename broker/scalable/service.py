@@ -234,8 +234,8 @@ class ScalableTopics(SegmentReports):
         seen = ((live, live.uses, self._is_idle(live, running)) for live in self._topics.all())
         for live in self._idle.look(seen, now_s):
             if self._is_idle(live, self._running_topics()):
-                self._topics.let_go(live)
-                await self.controllers.let_go(live.name)
+                self._topics.unload(live)
+                await self.controllers.unload(live.name)
                 if self._is_idle(live, self._running_topics()):
                     await self._leads.give_up(live.name)
 
@@ -449,7 +449,7 @@ class ScalableTopics(SegmentReports):
     def _segments_sealed(self, live: LiveTopic) -> None:
         controller = self.controllers.of(live.name)
         if controller is not None:
-            controller.look_at_drained()
+            controller.check_drained()
 
     def _owner_changed(self, name: TopicName) -> None:
         """Push addresses anew: a segment, or the lead of a topic, has another owner, or none."""

@@ -394,7 +394,7 @@ async def test_a_defect_while_another_broker_is_heard_costs_a_connection_and_not
 
         def known() -> bool:
             state = mirrors.state(name)
-            return state is not None and len(state.consumers()) == 1 and not mirrors._half_told
+            return state is not None and len(state.consumers()) == 1 and not mirrors._incomplete
 
         await until(known)
     defects = [one for one in logs if one["event"] == "task_failed"]

@@ -266,7 +266,7 @@ class SegmentBufferCore:
             self._refuse(member)
 
     def _refuse(self, member: Member) -> None:
-        """Refuse writes of an ended transaction, and delete the own claim."""
+        """Refuse writes of an ended transaction, and delete the own claim (W12)."""
         # W12, W9: nothing was appended under the own claim, so it speaks for nothing.
         self._move(member, _M.REFUSING)
         self._end_writes(member)

@@ -122,7 +122,7 @@ class Transactions:
             interval_s=settings.transaction_gc_interval_s,
             retention_s=settings.transaction_key_retention_s,
         )
-        self._forget_changes = self.coordinators.on_change(self.key_collector.look)
+        self._forget_changes = self.coordinators.on_change(self.key_collector.notice_change)
         self.cleanup_requests = CleanupRequests(self.store, self._clean_segment)
         self.watches = AssignmentWatches(self.coordinators)
         self._broker = broker

@@ -202,7 +202,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 "ledger_ack_quorum may not be above ledger_write_quorum, nor that above "
                 f"ledger_ensemble_size, but they are {self.ledger_ack_quorum}, "
-                f"{self.ledger_write_quorum} and {self.ledger_ensemble_size}: mend them."
+                f"{self.ledger_write_quorum} and {self.ledger_ensemble_size}: correct them."
             )
         if bool(self.metadata_store_url) != bool(self.bookkeeper_metadata_service_uri):
             raise ValueError(

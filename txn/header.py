@@ -42,8 +42,8 @@ class EndVerdict(enum.Enum):
     DONE = "it ended so already"
     OTHERWISE = "it ended otherwise"
     NOT_FOUND = "there is none"
-    NOT_OWNER = "somebody else began it"
-    OF_GROUP = "its group decides, or it is one and is to be told its winners"
+    NOT_OWNER = "another principal began it"
+    OF_GROUP = "it is an attempt, or a group, which is committed with its winners"
 
 
 def header_of(header: Header, txn: TxnId) -> Header | None:
@@ -125,7 +125,7 @@ def refusal_error(txn: TxnId, header: Header | None, verdict: EndVerdict) -> Mag
             "end it as the role that began it, or wait for its deadline."
         )
     return TransactionNotFound(
-        f"There is no transaction {txn} for this client: it ended long ago, or somebody else "
+        f"There is no transaction {txn} for this client: it ended long ago, or another client "
         "began it. Begin another one."
     )
 

@@ -93,8 +93,8 @@ class SegmentOwner:
             self.epoch, self._version = epoch, version
             return epoch
         raise MetadataError(
-            f"The epoch of {self.segment} could not be taken: others take it all the time; look "
-            "which brokers share the store."
+            f"The epoch of {self.segment} could not be taken: other owners took it "
+            f"{RECORD_CHANGE_TRIES} times in a row; check which brokers share the store."
         )
 
     def _taken(self, task: asyncio.Task[int]) -> None:
@@ -164,8 +164,8 @@ class SegmentOwner:
             self._unsettled = False
             return
         raise MetadataError(
-            f"Owning {self.segment} could not be proven: its record changes all the time; look "
-            "which brokers share the store."
+            f"Ownership of {self.segment} could not be proven: its record changed "
+            f"{RECORD_CHANGE_TRIES} times in a row; check which brokers share the store."
         )
 
     async def _put(self) -> Version:

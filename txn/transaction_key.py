@@ -246,8 +246,8 @@ def require_epoch(name: KeyName, record: KeyRecord | None, epoch: int) -> KeyRec
     """Return the record if the key has that epoch (K3, K4, K5).  Raises `TransactionKeyFenced`."""
     if record is None or record.epoch == NO_EPOCH:
         raise TransactionKeyFenced(
-            f"Nobody holds transaction key {name.key!r} (any more), at epoch {epoch} or another "
-            "one: open it."
+            f"Transaction key {name.key!r} was not opened, or was deleted, so it has no epoch "
+            f"{epoch}: open it."
         )
     if record.epoch != epoch:
         raise TransactionKeyFenced(

@@ -182,7 +182,10 @@ class Members:
                 continue
             self._version, self._entered = put.version, True
             return
-        raise MetadataError(f"The record {key} changes all the time: look who else writes it.")
+        raise MetadataError(
+            f"The record {key} was changed by other writers {RECORD_CHANGE_TRIES} times in a row: "
+            "give each broker its own advertised_host and http_port."
+        )
 
     async def _settle_conflict(self, key: str) -> None:
         """Choose the version to overwrite.  Raises `Superseded`."""

@@ -187,7 +187,9 @@ class Ownership:
                 expect = await self._vacant_version(name)
             else:
                 return put.version
-        raise MetadataError(f"The owner of {name} changes all the time: look who takes it.")
+        raise MetadataError(
+            f"The owner of {name} changed {RECORD_CHANGE_TRIES} times in a row: look it up again."
+        )
 
     async def _vacant_version(self, name: str) -> Version:
         """The version at which a name may be taken.  Raises `OwnedElsewhere`.

@@ -186,7 +186,7 @@ class SeveralBrokers(Placement):
             raise _superseded()
         if self._session is None:
             raise PlacementNotReady(
-                "This broker has no session with the metadata store just now: try again."
+                "This broker has no session with the metadata store now: try again."
             )
         return self._session
 

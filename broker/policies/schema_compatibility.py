@@ -197,5 +197,5 @@ def _parse(
         return make_avsc_object(definition)
     except (AvroException, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IncompatibleSchema(
-            f"The {schema.kind.name} schema is not an Avro definition ({error}): mend it."
+            f"The {schema.kind.name} schema is not an Avro definition ({error}): correct it."
         ) from error

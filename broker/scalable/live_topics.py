@@ -101,7 +101,7 @@ class LiveTopics:
         self._unwatch(live.name)
 
     def is_changing(self, name: TopicName) -> bool:
-        """Whether somebody holds the topic's lock."""
+        """Whether the topic's lock is held."""
         lock = self._locks.get(name)
         return lock is not None and lock.locked()
 

@@ -1,6 +1,6 @@
-"""The bounds of every queue, cache and retry that users do not set, named in one place.
+"""The bounds of all queues, caches, retries and timeouts that users do not set.
 
-Sizes are bytes unless the name says otherwise; times end in `_S` or `_MS`.
+Sizes are in bytes unless the name says otherwise; times end in `_S` or `_MS`.
 """
 
 # Wire
@@ -8,64 +8,64 @@ MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 """Largest payload of an entry that a producer may send; announced in CONNECTED, unless the ledger
 store takes less."""
 ENTRY_HEADROOM = 9 * 1024
-"""What an entry may have besides: metadata, and the ten bytes before it.  Less than the headroom of
-frames, as there is a command around an entry too when it goes to consumers."""
+"""Bytes of an entry beside its payload: metadata, and ten bytes before that.  Less than the
+headroom of frames, as a command is around the entry too when it is sent to consumers."""
 MAX_FRAME_SIZE = MAX_MESSAGE_SIZE + 10 * 1024
-"""Largest frame; Pulsar's own headroom for what is around a payload."""
+"""Largest frame, with Pulsar's headroom around a payload."""
 MAX_PENDING_REQUESTS = 1000
-"""Requests of one connection that may be in progress; reading pauses above it."""
+"""Requests of one connection in progress; above it the connection is not read."""
 CONNECTION_INFLIGHT_BYTES = 32 * 1024 * 1024
-"""Published bytes of one connection not yet durable; reading pauses above it."""
+"""Published bytes of one connection that are not durable; above it the connection is not read."""
 CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
 HANDSHAKE_TIMEOUT_S = 10
 KEEP_ALIVE_S = 30
 FORWARD_CONNECT_TIMEOUT_S = 5
-"""How long another broker, which a client named, has to take the connection."""
+"""How long the broker that a client names may take to accept a forwarded connection."""
 FORWARD_HIGH_WATER = 1024 * 1024
-"""Bytes queued towards that broker before the client is not read any more."""
+"""Bytes queued towards that broker; above it the client's connection is not read."""
 ECHO_WAIT_S = 2
-"""How long a closing producer of a sealing segment has to answer a PING."""
+"""How long the client of a producer that closes on a sealing segment may take to answer a PING."""
 CONNECTION_WRITE_LIMIT = 64 * 1024 * 1024
-"""Bytes queued towards one peer at which it is given up: it reads nothing and gets too much."""
+"""Bytes queued towards one peer at which its connection is closed, as it does not read."""
 BROKER_INFLIGHT_BYTES = 256 * 1024 * 1024
-"""Published bytes of all connections not yet durable; above it publishers are not read."""
+"""Published bytes of all connections that are not durable; above it publishers are not read."""
 CLOSE_FLUSH_S = 5
-"""How long a closing connection may take to deliver what is queued."""
+"""How long a closing connection may take to send the queued bytes."""
 LIVENESS_CHECK_S = 5
-"""How long the holder of a producer name has to prove that it lives when another one asks."""
+"""How long the owner of a producer name may take to answer a PING when another one claims it."""
 LISTEN_BACKLOG = 1024
-"""Sockets that wait to be accepted."""
+"""Connections that wait to be accepted."""
 DRAIN_REQUESTS_S = 1
 """How long a stopping broker waits for requests in progress after its topics are closed."""
 BROKER_STOP_S = 10
 """How long a process waits for its stores to close, after it has drained."""
 VIOLATIONS_LOGGED_PER_S = 10
-"""Lines about connections that broke the protocol; the others are counted."""
+"""Log lines about protocol violations; further ones are only counted."""
 HEALTH_LEDGER_ENTRIES = 1000
-"""Health checks whose entries are in one ledger; then it is deleted for the next one."""
+"""Health checks that write to one ledger; then it is deleted and another one is used."""
 
 # Topics
 RECENTLY_CLOSED_PRODUCERS = 1000
 """Producer ids of a connection remembered after close, so that late SENDs are dropped quietly."""
 SEAL_WAIT_S = 5
-"""How long a sealing segment waits for attached producers to move."""
+"""How long a sealing segment waits for attached producers to move to its children."""
 EXCLUSIVE_HANDOVER_WAIT_S = 20
-"""How long a SUBSCRIBE on a segment waits for the former exclusive consumer to go."""
+"""How long a SUBSCRIBE on a segment waits for the former exclusive consumer to detach."""
 WAITING_PRODUCERS = 1000
 """WaitForExclusive producers queued on one topic."""
 TRACKED_PRODUCERS = 1000
 """Producers without connection whose last sequence id a topic remembers; the oldest go first."""
 TRACKED_PRODUCER_MS = 6 * 3600 * 1000
-"""How long it does (Pulsar's brokerDeduplicationProducerInactivityTimeoutMinutes)."""
+"""How long it remembers them (Pulsar's brokerDeduplicationProducerInactivityTimeoutMinutes)."""
 SEQUENCE_SNAPSHOT_ENTRIES = 10_000
-"""Entries after which the sequence ids are stored; a load replays at most about so many."""
+"""Entries after which the sequence ids are stored; a load replays about as many at most."""
 SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
 """The same in bytes."""
 SEQUENCE_SNAPSHOT_S = 60
-"""The same in time, so that quiet topics give space back too."""
+"""The same in time, so that space of quiet topics is freed too."""
 SEQUENCE_READS_AT_ONCE = 32
-"""Publish times of last messages that a seal reads at the same time."""
+"""Reads of last messages that a seal makes at the same time, for their publish times."""
 MAX_PARTITIONS = 10_000
 """Partitions of one topic."""
 MAX_TOPIC_PROPERTIES_BYTES = 16 * 1024
@@ -75,11 +75,11 @@ MAX_PATTERN_CHARACTERS = 100
 MAX_PATTERN_STATES = 500
 """Largest automaton that a pattern may become."""
 TOPIC_LIST_PAUSE_S = 0.05
-"""Changes of a topic list within this time are told together."""
+"""Changes of a topic list within this time are sent together."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 IDLE_LOOK_S = 30
-"""Longest time between two looks for topics that nobody uses."""
+"""Longest time between two checks for idle topics."""
 IDLE_TOPICS_TO_TRIM = 100_000
 """Unloaded topics that are loaded again when retention ends; others wait for their next user."""
 
@@ -90,34 +90,34 @@ MAX_UNACKED_PER_CONSUMER = 50_000
 MAX_UNACKED_PER_SUBSCRIPTION = 200_000
 READ_RETRY_MIN_S = 0.1
 READ_RETRY_MAX_S = 10.0
-"""Pause before a read for dispatch that failed is tried again: doubles from one to the other."""
+"""Pause before a failed read for dispatch is tried again; it doubles from the first to the last."""
 ROUND_ROBIN_RUN_ENTRIES = 20
-"""Entries that one Shared consumer gets in a row before it is the next one's turn."""
+"""Entries that one Shared consumer gets in a row before the next consumer's turn."""
 REPLAY_NEAR_ENTRIES = 16
-"""An entry that goes out again is read with what is behind it if the next one is as near."""
+"""Entries to be redelivered are read together if they are at most this far apart."""
 MAX_DELAYED_PER_SUBSCRIPTION = 200_000
-"""Entries kept back until their time, 0.3 KB each; above it a subscription reads on when one of
-them is due."""
+"""Delayed entries in memory, 0.3 KB each; above it a subscription reads on when one of them is
+due."""
 DELAYED_LOOK_S = 10.0
 """Longest pause of the timer of delayed entries, so that changes of the wall clock are noticed."""
 KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000
-"""Entries a Key_Shared subscription reads past consumers that have no room."""
+"""Entries that a Key_Shared subscription reads past consumers without permits."""
 SEEK_REATTACH_S = 60
 """How long a reader's position outlives the disconnection that a seek causes."""
 
 # Segment reads
 SEGMENT_READ_BYTES = 4 * 1024 * 1024
-"""Most that one READ_ENTRIES answers, unless one entry has more; what frames the entries counts."""
+"""Largest answer to one READ_ENTRIES, framing included, unless a single entry is larger."""
 SEGMENT_READ_ENTRIES = 500
-"""Entries that one turn of the loop judges and encodes."""
+"""Entries that are filtered and encoded in one turn of the loop."""
 SEGMENT_READS_AT_ONCE = 32
 """READ_ENTRIES of all connections that are being read at the same time; others wait."""
 SEGMENT_READS_AHEAD = 32
-"""Answers in memory that wait for peers; above it a peer has to read before there is another."""
+"""Answers in memory that wait for peers; above it the next one waits until a peer has read."""
 PLAN_RANGE_TRIES = 5
-"""How often a plan is made anew because what it was about was trimmed meanwhile."""
+"""How often a plan is made anew because its range was trimmed meanwhile."""
 PLAN_BACKLOG_WAIT_S = 1.0
-"""How long a plan waits for entry indexes of the backlog; then it is told without its counts."""
+"""How long a plan waits for entry indexes of the backlog; then it is sent without counts."""
 
 # Metadata records
 RECORD_CHANGE_TRIES = 20
@@ -127,39 +127,39 @@ MAX_SCHEMA_VERSIONS = 1000
 
 # Storage
 ROLL_OVER_BUFFER_ENTRIES = 20_000
-"""Appends held while a managed ledger opens its next ledger."""
+"""Appends that wait while a managed ledger opens its next ledger."""
 LEDGER_BUSY_PAUSE_S = 0.05
-"""Pause before appends that were held back are tried again on a ledger that takes none for now."""
+"""Pause before waiting appends are tried again on a ledger that takes none for now."""
 ROLL_OVER_ATTEMPTS = 3
 """Ledgers in a row that may fail without storing anything before callers get the error."""
 OPEN_LEDGER_HANDLES = 64
 """Closed ledgers of one stream that stay open for reading."""
 OFFLOAD_BLOCK_BYTES = 1024 * 1024
-"""Entries of one block of an offloaded ledger: what is read, checked and cached at once."""
+"""Entries of one block of an offloaded ledger: the unit of reads, checks and caching."""
 OFFLOAD_PART_BYTES = 8 * 1024 * 1024
 OFFLOAD_PARTS_AT_ONCE = 2
-"""Parts of an upload that are under way."""
+"""Parts of an upload that are sent at the same time."""
 OFFLOAD_PARTS_MAX = 5000
 """Parts of one upload; S3 takes twice as many."""
 OFFLOAD_REQUEST_S = 30
-"""How long one request to an object store may take, and how long it is tried again."""
+"""How long one request to an object store may take, and how long it is retried."""
 OFFLOAD_RETRIES = 5
 OFFLOAD_CACHE_BYTES = 32 * 1024 * 1024
-"""Blocks of offloaded ledgers that are kept after a read, of all streams."""
+"""Cached blocks of offloaded ledgers, of all streams."""
 OFFLOAD_READ_AHEAD_BLOCKS = 4
-"""Blocks that are fetched before they are asked for, of one ledger that is read in order."""
+"""Blocks that are read ahead of one ledger that is read in order."""
 OFFLOAD_KNOWN_PLACES = 4096
-"""Places inside of large blocks, of one ledger, where a later read may begin."""
+"""Offsets within large blocks of one ledger that are remembered, for later reads to begin at."""
 OFFLOADS_AT_ONCE = 2
 """Streams that a broker offloads at once."""
 OFFLOAD_LOOK_S = 60
-"""How often loaded topics are looked at for what is to be offloaded."""
+"""How often loaded topics are checked for ledgers to offload."""
 OFFLOAD_BACKOFF_MAX_S = 3600
-"""Longest pause before an offload that failed is tried again; it doubles from OFFLOAD_LOOK_S on."""
+"""Longest pause before a failed offload is tried again; it doubles from OFFLOAD_LOOK_S on."""
 OFFLOAD_OUTCOMES = 10_000
-"""Topics of which a broker remembers how their last offload went."""
+"""Topics of which a broker remembers the outcome of the last offload."""
 CURSOR_INLINE_BYTES = 8 * 1024
-"""Largest position kept in a cursor's own record; above it goes to the cursor's ledger."""
+"""Largest position in a cursor's own record; larger ones go to the cursor's ledger."""
 CURSOR_INLINE_WRITES = 20
 """Positions written to the record before a busy cursor gets a ledger."""
 CURSOR_LEDGER_ENTRIES = 50_000
@@ -170,19 +170,19 @@ CURSOR_RETRY_MAX_S = 10
 CURSOR_LEDGER_LOOKBACK = 16
 """Entries from the end of a cursor ledger that are tried when the last one is damaged."""
 LEDGER_NAMING_MS = 3600 * 1000
-"""Within this time of its making a ledger is named in a record, or it never is."""
+"""A ledger is named in a record within this time of its creation, or never."""
 ORPHANED_LEDGER_AGE_MS = 24 * 3600 * 1000
-"""Age from which a ledger that no record names is taken for left over by a crash."""
+"""Age from which a ledger that no record names counts as left over by a crash."""
 ENTRY_INDEX_BLOCKS = 512
 """Blocks in which the entries of a ledger are counted, 32 bytes each; then their length doubles."""
 ENTRY_INDEXES_KEPT = 1000
 """Entry indexes of ended ledgers in memory, of all streams."""
 ENTRY_INDEX_READ_ENTRIES = 1000
-"""Entries that are read at once (and READ_BATCH_BYTES) while an index is made anew."""
+"""Entries that are read at once (at most READ_BATCH_BYTES) while an index is built."""
 ENTRY_INDEX_BUILDS = 2
-"""Ledgers that are read for that at the same time, of all streams."""
+"""Ledgers of all streams that are read for that at the same time."""
 COUNTED_BLOCKS_KEPT = 8
-"""Blocks of one stream whose entries were read to be counted one by one, in memory."""
+"""Blocks of one stream whose entries were counted one by one, in memory."""
 WATCH_QUEUE_EVENTS = 10_000
 """Events waiting for one watcher; above it they collapse into one resync."""
 
@@ -192,16 +192,16 @@ LEDGER_LOG_FILE_BYTES = 64 * 1024 * 1024
 LEDGER_LOG_FILE_RECORDS = 32_768
 """The same in records: bounds the index in memory, and the time to read the newest file."""
 LEDGER_GROUP_BYTES = 16 * 1024 * 1024
-"""Most that one write and one sync cover; what is above it waits for the next group."""
+"""Most bytes of one write and one sync; further entries wait for the next group."""
 LEDGER_ENTRY_BYTES = 64 * 1024 * 1024
 """Largest entry a ledger takes."""
 LEDGER_READER_THREADS = 4
 LEDGER_READ_ATTEMPTS = 5
-"""How often a read looks again when compaction has just moved what it was about to read."""
+"""How often a read is repeated because compaction has just moved its entries."""
 LEDGER_SEAL_RETRY_S = 5
 """Pause before an index file that could not be written is tried again."""
 LEDGER_RECLAIM_PAUSE_S = 30
-"""Least time between two looks for space to give back."""
+"""Least time between two checks for space to free."""
 LEDGER_COMPACT_BYTES_PER_S = 16 * 1024 * 1024
 """Bytes each second that compaction may write."""
 LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
@@ -210,13 +210,13 @@ LEDGER_COMPACT_SOURCES = 64
 
 # Metadata
 METADATA_VALUE_BYTES = 1024 * 1024
-"""Largest value of a record (ZooKeeper's limit for a node, and ours for every backend)."""
+"""Largest value of a record: ZooKeeper's limit for a node, used for every backend."""
 METADATA_KEY_BYTES = 4096
 """Longest key, partition key or secondary key, in UTF-8."""
 METADATA_INDEX_ENTRIES = 1000
 """Index entries of one record."""
 METADATA_REQUEST_BYTES = 4 * 1024 * 1024
-"""Most that one write may carry: key, value, index entries."""
+"""Largest write: key, value and index entries."""
 METADATA_BATCH_OPERATIONS = 512
 """Operations of one commit, and reads of one snapshot."""
 METADATA_BATCH_BYTES = 4 * 1024 * 1024
@@ -226,11 +226,11 @@ METADATA_QUEUE_OPERATIONS = 100_000
 METADATA_QUEUE_BYTES = 64 * 1024 * 1024
 METADATA_RECENT_KEYS = 10_000
 METADATA_RECENT_BYTES = 8 * 1024 * 1024
-"""Of records that changed last, kept in memory to be read."""
+"""Records that changed last, in memory for reads."""
 METADATA_PAGE_CACHE_BYTES = 2 * 1024 * 1024
 """Page cache of each SQLite connection (one writes, two read)."""
 METADATA_WAL_KEEP_BYTES = 16 * 1024 * 1024
-"""The write-ahead log is cut back to this after a checkpoint."""
+"""The write-ahead log is truncated to this after a checkpoint."""
 METADATA_SESSION_TIMEOUT_MAX_MS = 5 * 60 * 1000
 WATCH_QUEUE_BYTES = 32 * 1024 * 1024
 """Value bytes waiting for one watcher; above it they collapse into one resync."""
@@ -244,26 +244,26 @@ OXIA_BACKOFF_MIN_S = 0.1
 OXIA_BACKOFF_MAX_S = 30
 """Pauses between attempts double from the first to the last."""
 OXIA_REQUESTS_IN_FLIGHT = 2
-"""Write requests of one shard on their way; more brought nothing."""
+"""Write requests of one shard in flight; more did not make it faster."""
 OXIA_BATCH_OPERATIONS = 512
 """Writes of one request, and keys of one read."""
 OXIA_BATCH_BYTES = 128 * 1024
-"""Bytes of one write request; a larger operation goes alone."""
+"""Bytes of one write request; a larger operation is sent alone."""
 OXIA_MESSAGE_BYTES = 256 * 1024 * 1024
 """Largest message of a server (its chunks are of about 2 MiB)."""
 OXIA_KEEPALIVE_S = 10
 OXIA_KEEPALIVE_TIMEOUT_S = 3
-"""A silent connection is tried this often, and given up after this time without answer."""
+"""Interval of pings on a silent connection; and how long one may take until it is closed."""
 OXIA_NOTIFICATIONS_KEPT_S = 3600
-"""How long servers keep notifications; after an outage of half of it everything is listed anew."""
+"""How long servers keep notifications; after an outage of half of it all keys are listed anew."""
 OXIA_CHANGED_KEYS = 10_000
-"""Keys of one shard that were notified and not read yet; above it watchers are told to list."""
+"""Keys of one shard that were notified and not read yet; above it watchers get a resync."""
 OXIA_KNOWN_RECORDS = 10_000
 """Records whose newest version, indexes and partition are remembered."""
 OXIA_LISTED_LEVELS = 64
 """Levels of ledger records that are listed at once."""
 OXIA_COUNTER_TRIES = 3
-"""How often an id is asked for before its caller is told of lost answers."""
+"""How often an id is requested before lost answers become an error of the caller."""
 OXIA_SESSION_TIMEOUT_MIN_MS = 2_000
 """Servers refuse shorter ones."""
 
@@ -271,23 +271,23 @@ OXIA_SESSION_TIMEOUT_MIN_MS = 2_000
 MAX_INITIAL_SEGMENTS = 1024
 """Segments a topic may be created with."""
 MAX_SEGMENTS = 2048
-"""Segments of one topic, sealed ones included: their record must fit METADATA_VALUE_BYTES."""
+"""Segments of one topic, sealed ones included: the record must fit METADATA_VALUE_BYTES."""
 MAX_TOPIC_PROPERTIES = METADATA_INDEX_ENTRIES - 1
-"""Properties of one topic: each has an index entry, and there is one more when it was split."""
+"""Properties of one topic: each has an index entry, and a topic that was split has one more."""
 MAX_TOPIC_PROPERTIES_BYTES = 256 * 1024
 """The same in bytes of JSON; beside them the largest layout fits into METADATA_VALUE_BYTES."""
 RESHAPE_TRIES = 8
-"""How often sealing after a split or merge is tried in a row; later it is one try at a time."""
+"""How often sealing after a split or merge is tried in a row; later tries are single ones."""
 RESHAPE_RETRY_PAUSE_S = 0.25
 """Pause after the first of those tries; the n-th is n times as long."""
 SESSIONS_PER_CONNECTION = 10_000
-"""Layouts, namespaces or ordered consumers (of each) that one connection may have open."""
+"""Sessions of one connection for layouts; as many watches of namespaces and ordered consumers."""
 NAMESPACE_WATCH_COALESCE_S = 0.05
-"""Changes of a watched namespace within this time are told together, as Apache Pulsar does."""
+"""Changes of a watched namespace within this time are sent together, as in Apache Pulsar."""
 RELEASE_WAIT_S = 5
-"""How long a segment waits for a former owner that was told of it and never seen there."""
+"""How long a segment that changes hands waits for a former consumer that was never attached."""
 LETTING_GO_CHECK_S = 5
-"""How often the connection of who has yet to let go of a segment has to show that it lives."""
+"""How often the connection of a consumer that has to release a segment must answer a PING."""
 TAKE_UP_WAIT_S = 30
 """How long a consumer may leave all its segments unread before others get them."""
 FIRST_TAKE_UP_WAIT_S = 10
@@ -295,18 +295,19 @@ FIRST_TAKE_UP_WAIT_S = 10
 ASSIGNMENT_REPEAT_S = 2
 """How long an ordered consumer may differ from its assignment before it is told again."""
 RECORD_LOOK_RETRY_S = 1.0
-"""Pause before a topic's record, which could not be read after it changed, is read again."""
+"""Pause before the record of a topic is read again after a failed read."""
 DAG_COALESCE_S = 0.05
-"""Moves of a topic's segments and lead within this time are told together."""
+"""Moves of a topic's segments and lead within this time are pushed together."""
 SEGMENT_OWNER_TRIES = 6
-"""How often the owner of a segment or partition is looked up again for one call, while it
-changes."""
+"""How often the owner of a segment or partition is looked up again for one call, while owners
+change."""
 SEGMENT_OWNER_RETRY_PAUSE_S = 0.1
 """Pause after the first of those tries; the n-th is n times as long."""
 SEGMENT_CALL_S = 30.0
 """How long another broker may take for one call about a segment; sealing waits for producers."""
 FEED_MESSAGES_WAITING = 10_000
-"""What waits for a broker that follows segments here; above it is cut off and comes back."""
+"""Messages that wait for a broker that follows segments here; above it the feed is closed, and the
+broker connects again."""
 FEED_BATCH_BYTES = 64 * 1024 * 1024
 """The largest message of a feed: all segments of a topic, with their consumers."""
 FEED_HEARTBEAT_S = 5.0
@@ -314,26 +315,26 @@ FEED_HEARTBEAT_S = 5.0
 FEED_CONNECT_S = 5.0
 """How long connecting to a feed may take."""
 FEED_RETRY_S = 0.1
-"""Pause before a lost feed is connected to again ..."""
+"""First pause before a lost feed is connected again ..."""
 FEED_RETRY_MAX_S = 2.0
-"""... doubles up to this."""
+"""... and the longest one; it doubles."""
 FEED_SNAPSHOT_WAIT_S = 5.0
 """How long a new controller waits for the first snapshots of other brokers."""
 REGISTRATION_TRIES_S = 20.0
-"""How long an ordered consumer that comes is tried to be registered while its leader changes ..."""
+"""How long the first registration of an ordered consumer is retried while its leader changes ..."""
 REGISTRATION_RETRY_S = 0.05
-"""... with a pause that begins at this, ends when an owner or broker changes ..."""
+"""... with this pause at first; a pause ends early when an owner or broker changes ..."""
 REGISTRATION_RETRY_MAX_S = 1.0
 """... and doubles up to this."""
 RELAY_ANSWER_S = 5.0
-"""How long the leader may take for the first assignment, connecting to it included: with the time
-above, less than a client waits for an answer (30 s)."""
+"""How long the leader may take for the first assignment, connecting included.  Together with
+REGISTRATION_TRIES_S it is less than a client waits for an answer (30 s)."""
 RELAY_CONNECT_S = 2.0
-"""How long connecting may take of that: packets to a machine that is gone are lost."""
+"""How long connecting may take of that, as a machine that is gone does not answer."""
 RELAYED_CONSUMERS = 2_000
-"""Ordered consumers that one broker stands before: each has a socket, and one at its leader."""
+"""Ordered consumers that one broker relays: each has a socket here, and one at its leader."""
 RELAY_LEAVE_S = 5.0
-"""How long the leader may take to let a relayed consumer go; then its connection is closed."""
+"""How long the leader may take to unregister a relayed consumer; then the connection is closed."""
 CONTROLLER_CLOSE_S = 1.0
 """How long a broker that stops waits for registrations that are being stored."""
 
@@ -341,12 +342,12 @@ CONTROLLER_CLOSE_S = 1.0
 TXN_ID_BLOCK = 1000
 """Transaction numbers that a coordinator reserves with one write."""
 TXN_ENDED_KEPT = 1_000
-"""Ended transactions that each segment, and each subscription, remembers, to refuse what comes late
-without a read: 0.1 MB and 0.2 MB, which thousands of them may have."""
+"""Ended transactions that each segment, and each subscription, remembers, so that late requests are
+refused without a read: 0.1 MB and 0.2 MB each, of which a broker may have thousands."""
 TXN_PAGE = 1000
-"""Records that one page of an index scan brings."""
+"""Records of one page of an index scan."""
 TXN_PAGE_BYTES = 16 * 1024 * 1024
-"""Bytes with which a page of headers, or of transaction keys, ends before that: a header may have
+"""Bytes at which a page of headers, or of transaction keys, ends early: a header may have
 TXN_GROUP_HEADER_BYTES, a key TXN_GROUP_POSITIONS_BYTES and more."""
 TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
@@ -355,135 +356,136 @@ TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS
 TXN_CLEANING_RETRY_MAX_S = 10
 """Longest pause between attempts to clean up after a transaction when the store fails."""
 TXN_TIMEOUT_DEFAULT_MS = 60_000
-"""Timeout of a transaction whose client asks for none (the default of Pulsar's clients)."""
+"""Timeout of a transaction whose client gives none (the default of Pulsar's clients)."""
 TXN_TIMEOUT_MAX_MS = 24 * 3600 * 1000
-"""Longest timeout of a transaction: as long as that it may hold readers back."""
+"""Longest timeout of a transaction, and so the longest time for which it holds readers back."""
 TXN_DEADLINE_LOOK_S = 10
 """Longest pause of the timer of deadlines, so that changes of the wall clock are noticed."""
 CLOCK_SKEW_MAX_MS = 5_000
-"""By how much the clock of a broker may differ from the metadata store's; more and it does not
-start.  Deadlines that another broker set wait twice as long."""
+"""Largest difference of a broker's clock from the metadata store's; above it the broker does not
+start.  A deadline that another broker set is acted on later by twice this time."""
 CLOCK_CHECK_S = 60
-"""How often the two are compared."""
+"""How often the two clocks are compared."""
 TXN_SWEEP_S = 60
-"""How often open transactions past their deadline are looked for that nobody here knows of."""
+"""How often the store is searched for open transactions past their deadlines."""
 TXN_CONCURRENT_ENDS = 256
 """Aborts of timed-out transactions, and reads of headers after a resync, that run at once."""
 TXN_SLICE_ENDS = 256
-"""Attempts of one group that are gone through in one turn of the loop: told of their end, decoded,
-or begun to be cleaned up."""
+"""Attempts of one group that are handled in one turn of the loop: their ends reported, decoded, or
+their cleanup begun."""
 TXN_CLEANING_AT_ONCE = 64
-"""Claims and records of ended transactions that one broker deletes or puts at once, so that what
-clients wait for does not queue up behind a large commit."""
+"""Claims and records of ended transactions that one broker deletes or puts at once, so that
+requests of clients do not wait behind a large commit."""
 TXN_LISTED = 1_000
-"""Most transactions that one REST answer lists; it tells how many there are."""
+"""Most transactions that one REST answer lists; it has their total number too."""
 TXN_WATCHES = 100
 """Watches of coordinators on one connection."""
 TXN_ASSIGNMENTS_RETRY_S = 1
-"""While coordinators have no leader, those who watch are told again after this time."""
+"""Interval of snapshots to watches of coordinators while one has no leader."""
 TXN_TOPIC_LOADS = 8
-"""Topics that the collector loads at once to have them look at their records."""
+"""Topics that the collector loads at once to have their records cleaned up."""
 TXN_PENDING_POSITIONS = 1_000_000
 """Positions that open transactions may hold on one subscription."""
 TXN_HELD_SENDS = 1000
-"""SENDs of one producer that wait for a transaction to be joined; its connection pauses above."""
+"""SENDs of one producer that wait for a transaction to join; above it its client is not read."""
 TXN_PRUNE_S = 300
-"""Pause between looks for aborted transactions whose ledgers are gone."""
+"""Pause between checks for aborted transactions whose ledgers are deleted."""
 TXN_PINS_SHOWN = 100
-"""Transactions that are shown for one segment when an operator asks what pins it."""
+"""Transactions that are listed for one segment when an operator asks which ones pin it."""
 TXN_CLAIMS_READ = 500
-"""Claims that are read of one segment that is not loaded when an operator asks so."""
+"""Claims that are read for this of a segment that is not loaded."""
 TXN_KEY_BYTES = 256
-"""Length of a transaction key, of what names a request about it, and of its owner: part of a path,
-where a byte may take three."""
+"""Length of a transaction key, of its owner, and of the name of a request about it.  The first two
+are parts of a path, where a byte may take three."""
 TXN_KEYS_OF_COORDINATOR = 100_000
 """Transaction keys of one coordinator; a new one is refused above it."""
 TXN_KEY_CONNECTIONS = 10_000
-"""Connections that one coordinator remembers to hold keys; another ATTACH is refused above it."""
+"""Connections that hold keys of one coordinator; another OPEN or ATTACH is refused above it."""
 TXN_KEYS_LISTED = 1_000
-"""Most transaction keys that one REST answer lists; it tells where the next page begins."""
+"""Most transaction keys that one REST answer lists; it names the beginning of the next page."""
 TXN_KEY_DELETIONS = 100
-"""Attempts of an operator's deletion against a client that goes on beginning transactions."""
+"""Attempts to delete a key for an operator while a client goes on beginning transactions."""
 TXN_ATTEMPT_BLOCK = 64
 """Indexes of attempts that are reserved with one write; the first ones with the group itself."""
 TXN_GROUP_NAME_BYTES = 256
 """Length of a group's nonce, and of the name of a query."""
 TXN_GROUP_POSITIONS_BYTES = 256 * 1024
-"""Length of the positions that a group commits with: they are in its header and in its key."""
+"""Length of the positions in a group's commit: they are stored in its header and in its key."""
 TXN_GROUP_WINNERS = 32_768
 """Winners of one group."""
 TXN_GROUP_SEGMENTS = 8_192
-"""Segments that the winners of one group tell counts of."""
+"""Segments in the counts of one group's winners."""
 TXN_GROUP_COUNTS = 16_384
-"""Counts, one for each winner and segment, that a header keeps; of more it keeps each segment's
-total."""
+"""Counts, one for each winner and segment, in one header; above it only the total of each segment
+is stored."""
 TXN_GROUP_HEADER_BYTES = 960 * 1024
 """Largest header of a group: it must fit METADATA_VALUE_BYTES."""
 TXN_EXTENSION_SLACK = 4
-"""A group's deadline is set later than asked for by one part in this many."""
+"""A group's timeout is made longer than requested by one part in this many."""
 TXN_KEY_QUERIES = 8
 """Earlier queries of a transaction key whose last batch is remembered."""
 TXN_COMMITS_REMEMBERED = 64
-"""Last groups of transaction keys of which a coordinator remembers what they committed, without
-their winners, so that tasks of a batch that comes again do not each read a header that has them."""
+"""Commits of last groups that a coordinator remembers, without their winners, so that the tasks of
+a repeated batch do not each read a large header."""
 TXN_KEY_NONCES = 16
-"""Earlier groups of a transaction key whose nonces are remembered, so that they begin no other."""
+"""Nonces of earlier groups that a transaction key remembers, so that none begins another group."""
 
 # Placement: brokers that share their stores
 PLACEMENT_OWNER_LEVELS = 32
-"""Levels that records of owners are spread over, so that no list of one level is too long."""
+"""Levels over which the records of owners are spread, so that no list of one level is too long."""
 PLACEMENT_RETRY_MAX_S = 1
-"""Longest pause between attempts at the metadata store; what waits for them cannot be served."""
+"""Longest pause between attempts at the metadata store; short, as clients wait for the outcome."""
 PLACEMENT_PROMISES = 10_000
-"""Choices that are remembered until an owner is known, so that they count and are repeated."""
+"""Choices of brokers that are remembered until there is an owner: they count as owned."""
 PLACEMENT_PROMISE_S = 10
-"""How long each of them is."""
+"""How long each choice is remembered."""
 LOAD_REPORT_S = 10
-"""Pause between looks at this broker's load."""
+"""Pause between samples of this broker's load."""
 LOAD_REPORT_MAX_S = 60
 """A load that hardly changes is written after this time at the latest."""
 SHEDDING_ROUND_S = 30
-"""Pause between rounds of the leader that looks after balance."""
+"""Pause between rounds of the leader that balances load."""
 SHEDDING_MOVES = 8
-"""Topics that one round moves."""
+"""Topics that one round moves at most."""
 SHEDDING_REST_S = 600
-"""For so long a topic that was moved stays where it is."""
+"""How long a topic that was moved is not moved again."""
 PEER_TIMEOUT_S = 10
 """How long another broker may take to answer; unloading a topic is the longest."""
 ADMIN_SESSION_WAIT_S = 5
 """How long a REST request about one topic waits for this broker's next session."""
 DRAIN_TOPICS_AT_ONCE = 4
-"""Topics that a draining broker closes side by side."""
+"""Topics that a draining broker closes at the same time."""
 COORDINATOR_LEFT_ALONE_S = 1
-"""A coordinator that the chosen broker does not take is taken by whoever sees it after this."""
+"""How long the chosen broker may leave a coordinator alone; then another candidate takes it ..."""
 COORDINATOR_KEPT_S = 60
-"""For so long it is not offered to that broker again: a dead one's session is mostly over."""
+"""... and keeps it for this time at least, by which a dead broker's session is mostly over ..."""
 COORDINATOR_KEPT_MAX_S = 3600
-"""For so long at most, where a broker goes on leaving alone what it is offered."""
+"""... and for this time at most, if the chosen broker goes on leaving coordinators alone."""
 COORDINATOR_NO_CANDIDATE_S = 5
-"""The same where all brokers start or stop: one that starts is mostly a candidate by then."""
+"""How long a coordinator waits for a candidate while all brokers start or stop; then any broker
+takes it.  A broker that starts is mostly a candidate by then."""
 
 # ZooKeeper
 ZOOKEEPER_WINDOW = 128
-"""Requests of one session that are with the client library at once."""
+"""Requests of one session that the client library has at once."""
 ZOOKEEPER_CONNECT_S = 10
 """How long the first connection may take."""
 ZOOKEEPER_REQUEST_S = 15
-"""How long one request may take, reconnections included, before its caller is told so."""
+"""How long one request may take, reconnections included, before its caller gets an error."""
 ZOOKEEPER_VISIBLE_S = 15
-"""How long an ephemeral record, once stored, may take until reads here see it; then its caller is
-told so."""
+"""How long it may take until reads here show an ephemeral record that was stored; then its caller
+gets an error."""
 ZOOKEEPER_CLOSE_S = 15
-"""How long the end of a connection may take; then its thread is left alone."""
+"""How long closing a connection may take; then its thread is abandoned."""
 ZOOKEEPER_RECONNECT_MIN_S = 0.05
 ZOOKEEPER_RECONNECT_MAX_S = 1.0
 """Pauses between attempts to connect."""
 ZOOKEEPER_REQUEST_BYTES = 1024 * 1024 - 32 * 1024
 """Longest request: above 1 MiB a server (jute.maxbuffer) drops the connection."""
 
-# Ledgers on bookies: who writes and reads them
+# Ledgers on bookies: writers and readers
 BOOKIE_SHUFFLES = 10
-"""Random orders of the bookies of which the one with most racks in its write sets is taken."""
+"""Random orders of the bookies to try; the one with most racks in its write sets is used."""
 BOOKIE_ERRORS = 3
 """Failures of a bookie that put it into quarantine ..."""
 BOOKIE_ERROR_WINDOW_S = 60.0
@@ -493,35 +495,35 @@ BOOKIE_ERROR_SPACING_S = 1.0
 BOOKIE_QUARANTINE_S = 300.0
 """How long such a bookie is left out of new ensembles."""
 ENSEMBLE_CHANGES = 100
-"""Ensemble changes of one writer; a ledger that needs more is given up for the next one."""
+"""Ensemble changes of one writer; a ledger that needs more is closed and the next one used."""
 LEDGER_PENDING_ADDS = 400_000
 """Appends of all ledgers that wait for bookies; above it appends are refused."""
 LEDGER_PENDING_BYTES = 512 * 1024 * 1024
-"""The same in bytes.  Callers stop before (BROKER_INFLIGHT_BYTES): this is for what they miss."""
+"""The same in bytes.  Callers have a lower bound (BROKER_INFLIGHT_BYTES); this is a safeguard."""
 WRITER_DRAIN_S = 5.0
-"""How long opening a ledger, or closing the store, waits for what writers have in flight."""
+"""How long opening a ledger, or closing the store, waits for appends in flight."""
 RECOVERY_WINDOW_ENTRIES = 256
 """Entries that a recovery reads, and writes back, at once ..."""
 RECOVERY_WINDOW_BYTES = 16 * 1024 * 1024
-"""... if the largest entry of the window before says that they are not above this."""
+"""... or fewer, so that they stay below this, by the largest entry of the window before."""
 RECOVERY_FIRST_WINDOW_ENTRIES = 8
 RECOVERY_ROUNDS = 10
 """How often a recovery starts again because another one changed the record."""
 LEDGER_READS_IN_FLIGHT = 64
-"""Entries that one read asks bookies for at once, where they cannot come as a batch."""
+"""Entries that one read requests from bookies at once, where batch reads are not possible."""
 LEDGER_BATCH_READ_BYTES = 4 * 1024 * 1024
-"""Most that one batch of entries brings."""
+"""Bytes of one batch of entries."""
 LEDGER_BATCH_READ_ENTRIES = 10_000
 LEDGER_ID_TRIES = 10
 """Ledger ids that a creation tries when others have taken them."""
 ZOOKEEPER_SESSION_MS = 10_000
-"""Timeout of the sessions in which records are read and written (the server has its own bounds)."""
+"""Timeout of the sessions in which records are read and written (servers have their own bounds)."""
 ZOOKEEPER_READ_NODES = 500
-"""Nodes that one request reads, as of one moment."""
+"""Nodes that one request reads in one snapshot."""
 ZOOKEEPER_SIZED_NODES = 32
-"""Nodes that are read at once to learn how many of them have the bytes that were asked for."""
+"""Nodes that are read at once while a scan is bounded by bytes."""
 ZOOKEEPER_TRIES = 20
-"""How often a write is tried in a row that others come in between of."""
+"""How often a write is tried in a row that conflicts with others."""
 
 # Connections to bookies
 BOOKIE_FRAME_BYTES = 5 * 1024 * 1024
@@ -530,19 +532,19 @@ BOOKIE_INFLIGHT_REQUESTS = 2_000
 """Requests of one connection that are sent and not answered; more wait for them.  Less than what a
 bookie holds for one of its threads before it refuses (2500 reads, 10 000 adds by default)."""
 BOOKIE_INFLIGHT_BYTES = 32 * 1024 * 1024
-"""The same in bytes of requests; a larger one goes alone."""
+"""The same in bytes of requests; a larger one is sent alone."""
 BOOKIE_WAITING_REQUESTS = 500_000
-"""Requests that wait behind those; above it they are refused.  More than LEDGER_PENDING_ADDS: a
-refused add would pass for a failure of the bookie."""
+"""Requests that wait behind those; above it they are refused.  More than LEDGER_PENDING_ADDS, as a
+refused add would count as a failure of the bookie."""
 BOOKIE_WAITING_BYTES = LEDGER_PENDING_BYTES + 64 * 1024 * 1024
 """The same in bytes."""
 BOOKIE_LATE_TIMEOUTS = 4
-"""Timeouts after which a connection whose answer is still not there is given up."""
+"""Timeouts of a request after which its connection is closed, if there is still no answer."""
 BOOKIE_CONNECT_TIMEOUT_S = 10
 """How long a connection may take until it is ready, TLS and authentication included."""
 BOOKIE_BACKOFF_MIN_S = 0.1
 BOOKIE_BACKOFF_MAX_S = 5.0
-"""How long nobody connects after a failure: doubles from one to the other."""
+"""Pause before the next connection after a failure; it doubles from the first to the last."""
 BOOKIE_AUTH_ROUNDS = 16
 """Messages of one authentication."""
 ZOOKEEPER_DEFLATE_BYTES = 64 * 1024
@@ -552,11 +554,11 @@ ZOOKEEPER_KNOWN = 20_000
 ZOOKEEPER_PRUNE_S = 1.0
 """Pause after a record was removed before its directory is, if it is empty."""
 ZOOKEEPER_LOOK_S = 1.0
-"""How often writes are looked for that wait for longer than ZOOKEEPER_REQUEST_S."""
+"""How often there is a check for writes that wait for longer than ZOOKEEPER_REQUEST_S."""
 ZOOKEEPER_BATCHES_IN_FLIGHT = 4
 """Batches of writes that are sent before the first of them is answered."""
 ZOOKEEPER_BATCH_WRITES = 64
 ZOOKEEPER_BATCH_BYTES = 128 * 1024
-"""Writes that are sent together; a longer one goes alone."""
+"""Bounds of the writes that are sent together; a larger one is sent alone."""
 ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""

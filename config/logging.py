@@ -1,4 +1,4 @@
-"""Logs: for people on a terminal, one JSON object a line elsewhere."""
+"""Set-up of logging: readable lines on a terminal, one JSON object a line elsewhere."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ def configure_logging(
     """Set up structlog for the whole process.  Logs go to standard error."""
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
-        # Tracebacks without the values of variables: passwords and tokens are among those.
+        # Tracebacks without the values of variables, which may be passwords and tokens.
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         if console
         else structlog.processors.JSONRenderer(sort_keys=False)
@@ -31,5 +31,5 @@ def configure_logging(
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # What libraries log through the standard module: warnings and worse only, in one line.
+    # Libraries log through the standard module: only warnings and above, on one line each.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")

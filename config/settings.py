@@ -1,8 +1,8 @@
-"""What users set, in one validated model.
+"""The settings of a broker, in one validated model.
 
 Sources, strongest first: command line, environment (`MAGNETAR_` and the upper-case name), TOML
-file, the defaults below.  Unknown names in the file and values out of range are refused with a
-sentence that says which and what would be right.  `magnetar config` prints the result.
+file, the defaults below.  Unknown names in the file and values out of range are errors that name
+the setting and the values allowed.  `magnetar config` prints the result.
 """
 
 import tomllib
@@ -25,17 +25,17 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 class ConfigurationError(ValueError):
-    """A setting is wrong; the message names it and its source.  For the operator."""
+    """A setting is wrong; the message for the operator names it."""
 
 
 class Settings(BaseSettings):
-    """Everything an operator may set.  Sizes are bytes, times carry their unit in the name."""
+    """All settings.  Sizes are bytes; times have their unit in the name."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="MAGNETAR_", extra="forbid", frozen=True, env_ignore_empty=True
     )
 
-    # Where it lives and listens
+    # Data and addresses
     data_dir: Path = Field(Path("data"), description="Directory of everything that must last")
     bind_host: str = Field("0.0.0.0", description="Address that both ports listen on")
     port: Port = Field(6650, description="Binary protocol port; 0 picks a free one")
@@ -193,7 +193,7 @@ class Settings(BaseSettings):
 
     @property
     def in_cluster(self) -> bool:
-        """Whether the stores are ones that other brokers share."""
+        """Whether the stores are shared with other brokers."""
         return bool(self.metadata_store_url)
 
     @model_validator(mode="after")
@@ -202,7 +202,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 "ledger_ack_quorum may not be above ledger_write_quorum, nor that above "
                 f"ledger_ensemble_size, but they are {self.ledger_ack_quorum}, "
-                f"{self.ledger_write_quorum} and {self.ledger_ensemble_size}: mend them."
+                f"{self.ledger_write_quorum} and {self.ledger_ensemble_size}: correct them."
             )
         if bool(self.metadata_store_url) != bool(self.bookkeeper_metadata_service_uri):
             raise ValueError(
@@ -225,7 +225,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Command line over environment over file: the file's values ride under `_file`."""
+        """Order the sources: command line, environment, file.
+
+        The values of the file are in the argument `_file`.
+        """
         assert isinstance(init_settings, InitSettingsSource)
         given = dict(init_settings.init_kwargs)
         from_file = given.pop("_file", {})
@@ -239,9 +242,10 @@ class Settings(BaseSettings):
 def load_settings(
     config_file: Path | None = None, overrides: Mapping[str, object] | None = None
 ) -> Settings:
-    """Settings from all sources; `overrides` are the command line's (None values are not given).
+    """Load the settings from all sources; `overrides` are those of the command line.
 
-    Raises `ConfigurationError` with one sentence for each thing wrong.
+    A None in `overrides` counts as not given.  Raises `ConfigurationError` with one line for each
+    error.
     """
     from_file = _read_file(config_file) if config_file is not None else {}
     given = {name: value for name, value in (overrides or {}).items() if value is not None}

@@ -1,14 +1,11 @@
-"""The write side of transactions on one segment: the core, with everything it awaits.
+"""The write side of transactions on one segment: carries out the effects of `buffer_core`.
 
-Rules:
+Rules (W: `docs/transactions.md`):
 
-- Each effect that awaits is one task; what is put at the same time shares the store's commits.
-  There is no task for a SEND: the first of a transaction joins, the others are plain calls.
-- Joining is tried once, and whoever waits gets the failure.  Cleaning is tried until it is done,
-  less and less often, TXN_CLEANING_RETRY_MAX_S apart at most.
-- Load order (W7): the epoch is taken where several processes may own the segment, the log is
-  fenced by opening it, and only then: scan claims, follow, read headers, read the aborted set.
-- After `close` or a stop nothing is written under this owner; what was begun is waited for.
+- W2: the header is read after the claim is durable, by the task that put the claim.
+- W6: a load takes up claims up to the own epoch only, and claims are deleted by their exact keys.
+- W7, W8: in a cluster the epoch is taken, then the log is opened, which fences it; then claims are
+  scanned, their transactions followed, their headers read, and the aborted set is read last.
 """
 
 import asyncio
@@ -67,7 +64,7 @@ class SegmentLog(Log, Protocol):
 
     @property
     def state(self) -> ManagedLedgerState:
-        """Where it stands."""
+        """The state of the ledger."""
         ...
 
 
@@ -89,14 +86,22 @@ class _JoinWaiter:
 
 
 class SegmentBuffer:
-    """The write side of transactions on one segment: carries out its core's effects."""
+    """The write side of transactions on one segment: carries out its core's effects.
+
+    Each effect that awaits is one task, so that writes of the same time share the store's commits.
+    Only the first SEND of a transaction waits, to join; later ones are plain calls.
+
+    Joining is tried once, and all that wait for it get the error.  Cleaning up is retried until it
+    succeeds, with pauses up to TXN_CLEANING_RETRY_MAX_S.  After `close` or `stop` nothing more is
+    written under this owner.
+    """
 
     core_class: ClassVar[type[SegmentBufferCore]] = SegmentBufferCore
 
     def __init__(
         self, segment: str, ledger: SegmentLog, owner: SegmentOwner, parts: TransactionParts
     ) -> None:
-        """Use `load`."""
+        """Internal: use `load`."""
         self.segment = segment
         self.owner = owner
         self._ledger = ledger
@@ -108,7 +113,7 @@ class SegmentBuffer:
         self._follower = self._decided
         self._waiting: dict[TxnId, list[Then]] = {}
         self._claimed: TxnId | None = None
-        """The transaction whose claim became durable just now; its task reads the header too."""
+        """The transaction whose claim has just become durable; its task reads the header too."""
         self._listeners: dict[object, Callable[[], None]] = {}
         self._work = OwnerWork(segment)
         self._todo: deque[Effect] = deque()
@@ -119,7 +124,7 @@ class SegmentBuffer:
     async def load(
         cls, segment: str, ledger: SegmentLog, owner: SegmentOwner, parts: TransactionParts
     ) -> "SegmentBuffer":
-        """The buffer of a segment whose log was just opened.
+        """Load the buffer of a segment whose log was just opened (W7).
 
         Raises `MetadataError`, `CorruptTransactionRecord`.
         """
@@ -135,12 +140,14 @@ class SegmentBuffer:
     # Loading
 
     async def _load(self) -> None:
-        """W7, W8: claims, then headers, and the aborted set last."""
+        """Load claims, then headers, and the aborted set last (W7, W8)."""
         self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
         txns = list(self._core.members)
+        # W7: followed before the header is read, so that no end falls between.
         for txn in txns:
             self._decisions.follow(txn, self._follower)
         await self._load_headers(txns)
+        # W8: last, as a stale owner may record an abort and then delete its claim meanwhile.
         self._core.loaded(await self._store.aborted_on(self.segment))
 
     async def _load_headers(self, txns: Sequence[TxnId]) -> None:
@@ -148,49 +155,50 @@ class SegmentBuffer:
             self._core.header_loaded(txn, None if header is None else header.state)
 
     def _may_load(self, claims: Iterable[Claim]) -> list[Claim]:
-        """W6: claims up to the own epoch.  Where it is not taken there is no other owner."""
+        """The claims up to the own epoch (W6); all of them if none was taken."""
+        # W6: later ones are a successor's.  Without an epoch this is the only owner there can be.
         epoch = self.owner.epoch
         return [claim for claim in claims if not epoch or claim.epoch <= epoch]
 
-    # What is asked
+    # Queries
 
     @property
     def max_read_position(self) -> Position:
-        """Entries up to it may be read; it never moves back."""
+        """The last entry that may be read; it never moves back."""
         return self._core.max_read_position
 
     @property
     def anything_aborted(self) -> bool:
-        """Whether `is_aborted` can be true of anything."""
+        """Whether the aborted set is not empty."""
         return bool(self._core.aborted)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way and no transaction is known."""
+        """Whether no work is in progress and no transaction is known."""
         return not self._work.busy and not self._core.members
 
     def is_aborted(self, txn: TxnId) -> bool:
-        """Whether entries of it at or before the max read position are never to be delivered."""
+        """Whether its entries at or before the max read position are never to be delivered."""
         return self._core.is_aborted(txn)
 
     @property
     def open_count(self) -> int:
-        """Transactions that have claims here and whose end is not known."""
+        """The number of transactions with claims here whose end is not known."""
         return sum(member.state not in ENDED for member in self._core.members.values())
 
     @property
     def commits(self) -> int:
-        """Transactions with claims here that committed, since this was loaded."""
+        """The number of transactions with claims here that committed since the load."""
         return self._core.commits
 
     @property
     def aborts(self) -> int:
-        """... that aborted."""
+        """The number of transactions with claims here that aborted since the load."""
         return self._core.aborts
 
     @property
     def unfinished(self) -> int:
-        """How many transactions `open_transactions` is about."""
+        """The number of transactions that `open_transactions` lists."""
         return len(self._core.members)
 
     def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
@@ -206,13 +214,13 @@ class SegmentBuffer:
     # Writing
 
     def admit(self, txn: TxnId, then: Then) -> bool:
-        """True: joined, append now.
+        """Whether a write may be appended now; if not, `then` is called once, from the loop.
 
-        False: `then` follows from the loop, once: None when joined (ask again, for it may have
-        ended since), else why not.
+        `then` gets None when the transaction has joined (call `admit` again, as it may have ended
+        since), else the error.
         """
         if self._ledger.state is ManagedLedgerState.TERMINATED:
-            # A claim would be of no use: nothing more is written here.
+            # No claim: nothing more is written to a terminated segment.
             self._loop.call_soon(then, self._terminated_error())
             return False
         answer = self._core.admit(txn) if not self._work.ended else Admission.STOPPED
@@ -232,9 +240,9 @@ class SegmentBuffer:
         return not self._work.ended and self._core.is_joined(txn)
 
     async def join(self, txn: TxnId) -> None:
-        """ADD_PARTITION_TO_TXN: what the first SEND would wait for.
+        """ADD_PARTITION_TO_TXN: join the transaction before its first SEND.
 
-        A terminated segment takes no writes, so it is not joined.  Raises `TransactionEnded`,
+        A terminated segment takes no writes, so nothing is done there.  Raises `TransactionEnded`,
         `SegmentOwnershipLost`, `MetadataError`.
         """
         if self._ledger.state is ManagedLedgerState.TERMINATED:
@@ -248,16 +256,17 @@ class SegmentBuffer:
         self._core.issued(txn)
 
     def not_taken(self, txn: TxnId) -> None:
-        """The log refused it: it will never be there."""
+        """The log refused an append: its entry will never exist."""
         self._core.not_appended(txn)
         self._flush()
 
     def appended(self, txn: TxnId, position: Position | None, error: MagnetarError | None) -> None:
-        """The outcome of an append, in order."""
+        """Take the outcome of an append.  Calls come in the order of `issued`."""
         core = self._core
         if position is not None:
             core.appended(txn, position)
         elif error is None or isinstance(error, InternalError | AppendOutcomeUnknown):
+            # W4: the entry may still appear.
             core.append_unknown(error or self._stopped_error())
         else:
             core.not_appended(txn)
@@ -265,17 +274,18 @@ class SegmentBuffer:
             self._flush()
 
     def stop(self, error: MagnetarError) -> None:
-        """The log is lost: what is in flight may turn up later (W4)."""
+        """Stop this owner: the log is lost, and appends in flight may still appear (W4)."""
         self._core.append_unknown(error)
         self._flush()
 
-    # The rest of its life
+    # Rescan and close
 
     async def rescan(self) -> None:
-        """W11: clean up claims of ended transactions that nobody here holds.
+        """Clean up claims of ended transactions that are not known here (W11).
 
         Raises `MetadataError`, `CorruptTransactionRecord`.
         """
+        # W11: a stale owner may have put them late.
         found: dict[TxnId, set[int]] = {}
         for claim in self._may_load(await self._store.claims_on(self.segment)):
             if claim.txn not in self._core.members:
@@ -287,13 +297,13 @@ class SegmentBuffer:
         self._flush()
 
     async def close(self) -> None:
-        """Write nothing more; what is being written is waited for."""
+        """Write nothing more; returns when no write is in progress."""
         self._end()
         await self._work.wait()
         await self.owner.close()
 
     async def forget(self) -> None:
-        """The segment is deleted: its records go.  Raises `MetadataError`."""
+        """Close, and delete all records of the segment.  Raises `MetadataError`."""
         await self.close()
         await forget_segment(self._store, self.segment)
 
@@ -309,7 +319,7 @@ class SegmentBuffer:
             self._loop.call_soon(then, self._stopped_error())
 
     def _prune(self) -> None:
-        """Now, and again while there is an aborted set."""
+        """Prune the aborted set now, and again every TXN_PRUNE_S while there is one."""
         self._core.prune(self._ledger.previous_position(EARLIEST).ledger_id)
         self._flush()
         if self._work.ended:
@@ -325,13 +335,13 @@ class SegmentBuffer:
         self._flush()
 
     def _flush(self) -> None:
-        """Do what the core wants done, in order, unless that is under way."""
+        """Carry out the core's effects, in order, unless a call above does so already."""
         if not self._flushing:
             self._flushing = True
             self._do_slice()
 
     def _do_slice(self) -> None:
-        """TXN_SLICE_ENDS effects now, the rest in later turns; one that fails keeps no other."""
+        """Carry out TXN_SLICE_ENDS effects now and the rest in later turns, even if one fails."""
         todo, core = self._todo, self._core
         try:
             for _ in range(TXN_SLICE_ENDS):
@@ -386,7 +396,7 @@ class SegmentBuffer:
             self._work.start(self._check_header(txn))
 
     async def _put_claim(self, txn: TxnId) -> None:
-        """W1, W2: put the claim, hand that event to the core, and only then read the header."""
+        """Put the claim (W1), tell the core, and read the header if the core asks for it (W2)."""
         core = self._core
         try:
             epoch = await self.owner.take()
@@ -404,6 +414,7 @@ class SegmentBuffer:
         finally:
             to_be_read, self._claimed = self._claimed is None, None
             if to_be_read:
+                # W2: the claim is durable by now.
                 await self._check_header(txn)
 
     async def _check_header(self, txn: TxnId) -> None:
@@ -417,7 +428,7 @@ class SegmentBuffer:
         self._flush()
 
     async def _read_aborted(self, txn: TxnId) -> None:
-        # Without a slot: until it is read the transaction holds readers back.
+        # It takes no cleanup slot: until the read the transaction holds readers back.
         up_to = await self._work.until_done(lambda: self._store.read_aborted(self.segment, txn))
         self._core.aborted_read(txn, up_to)
         self._flush()
@@ -431,6 +442,7 @@ class SegmentBuffer:
 
     async def _delete_claims(self, txn: TxnId, epochs: Sequence[int]) -> None:
         for epoch in epochs:
+            # W6: by exact key.
             key = records.claim_key(txn, self.segment, epoch)
             await self._cleaned(partial(self._store.delete_operation, txn, key))
         self._core.claims_deleted(txn)

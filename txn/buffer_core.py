@@ -1,4 +1,4 @@
-"""Pure: transactions on one segment as one owner sees them.  Events in, effects out.
+"""Pure: the transactions on one segment, as one owner sees them.  Events in, effects out.
 
 Rules (W: `docs/transactions.md`):
 
@@ -6,11 +6,13 @@ Rules (W: `docs/transactions.md`):
 - W3: claims of earlier owners pin and permit nothing; the first write puts an own claim.
 - W4: an abort is recorded when every append of it by this owner is decided.  An append whose
   outcome is unknown stops the owner: from then on no event has an effect.
-- W5: aborted record, then claims.  Visibility moves with the decision and waits for neither.
-- W6: claims are deleted by the epochs that were written here or loaded, no others.
-- W9: what has no claim and is not in the aborted set is committed.  A claim without header is void.
-- W13: a claim's floor, and the pin of an append in flight, is the last confirmed entry of then.
-- Ended transactions are remembered, the newest TXN_ENDED_KEPT; what fell out takes the long way.
+- W5: the aborted record is durable before claims are deleted.  Visibility moves with the decision
+  and waits for neither.
+- W6: only claims of epochs that were written here or loaded are deleted.
+- W9: a transaction without claim that is not in the aborted set is committed.  A claim without a
+  header is void.
+- W13: the floor of a claim, and the pin of an append in flight, is the last entry that is confirmed
+  at that time.
 """
 
 import heapq
@@ -56,8 +58,11 @@ _M = Membership
 class SegmentBufferCore:
     """The state of every transaction on one segment, as one owner knows it.
 
-    Methods that are named by what happened (`claim_durable`, `appended`) are events; `take_effects`
-    then returns what the shell has to do.
+    Methods with a past participle as their name (`claim_durable`, `appended`) are events;
+    `take_effects` then returns the effects that the shell has to carry out.
+
+    The newest `ended_kept` ended transactions are remembered.  A write in an older one takes a
+    claim and a header read before it is refused.
     """
 
     def __init__(self, segment: str, log: Log, *, ended_kept: int = TXN_ENDED_KEPT) -> None:
@@ -75,25 +80,26 @@ class SegmentBufferCore:
         self._max_read_position = MaxReadPosition()
         self._effects: list[Effect] = []
 
-    # What is asked
+    # Queries
 
     @property
     def max_read_position(self) -> Position:
-        """The last entry that may be read, once all is loaded."""
+        """The last entry that may be read, once the segment is loaded."""
         return self._max_read_position.advance(self._log.last_confirmed)
 
     @property
     def members(self) -> Mapping[TxnId, Member]:
-        """Every transaction that is known and not finished."""
+        """All transactions that are known and not finished."""
         return self._members
 
     @property
     def aborted(self) -> Mapping[TxnId, Position]:
-        """The aborted set: up to where the entries of each are."""
+        """The aborted set: for each transaction a position at or after its last entry."""
         return self._aborted
 
     def is_aborted(self, txn: TxnId) -> bool:
         """Whether its entries at or before the max read position are never to be read (W9)."""
+        # W9: any other transaction without a claim is committed, so its entries are read.
         return txn in self._aborted
 
     def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
@@ -120,7 +126,7 @@ class SegmentBufferCore:
 
     @property
     def has_effects(self) -> bool:
-        """Whether something is to be done."""
+        """Whether `take_effects` has any."""
         return bool(self._effects)
 
     def take_effects(self) -> Sequence[Effect]:
@@ -137,6 +143,7 @@ class SegmentBufferCore:
             if member is None:
                 member = self._members[claim.txn] = Member(claim.txn, _M.SCANNED)
             member.epochs.add(claim.epoch)
+            # W13: entries of earlier owners come after the lowest floor.
             if member.floor is None or claim.floor < member.floor:
                 member.floor = claim.floor
 
@@ -174,6 +181,7 @@ class SegmentBufferCore:
                 return Admission.ENDED
             member = self._members[txn] = Member(txn, _M.UNPROVEN)
         state = member.state
+        # W3: LOADED, with claims of earlier owners only, is not enough.
         if state is _M.JOINED:
             return Admission.JOINED
         if state in ENDED:
@@ -183,18 +191,21 @@ class SegmentBufferCore:
         return self._first_write(member)
 
     def is_joined(self, txn: TxnId) -> bool:
-        """Whether a write may be appended now, without asking for anything."""
+        """Whether a write may be appended now; changes nothing."""
         member = self._members.get(txn)
         return member is not None and member.state is _M.JOINED and not self.stopped
 
     def _first_write(self, member: Member) -> Admission:
-        """W1, W3: the own claim is durable before the first append is issued."""
+        """Ask for an own claim (W1, W3)."""
+        # W1: the first append is issued only after `claim_durable`.
         self._move(member, _M.CLAIMING)
         self._effects.append(PutClaim(member.txn))
         return Admission.WAITS
 
     def claim(self, txn: TxnId, epoch: int) -> Claim:
-        """The claim to put now, under that epoch; from now on it may be there."""
+        """The claim to put now, under that epoch; from now on it may be stored."""
+        # W6: noted before the put, whose outcome may stay unknown.
+        # W13: the floor is the present end.
         self._members[txn].epochs.add(epoch)
         return Claim(txn, self.segment, epoch, self._log.last_confirmed)
 
@@ -206,12 +217,13 @@ class SegmentBufferCore:
         self._after_claim(member)
 
     def _after_claim(self, member: Member) -> None:
-        """W2: one header read that begins after the claim is durable."""
+        """Ask for the header (W2)."""
+        # W2: the read begins after the claim is durable.
         self._move(member, _M.CHECKING)
         self._effects.append(ReadHeader(member.txn))
 
     def claim_failed(self, txn: TxnId, error: MagnetarError) -> None:
-        """The epoch was not taken, or the claim may or may not be stored."""
+        """The epoch could not be taken, or the claim may or may not be stored."""
         self._not_joined(self._member_in(txn, _M.CLAIMING), error)
 
     def header_checked(self, txn: TxnId, state: TxnState | None) -> None:
@@ -233,7 +245,7 @@ class SegmentBufferCore:
         self._not_joined(self._member_in(txn, _M.CHECKING), error)
 
     def _not_joined(self, member: Member | None, error: MagnetarError) -> None:
-        """Back to where the next write claims again."""
+        """Refuse the waiting writes; the next write claims again."""
         if member is None or self._refuse_if_ended(member):
             return
         self._move(member, _M.UNPROVEN if member.floor is None else _M.LOADED)
@@ -247,14 +259,15 @@ class SegmentBufferCore:
         return member.end_known
 
     def _ended_unjoined(self, member: Member, end: TxnState | None) -> None:
-        """Ended before this owner appended anything (W9: without header the claim is void)."""
+        """Take the end of a transaction in which this owner has appended nothing."""
         if member.floor is not None:
             self._take_end(member, end)
         else:
             self._refuse(member)
 
     def _refuse(self, member: Member) -> None:
-        """W12: nothing was appended under the own claim, which may be void already."""
+        """Refuse writes of an ended transaction, and delete the own claim (W12)."""
+        # W12, W9: nothing was appended under the own claim, so it speaks for nothing.
         self._move(member, _M.REFUSING)
         self._end_writes(member)
         self._delete_claims(member)
@@ -264,6 +277,7 @@ class SegmentBufferCore:
     def issued(self, txn: TxnId) -> None:
         """An append is handed to the log now."""
         member = self._members.get(txn)
+        # W1: only a transaction with a durable claim is JOINED.
         if member is None or member.state is not _M.JOINED:
             raise TransactionAssertion(
                 f"An entry of {txn} was appended to {self.segment}, which it has not joined: "
@@ -271,11 +285,12 @@ class SegmentBufferCore:
             )
         member.issued += 1
         member.in_flight += 1
+        # W13: the entry will come after the last confirmed one.
         if self._max_read_position.pin_of(txn) is None:
             self._max_read_position.pin(txn, self._log.last_confirmed)
 
     def appended(self, txn: TxnId, position: Position) -> None:
-        """An append is durable.  In order of `issued`."""
+        """An append is durable.  Calls come in the order of `issued`."""
         member = self._members.get(txn)
         if member is None or self.stopped:
             return
@@ -290,7 +305,7 @@ class SegmentBufferCore:
             self._clean_aborted(member)
 
     def not_appended(self, txn: TxnId) -> None:
-        """An append was not taken, or failed so that its entry will never be there."""
+        """An append was refused, or failed in such a way that its entry will never exist."""
         member = self._members.get(txn)
         if member is None or self.stopped:
             return
@@ -303,7 +318,8 @@ class SegmentBufferCore:
             self._clean_aborted(member)
 
     def append_unknown(self, error: MagnetarError) -> None:
-        """W4: an entry may turn up later, so nothing can be recorded or promised any more."""
+        """Stop this owner: the outcome of an append is unknown (W4)."""
+        # W4: the entry may still appear, so no abort may be recorded, and no write admitted.
         if not self.stopped:
             self.stopped = True
             waiting = [each.txn for each in self._members.values() if each.state in WAITING]
@@ -313,7 +329,7 @@ class SegmentBufferCore:
     # The end of a transaction
 
     def decided(self, txn: TxnId, state: TxnState | None) -> None:
-        """The decision, or None: the header is gone."""
+        """The transaction has ended; None: its header is gone."""
         member = self._members.get(txn)
         if member is None or self.stopped or state is TxnState.OPEN:
             return
@@ -329,6 +345,7 @@ class SegmentBufferCore:
     def _take_end(self, member: Member, end: TxnState | None) -> None:
         self._effects.append(RefuseWrites(member.txn, None))
         if end is None:
+            # W9: the aborted record tells the end.
             self._move(member, _M.JUDGING)
             self._effects.append(ReadAborted(member.txn))
         elif end is TxnState.ABORTED and member.floor is None and not member.issued:
@@ -338,7 +355,7 @@ class SegmentBufferCore:
             self._make_end_visible(member, end)
 
     def aborted_read(self, txn: TxnId, up_to: Position | None) -> None:
-        """W9: what stands in the aborted record, of a transaction whose header is gone."""
+        """The aborted record was read, as the header is gone (W9); None: there is none."""
         member = self._member_in(txn, _M.JUDGING)
         if member is not None:
             self._make_end_visible(
@@ -346,8 +363,9 @@ class SegmentBufferCore:
             )
 
     def _make_end_visible(self, member: Member, end: TxnState | None) -> None:
-        """Visibility moves now; cleaning follows.  None: void, nothing is marked (W9)."""
+        """Move visibility now, and clean up then.  None: the claims are void (W9)."""
         txn = member.txn
+        # W5: readers wait neither for the aborted record nor for the deletion of claims.
         if end is TxnState.ABORTED:
             self._aborted.setdefault(txn, self._log.last_confirmed)
             self._move(member, _M.ABORTED)
@@ -361,16 +379,18 @@ class SegmentBufferCore:
             self._delete_claims(member)
 
     def _clean_aborted(self, member: Member) -> None:
-        """W5: the aborted record is durable before a claim goes."""
+        """Ask for the aborted record, once all appends are decided (W4, W5)."""
+        # W5: `aborted_recorded` deletes the claims, after this is durable.
         if self._appends_decided(member):
             self._effects.append(RecordAborted(member.txn, self._log.last_confirmed))
 
     def _appends_decided(self, member: Member) -> bool:
-        """W4: every append by this owner is durable, or will never be."""
+        """Whether every append by this owner is durable, or will never be (W4)."""
+        # W4: an entry that is still in flight may lie above the position of the record.
         return member.in_flight == 0
 
     def aborted_recorded(self, txn: TxnId, up_to: Position) -> None:
-        """The aborted record is durable, at that position."""
+        """The aborted record is durable, at that position or above."""
         self._aborted[txn] = max(up_to, self._aborted.get(txn, up_to))
         member = self._member_in(txn, _M.ABORTED)
         if member is not None:
@@ -378,29 +398,31 @@ class SegmentBufferCore:
             self._delete_claims(member)
 
     def _delete_claims(self, member: Member) -> None:
-        """W6: the claims that this owner wrote or loaded."""
+        """Delete the claims that this owner wrote or loaded (W6)."""
+        # W6: a successor's claim has another epoch, and stays.
         if member.epochs:
             self._effects.append(DeleteClaims(member.txn, tuple(sorted(member.epochs))))
         else:
             self._forget(member)
 
     def claims_deleted(self, txn: TxnId) -> None:
-        """No claim of it is left that this owner knows."""
+        """All claims of a transaction that this owner knows are deleted."""
         member = self._members.get(txn)
         if member is not None and member.state in FORGETTABLE and not self.stopped:
             self._forget(member)
 
-    # Looking again
+    # Late claims, and aborted records of deleted ledgers
 
     def stray(self, txn: TxnId, epochs: Iterable[int], end: TxnState | None) -> None:
-        """W11: claims nobody here holds.  Those of ended transactions are cleaned up."""
+        """Clean up claims of an ended transaction that is not known here (W11)."""
+        # W11: claims of an open transaction stay, as their writer may be at work.
         if self.stopped or txn in self._members or end is TxnState.OPEN:
             return
         member = self._members[txn] = Member(txn, _M.SCANNED, set(epochs))
         self._make_end_visible(member, end)
 
     def prune(self, first_ledger_id: int) -> None:
-        """Older ledgers are gone: so are the aborted entries in them."""
+        """Forget aborted transactions whose entries were all in deleted ledgers."""
         if self.stopped:
             return
         for txn, up_to in list(self._aborted.items()):
@@ -408,7 +430,7 @@ class SegmentBufferCore:
                 del self._aborted[txn]
                 self._effects.append(ForgetAborted(txn))
 
-    # Within
+    # Internals
 
     def _member_in(self, txn: TxnId, state: Membership) -> Member | None:
         member = self._members.get(txn)
@@ -420,7 +442,7 @@ class SegmentBufferCore:
         )
 
     def _end_writes(self, member: Member) -> None:
-        """The decision is known: the max read position may move, waiting writes are refused."""
+        """Take away the pin, and refuse waiting writes: the end is known."""
         self._max_read_position.unpin(member.txn)
         self._ended[member.txn] = None
         if len(self._ended) > self._ended_kept:

@@ -32,7 +32,7 @@ class Admission(enum.Enum):
     JOINED = "joined"
     """Append now."""
     WAITS = "waits"
-    """`Admitted` or `Refused` follows."""
+    """`AdmitWrites` or `RefuseWrites` follows."""
     ENDED = "ended"
     STOPPED = "stopped"
 
@@ -68,14 +68,14 @@ class RefuseWrites:
 
 @dataclass(frozen=True, slots=True)
 class ReadAborted:
-    """Read the aborted record, until that worked; then `aborted_read`."""
+    """Read the aborted record, with retries; then `aborted_read`."""
 
     txn: TxnId
 
 
 @dataclass(frozen=True, slots=True)
 class RecordAborted:
-    """Raise the aborted record, until that worked; then `aborted_recorded`."""
+    """Raise the aborted record, with retries; then `aborted_recorded`."""
 
     txn: TxnId
     up_to: Position
@@ -83,7 +83,7 @@ class RecordAborted:
 
 @dataclass(frozen=True, slots=True)
 class DeleteClaims:
-    """Delete the claims of these epochs, until that worked; then `claims_deleted`."""
+    """Delete the claims of these epochs, with retries; then `claims_deleted`."""
 
     txn: TxnId
     epochs: tuple[int, ...]
@@ -91,21 +91,21 @@ class DeleteClaims:
 
 @dataclass(frozen=True, slots=True)
 class ForgetAborted:
-    """Delete the aborted record: the ledgers that it speaks of are gone."""
+    """Delete the aborted record: the ledgers of its entries are deleted."""
 
     txn: TxnId
 
 
 @dataclass(frozen=True, slots=True)
 class StopFollowing:
-    """The transaction is not followed any more."""
+    """Stop following the transaction's header."""
 
     txn: TxnId
 
 
 @dataclass(frozen=True, slots=True)
 class MaxReadPositionMoved:
-    """More may be read."""
+    """The max read position has moved: readers may go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,10 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class OpenOnSegment:
-    """A transaction that is not finished on a segment, for people.
+    """A transaction that is not finished on a segment, for operators.
 
-    `pin` is the last position it leaves readable, None if it holds nothing back; `first` and
-    `entries` count what this owner appended; `loaded`: an earlier owner may have appended more.
+    `pin` is the last position that it leaves readable, None if it holds nothing back; `first` and
+    `entries` are of this owner's appends; `loaded`: an earlier owner may have appended more.
     """
 
     txn: TxnId

@@ -1,13 +1,4 @@
-"""Requests of collectors in other processes to clean up after ended transactions (W11, A6).
-
-Rules:
-
-- A request is a record that names a segment.  The segment's owner cleans up, and deletes the
-  request on the version that it read, so that a newer one stays; other brokers leave it.
-- The watch is taken before what is there is read; after a resync, and when a watch broke, that is
-  read again.
-- What fails is logged and not tried again: the collector asks anew in its next round.
-"""
+"""Requests of collectors in other processes to clean up after ended transactions (W11, A6)."""
 
 from collections.abc import Sequence
 
@@ -27,11 +18,15 @@ log = structlog.get_logger(__name__)
 
 
 class CleanupRequests:
-    """A watch of cleanup requests that answers those for segments owned here."""
+    """A watch of cleanup requests that answers those for segments owned here.
 
-    def __init__(self, store: TransactionStore, look_again: RecordsLeft) -> None:
+    A request is a record that names a segment.  The segment's owner cleans up and deletes the
+    request; other brokers leave it.
+    """
+
+    def __init__(self, store: TransactionStore, clean_up: RecordsLeft) -> None:
         self._store = store
-        self._look_again = look_again
+        self._clean_up = clean_up
         self._following = Following(
             lambda: store.metadata.watch_children(records.CLEANUP_REQUESTS),
             self._answer_all,
@@ -40,11 +35,11 @@ class CleanupRequests:
         self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Answer requests from now on."""
         self._tasks.keep("transaction_cleanup_requests", self._following.run)
 
     async def stop(self) -> None:
-        """Answer nothing more.  May be called again."""
+        """Answer no more requests.  May be called again."""
         await self._tasks.stop()
         self._following.close()
 
@@ -65,15 +60,19 @@ class CleanupRequests:
     async def _answer(self, request: Record) -> None:
         try:
             segment = records.segment_of_cleanup_request(request.key)
-            if await self._look_again(segment, await self._left_by_ended(segment)):
+            # W11, A6: the owner cleans up, and deletes the request on the version read, so that a
+            # newer one stays.
+            if await self._clean_up(segment, await self._left_by_ended(segment)):
                 await self._store.delete_cleanup_request(segment, request.version)
         except MagnetarError as error:
+            # The collector asks again in its next round.
             log.warning(
                 "transaction_cleanup_request_not_answered", key=request.key, error=str(error)
             )
 
     async def _left_by_ended(self, segment: str) -> Sequence[Claim | AckRecord]:
-        """Records of transactions that have ended; those of open ones are their writers'."""
+        """The records on a segment whose transactions have ended."""
+        # W11, A6: records of open transactions belong to their writers.
         store = self._store
         found: list[Claim | AckRecord] = [
             *await store.claims_on(segment),

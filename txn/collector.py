@@ -1,19 +1,13 @@
-"""Deletes the headers of ended transactions, once nothing is left that they speak for.
+"""Deletion of the headers of ended transactions that no record names any more.
 
-Rules:
+Rules (T, W, K: `docs/transactions.md`):
 
-- A header goes when its transaction ended longer ago than the retention, and a fresh listing made
-  after that shows no claim and no acknowledgement record of it (W10).  It is deleted on the version
-  that was read.  Retention exceeds the time for which clients send an END again (T3).
-- The key of its transaction, if it has one, tells the end of its last one by then (K8).
-- While few records are stored, one listing of them all speaks for a page of headers; otherwise each
-  header has its own.
-- If records are left, whoever owns their segments is asked to look at them (W11), once in a round
-  for each segment, and the header waits for the next round.
-- A round goes through all headers that are due, in pages, a bounded number at once, and rests after
-  each page for as long as the page took: it takes half of what it could.  Rounds begin evenly, one
-  interval apart; one that takes longer is followed by the next at once.
-- Every process collects what the coordinators that it leads began.
+- W10: a header is deleted when a fresh listing, made after the end, shows no claim and no
+  acknowledgement record of its transaction; on the version read.
+- W11: where records are left, the owners of their segments are asked to clean up, and the header
+  waits for the next round.
+- T3: headers are kept for the retention, which is longer than clients repeat an END.
+- K8: before that the end of a key's last transaction is noted in the key.
 """
 
 import asyncio
@@ -34,11 +28,16 @@ from txn.store import StoredHeader
 log = structlog.get_logger(__name__)
 
 RecordsLeft = Callable[[str, Sequence[Claim | AckRecord]], Awaitable[bool]]
-"""Has the owner of a segment look at records of ended transactions; False if it is not here."""
+"""Has the owner of a segment clean up records of ended transactions; False if it is not here."""
 
 
 class Collector:
-    """The periodic deletion of headers of ended transactions, for the coordinators led here."""
+    """The periodic deletion of headers of ended transactions, for the coordinators led here.
+
+    A round reads all headers that are due, in pages, and pauses after each page for as long as the
+    page took, so that it uses at most half of the store's capacity.  A round that takes longer than
+    an interval is followed by the next at once.
+    """
 
     def __init__(
         self,
@@ -59,11 +58,11 @@ class Collector:
         self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
-        """Begin with a round after one interval."""
+        """Run a round every interval, the first after one interval."""
         self._tasks.keep("transaction_collector", self._run)
 
     async def stop(self) -> None:
-        """Collect nothing more.  May be called again."""
+        """Run no more rounds.  May be called again."""
         await self._tasks.stop()
 
     async def _run(self) -> None:
@@ -80,9 +79,10 @@ class Collector:
                 log.debug("transactions_collected", headers=collected)
 
     async def collect(self) -> int:
-        """One round; how many headers were deleted.  Raises `MetadataError`."""
+        """Run one round; return how many headers were deleted.  Raises `MetadataError`."""
         loop = asyncio.get_running_loop()
-        self._left = {}  # what a round that broke off has found is found again
+        self._left = {}  # an earlier round may have failed half-way
+        # T3: later ones stay, as their clients may repeat the END.
         up_to_ms = self._parts.clock.now_ms() - self._retention_ms
         collected = 0
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
@@ -96,8 +96,10 @@ class Collector:
         return collected
 
     async def _collect_page(self, page: Sequence[StoredHeader]) -> int:
-        """How many of them were deleted; all of them ended before this listing (W10)."""
+        """Delete the headers of a page that may go; return how many (W10)."""
         mine = [stored for stored in page if self._leads(stored.txn.coordinator)]
+        # W10: listed after all of them have ended.  One listing serves the page while few records
+        # are stored; else each header has its own.
         with_records = await self._store.transactions_with_records(TXN_PAGE) if mine else None
         return sum(
             await asyncio.gather(
@@ -111,11 +113,15 @@ class Collector:
         )
 
     async def _collect_one(self, stored: StoredHeader, *, listed: bool) -> bool:
-        """Whether its header is gone by this (W10, K8); `listed`: it may have records."""
+        """Delete a header if no record is left; whether it was deleted (W10, K8).
+
+        `listed`: its transaction may have records.
+        """
         try:
             found = await self._store.operations_of(stored.txn) if listed else ()
             if not found:
                 if stored.header.key_epoch is not None:
+                    # K8: nobody knows the end once the header is gone.
                     keys = TransactionKeyStore(self._store.metadata, stored.txn.coordinator)
                     await keys.note_end(stored.txn, stored.header)
                 return await self._store.delete_header(stored)
@@ -129,13 +135,14 @@ class Collector:
         return False
 
     async def _ask_owners(self) -> None:
-        """W11: for each segment with records left."""
+        """Have the owner of each segment with records left clean up, here or elsewhere (W11)."""
         left, self._left = self._left, {}
-        room = asyncio.Semaphore(TXN_TOPIC_LOADS)
+        slots = asyncio.Semaphore(TXN_TOPIC_LOADS)
 
         async def ask(segment: str, found: Sequence[Claim | AckRecord]) -> None:
-            async with room:
+            async with slots:
                 try:
+                    # W11: once in a round for each segment.
                     if not await self._records_left(segment, found):
                         await self._store.request_cleanup(segment, self._parts.clock.now_ms())
                 except MagnetarError as error:

@@ -1,20 +1,14 @@
 """One transaction coordinator: begins transactions and ends them, each with one write.
 
-Rules:
+Rules (T, K, G: `docs/transactions.md`):
 
-- A transaction begins with a create-only put under a number that nobody else has (T1), and ends
-  with a conditional put on the version read; after a conflict it is read and decided anew (T2).
-  What its own put returned is a version read, so the END of a transaction that is in memory is
-  one write and no read.
-- Memory is a cache: an END of what is not in it reads the header.  Several coordinators of one
-  number, as after a lost session, harm nobody.
-- The number of open transactions is bounded; those that are being begun count.
-- An open group is changed on the version read, too: what is in memory of it may be older, and then
-  its end, or another change, conflicts and reads again (G2, G8).
-- A deadline that has come ends what still has it on the version that is written (G8).
-- An END that was begun is finished even if the one who asked goes away.
-- A beginning that is cancelled, or whose outcome is unknown, is aborted at once: no client has its
-  id, and the list of open transactions would not show it.
+- T1: a transaction begins with a create-only put, under a number that no other one has.
+- T2: it ends with a put on the version read; after a conflict it is read and decided anew.
+- K6: whether a key's transaction has ended is decided on the stored header.
+- G2, G8: an open group is changed on the version read; one in memory may be older, and then its
+  change conflicts and it is read again.
+- G4: only COMMIT_GROUP commits a group.
+- G8: a deadline only ends a transaction that still has it on the version that is written.
 """
 
 import asyncio
@@ -66,7 +60,7 @@ class CoordinatorCounters:
     timed_out: int = 0
     header_writes: int = 0
     attempts: int = 0
-    """Given out in groups."""
+    """The number of attempts begun in groups."""
     groups_committed: int = 0
     groups_aborted: int = 0
     groups_done: int = 0
@@ -76,7 +70,14 @@ class CoordinatorCounters:
 
 
 class Coordinator:
-    """One transaction coordinator: begins its transactions and ends them, each with one write."""
+    """One transaction coordinator: begins its transactions and ends them, each with one write.
+
+    The open transactions in memory are a cache of headers, with the versions that its own puts
+    returned: so an END of one of them needs no read.  For any other transaction the header is read.
+    Two coordinators of one number at the same time, as after a lost session, do no harm.
+
+    An END that was begun is finished even if its caller is cancelled.
+    """
 
     numbers_class: ClassVar[type[NumberBlocks]] = NumberBlocks
     keys_class: ClassVar[type[TransactionKeys]] = TransactionKeys
@@ -90,7 +91,7 @@ class Coordinator:
         *,
         max_open: int,
     ) -> None:
-        """`max_open` 0: without limit."""
+        """`max_open` is the most transactions that may be open; 0: no limit."""
         self.coordinator_id = coordinator_id
         self.counters = CoordinatorCounters()
         self._parts = parts
@@ -110,14 +111,12 @@ class Coordinator:
         # Nobody awaits them: whoever asked may be gone.
         self._end_tasks = BackgroundTasks(expected=(Exception,))
         self._inline_ends = 0
-        """ENDs under way in their callers' tasks."""
+        """The number of ENDs in progress in their callers' tasks."""
         self._inline_ends_done: asyncio.Future[None] | None = None
 
     async def close(self) -> None:
-        """Forget what is open, at once, and finish what was begun.
-
-        Whoever leads it next may be here too, and has its own word about these deadlines.
-        """
+        """Forget the open transactions at once, and finish the requests in progress."""
+        # This process may lead the coordinator again, with another object and its own deadlines.
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
@@ -133,12 +132,12 @@ class Coordinator:
 
     @property
     def open_count(self) -> int:
-        """Open transactions known here."""
+        """The number of open transactions that are known here."""
         return len(self._open)
 
     @property
     def last_number(self) -> int:
-        """The last number given out here; -1 before the first one."""
+        """The last transaction number used here; -1 before the first one."""
         return self._numbers.last
 
     def find(self, txn: TxnId) -> StoredHeader | None:
@@ -150,11 +149,11 @@ class Coordinator:
         return None if header is None else StoredHeader(txn, header, stored.version)
 
     def open_transactions(self) -> Sequence[StoredHeader]:
-        """Open transactions known here, in no order."""
+        """The open transactions that are known here, in no order."""
         return list(self._open.values())
 
     def adopt(self, found: Iterable[StoredHeader]) -> None:
-        """Take in open transactions that were begun before this process led the coordinator."""
+        """Add open transactions that were begun before this process led the coordinator."""
         for stored in found:
             if stored.txn not in self._open and stored.header.state is TxnState.OPEN:
                 self._track_open(stored)
@@ -166,14 +165,15 @@ class Coordinator:
         key_epoch: KeyEpoch | None = None,
         group: Group | None = None,
     ) -> TxnId:
-        """Begin a transaction, of a key or of none, or a group, which has a key.
+        """Begin a transaction, under a key or none, or a group, which has a key.
 
-        That its key may have it is for `keys` to see to.
-        Raises `TooManyTransactions`, `MetadataError`.
+        `keys` has to check that the key may have another transaction.  Raises
+        `TooManyTransactions`, `MetadataError`.
         """
         self._require_capacity()
         self._beginning += 1
         try:
+            # T1: the number was reserved, and the put makes a new record.
             number = await self._numbers.take()
             txn = TxnId(self.coordinator_id, number)
             now_ms = self._parts.clock.now_ms()
@@ -188,6 +188,8 @@ class Coordinator:
                     "this as a defect, and begin another one."
                 ) from None
             except BaseException:
+                # Cancelled, or of unknown outcome: no client has its id, and no list of open
+                # transactions would show it.
                 self._end_tasks.start(self._abort_uncertain_begin(txn, header))
                 raise
         finally:
@@ -202,7 +204,7 @@ class Coordinator:
     async def require_open(
         self, txn: TxnId, owner: str | None, key: KeyEpoch | None = None
     ) -> Header:
-        """The header of an open transaction or attempt of that owner, and key if it has one (K4).
+        """The header of an open transaction or attempt of an owner, under its key, if any (K4).
 
         A group takes no writes, its attempts do (G1).
         Raises `TransactionNotFound`, `InvalidTxnStatus`, `InvalidTransactionKey`.
@@ -220,27 +222,26 @@ class Coordinator:
     async def end_transaction(
         self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
     ) -> None:
-        """End it.
+        """End a transaction as COMMITTED or ABORTED.  The same end again is no error.
 
         Raises `TransactionNotFound`, `InvalidTxnStatus`, `InvalidTransactionKey`, `MetadataError`.
         """
         await self._end_shielded(txn, action, owner, key)
 
     async def read_header(self, txn: TxnId) -> StoredHeader | None:
-        """The header, open or ended; None if there is none (any more).
-
-        By what is stored: one that is in memory as open may have been ended by another leader (K6).
-        """
+        """Read the stored header, open or ended; None if there is none (K6)."""
+        # K6: another leader may have ended a transaction that is open in memory.
         stored = await self._store.read_header(txn)
         if stored is None or stored.header.state is not TxnState.OPEN:
             self._untrack_open(txn)
         return stored
 
     async def change_header(self, stored: StoredHeader, header: Header) -> StoredHeader:
-        """The open group with another header (G2, G8).
+        """Replace the header of an open group on the version read (G2, G8).
 
         Raises `VersionConflict`, `MetadataError`.
         """
+        # G2, G8: a group that another leader has changed conflicts here.
         version = await self._store.change_header(stored.txn, header, stored.version)
         changed = StoredHeader(stored.txn, header, version)
         self.counters.header_writes += 1
@@ -248,14 +249,18 @@ class Coordinator:
         return changed
 
     async def commit_group(self, stored: StoredHeader, group: Group) -> None:
-        """G4: one write, on the version read.  Raises `VersionConflict`, `MetadataError`."""
+        """Commit a group by one write, on the version read (G4).
+
+        Raises `VersionConflict`, `MetadataError`.
+        """
+        # G4: winners and end are stored together.
         await self._write_end(
             StoredHeader(stored.txn, replace(stored.header, group=group), stored.version),
             TxnState.COMMITTED,
         )
 
     async def abort(self, txn: TxnId) -> TxnState | None:
-        """How it ended, by this or before (K2); None if there is none (any more)."""
+        """Abort a transaction unless it has ended; return its end, None if it is gone (K2)."""
         try:
             await self._end_shielded(txn, TxnState.ABORTED, OPERATOR)
         except InvalidTxnStatus:
@@ -265,7 +270,7 @@ class Coordinator:
         return TxnState.ABORTED
 
     async def abort_open(self, txn: TxnId) -> bool:
-        """Whether it was aborted by this (G6, G7); what ended before, or is gone, is fine."""
+        """Abort a transaction if it is open; whether this call aborted it (G6, G7)."""
         try:
             return await self._end_shielded(txn, TxnState.ABORTED, OPERATOR)
         except (InvalidTxnStatus, TransactionNotFound):
@@ -280,12 +285,12 @@ class Coordinator:
         *,
         if_due: bool = False,
     ) -> bool:
-        """End it, though the caller is cancelled; return whether this call ended it.
+        """End a transaction, even if the caller is cancelled; whether this call ended it.
 
         `if_due`: only if its deadline has come.
         """
-        # The caller's task writes: one of its own between write and answer would cost two turns of
-        # the loop.  If the caller is cancelled a task ends it again, which is harmless (T2).
+        # The caller's task writes: a separate task would cost two turns of the loop between write
+        # and answer.  If the caller is cancelled a task ends it again, which is harmless (T2).
         self._inline_ends += 1
         try:
             return await self._end_on_stored_version(txn, action, owner, key, if_due=if_due)
@@ -301,9 +306,9 @@ class Coordinator:
                 self._inline_ends_done = None
 
     async def time_out(self, txn: TxnId) -> None:
-        """The deadline has come, unless it was raised (G8).
+        """Abort a transaction whose deadline has come, unless it was raised or has ended (G8).
 
-        Raises `MetadataError`; what ended otherwise is fine.
+        Raises `MetadataError`.
         """
         try:
             written = await self._end_shielded(txn, TxnState.ABORTED, OPERATOR, if_due=True)
@@ -312,7 +317,9 @@ class Coordinator:
         self.counters.timed_out += written
 
     async def _abort_uncertain_begin(self, txn: TxnId, header: Header) -> bool:
-        """End what may or may not have begun; a second put tells which, whenever the first came."""
+        """Abort a transaction whose first put has an unknown outcome."""
+        # After this put the header is there, whether or not the first one arrived; if that arrives
+        # later it fails.
         with suppress(VersionConflict):
             await self._store.create_header(txn, header)
         return await self._end_on_stored_version(txn, TxnState.ABORTED, OPERATOR)
@@ -338,11 +345,12 @@ class Coordinator:
                 require_key_epoch(txn, header, owner, key)
             if verdict is EndVerdict.WRITE and stored is not None:
                 if if_due and self._due_ms(stored) > self._parts.clock.now_ms():
-                    self._track_open(stored)  # it was extended
+                    self._track_open(stored)  # G8: the deadline was raised
                     return False
                 try:
                     await self._write_end(stored, action)
                 except VersionConflict:
+                    # T2: read the header and decide anew.
                     counters.header_cas_conflict += 1
                     stored = None
                     continue
@@ -357,7 +365,7 @@ class Coordinator:
         return verdict is EndVerdict.WRITE
 
     async def _write_end(self, stored: StoredHeader, action: TxnState) -> None:
-        """T2: on the version read.  Raises `VersionConflict`."""
+        """Write the end on the version read (T2).  Raises `VersionConflict`, `MetadataError`."""
         now_ms = self._parts.clock.now_ms()
         await self._store.end_header(
             stored.txn, end_header(stored.header, action, now_ms), stored.version
@@ -375,6 +383,7 @@ class Coordinator:
             self.counters.aborted += 1
 
     def _require_capacity(self) -> None:
+        # Transactions that are being begun count too.
         in_use = len(self._open) + self._beginning
         if self._max_open and in_use >= self._max_open:
             raise TooManyTransactions(
@@ -392,7 +401,7 @@ class Coordinator:
         self._deadlines.add(stored.txn, due_ms)
 
     def _due_ms(self, stored: StoredHeader) -> int:
-        """When its deadline has come by this process's clock for sure, whoever set it."""
+        """The time of this process's clock at which the deadline has surely come."""
         known, deadline_ms = self._open.get(stored.txn), stored.header.deadline_ms
         ours = known is not None and known.header.deadline_ms == deadline_ms
         if ours and stored.txn not in self._foreign_deadlines:

@@ -1,25 +1,4 @@
-"""Who leads which coordinator: elections in the metadata store (PIP-473, leaders of coordinators).
-
-Rules:
-
-- A coordinator is led by whoever made its ephemeral record, in Pulsar's form.  Where there is one
-  broker it stands for every coordinator, at start and whenever a record goes.
-- Where there are several they share them evenly (`txn.coordinator_spread`): one that has too many
-  gives some up, and who is chosen for one without a leader stands for it.  Each hears the news in
-  another order, so whatever is heard, of a leader that came as of one that went, has everybody look
-  again: once all have heard all, the chosen one knows it.
-- If the chosen one does not stand (it is dead, and its session is not), everybody does after
-  COORDINATOR_LEFT_ALONE_S, and whoever wins keeps it for a while, or until the candidates change.
-  Where none is a candidate (all start, or stop) everybody does after COORDINATOR_NO_CANDIDATE_S.
-- The watch is taken before the records are read, also when a watch broke.
-- What is read, or won, says nothing once the session is lost.
-- Leadership ends with the session.  Then another session is opened, for as long as it takes, and
-  every coordinator is stood for anew.  Where there are several brokers it is the one session of
-  this process: each session more is one more that can be lost; when it can have none any more
-  (`EndsForGood`), it leads nothing for good.
-- A record of this broker's own id, of a session that has not expired yet, is taken over.
-- Leadership keeps requests of one coordinator together; no rule of transactions rests on it.
-"""
+"""The elections of the coordinators' leaders in the metadata store (PIP-473)."""
 
 import asyncio
 import json
@@ -49,8 +28,8 @@ Candidates = Callable[[], Sequence[str]]
 class CoordinatorBrokers:
     """The brokers that share coordinators.
 
-    `candidates` gives the ids of the live ones that take some; `session` waits for the session that
-    everything of this broker hangs on; it raises what `EndsForGood` if there never will be one.
+    `candidates` returns the ids of the live brokers that take coordinators.  `session` waits for
+    the one session of this broker; if there will never be one it raises an `EndsForGood`.
     """
 
     candidates: Candidates
@@ -59,7 +38,7 @@ class CoordinatorBrokers:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A broker as a leader's record names it."""
+    """A broker, as the record of a coordinator's leader describes it."""
 
     broker_id: str
     broker_url: str
@@ -68,7 +47,20 @@ class Leader:
 
 
 class CoordinatorElections:
-    """This broker's part in the elections of all coordinators; see the module's rules."""
+    """This broker's part in the elections of all coordinators.
+
+    The leader of a coordinator is the broker that put its ephemeral record, in Pulsar's form.  No
+    rule of transactions depends on there being one leader: elections only bring the requests of a
+    coordinator together.
+
+    A single broker stands for every coordinator, at start and whenever a record goes.  Several
+    brokers share them evenly (`txn.coordinator_spread`): a broker with too many gives some up, and
+    the broker that is chosen for one without a leader stands for it.  If it does not (it is dead,
+    but its session alive), all others do after COORDINATOR_LEFT_ALONE_S, and the winner keeps the
+    coordinator for a while.  Without any candidate all do after COORDINATOR_NO_CANDIDATE_S.
+
+    Leadership ends with the session.  Then another session is opened, and the broker stands anew.
+    """
 
     def __init__(
         self,
@@ -80,9 +72,10 @@ class CoordinatorElections:
         session_timeout_ms: int,
         electorate: CoordinatorBrokers | None = None,
     ) -> None:
-        """`changed` is called, from the loop, when a coordinator has another leader or none.
+        """Call `changed`, on the loop, when a coordinator has another leader or none.
 
-        `electorate` is None while there is only this broker; then the session is made here.
+        `electorate` is None for a single broker, which then opens a session here, with
+        `session_timeout_ms`.
         """
         self._metadata = metadata
         self._me = me
@@ -94,19 +87,24 @@ class CoordinatorElections:
         self._loop = asyncio.get_running_loop()
         self._to_balance = asyncio.Event()
         self._unled_since: dict[CoordinatorId, float] = {}
-        """Since when each has had no leader, in the loop's time."""
+        """The loop's time since which each coordinator has had no leader."""
         self._kept = RetainedCoordinators(me.broker_id)
-        self._look_later: asyncio.TimerHandle | None = None
+        self._balance_timer: asyncio.TimerHandle | None = None
         self._election = Election(metadata, _encoded(me), self._is_mine)
         self._known = KnownLeaders[CoordinatorId, Leader](me)
-        self._told: tuple[Mapping[CoordinatorId, Leader], Sequence[CoordinatorId]] | None = ({}, ())
-        """Who led, and what was led here, when `changed` was called: a session that comes makes the
-        second more, though the first is as before.  None: it failed, and is to be called again."""
+        self._reported: tuple[Mapping[CoordinatorId, Leader], Sequence[CoordinatorId]] | None = (
+            {},
+            (),
+        )
+        """The leaders, and the coordinators led here, at the last call of `changed`.
+
+        A new session may change the second alone.  None: the call failed, and is to be repeated.
+        """
         self._standing = asyncio.Lock()
-        """Held by whoever reads records or stands for anything."""
+        """Held while records are read, or this broker stands for coordinators."""
         self._session: Session | None = None
         self._stood = False
-        """Whether every coordinator was stood for under this session."""
+        """Whether this broker stood for all coordinators under this session."""
         self._following = Following(
             lambda: metadata.watch_children(records.LEADERS), self._stand_anew, self._take
         )
@@ -114,18 +112,18 @@ class CoordinatorElections:
 
     @property
     def leaders(self) -> Mapping[CoordinatorId, Leader]:
-        """Who leads, as far as it is known here."""
+        """The leaders of coordinators, as far as they are known here."""
         return self._known.leaders
 
     @property
     def led_here(self) -> Sequence[CoordinatorId]:
-        """What this process leads, while its session lives."""
+        """The coordinators that this process leads, while its session is alive."""
         if self._session is None or self._session.lost:
             return ()
         return self._known.mine
 
     async def start(self) -> None:
-        """Stand for every coordinator, and go on doing so.  Raises `MetadataError`."""
+        """Stand in the elections from now on.  Raises `MetadataError`."""
         await self._open_session()
         await self._following.begin()
         self._stood = True
@@ -136,11 +134,11 @@ class CoordinatorElections:
             self._tasks.keep("transaction_balance", balance)
 
     async def stop(self) -> None:
-        """Lead nothing more.  Raises `MetadataError` when the records could not be removed."""
+        """Give up all coordinators.  Raises `MetadataError` if the session cannot be closed."""
         await self._tasks.stop()
         self._following.close()
-        if self._look_later is not None:
-            self._look_later.cancel()
+        if self._balance_timer is not None:
+            self._balance_timer.cancel()
         session = self._session
         if self._electorate is not None and session is not None and not session.lost:
             await asyncio.gather(*(self._give_up_at_end(number) for number in self.led_here))
@@ -157,6 +155,7 @@ class CoordinatorElections:
 
     async def _open_session(self) -> None:
         if self._electorate is not None:
+            # The one session of this process: a second one could be lost as well.
             self._session = await self._electorate.session()
             return
         self._session = await self._metadata.open_session(
@@ -183,7 +182,7 @@ class CoordinatorElections:
         self._leaders_known()
 
     async def _stand_anew(self) -> None:
-        """After whatever was missed.  While there is no session, whoever opens one does it."""
+        """Stand after events were missed; without a session `_keep_session` does it later."""
         if self._session is not None and not self._session.lost:
             await self._stand_for_all()
 
@@ -198,6 +197,8 @@ class CoordinatorElections:
         else:
             self._known.hear(number)
         if self._electorate is not None:
+            # Also for a leader that came: brokers get events in different orders, and once all have
+            # got all of them the chosen broker knows that it is chosen.
             self.balance()
         elif event.record is None:
             async with self._standing:
@@ -215,11 +216,11 @@ class CoordinatorElections:
     # Several brokers
 
     def balance(self) -> None:
-        """Brokers came or went, or coordinators have other leaders: look who should lead what."""
+        """Share coordinators anew: brokers came or went, or coordinators have other leaders."""
         self._to_balance.set()
 
     async def _read_all(self) -> None:
-        """Who leads by now; what an earlier process of this broker's id led is led on."""
+        """Read all leaders; take over records that an earlier process with this id has left."""
         async with self._standing:
             since = self._known.events()
             found = await self._metadata.get_many([*map(records.leader_key, self._numbers)])
@@ -241,21 +242,22 @@ class CoordinatorElections:
                 await self._balance(candidates)
 
     async def _balance(self, candidates: Candidates) -> None:
-        """Stand first, as nobody serves those; look again after whatever took time."""
+        """Stand for coordinators and give up others, one step at a time, until nothing is left."""
         if self._session is None or self._session.lost:
             return
         tried = set[CoordinatorId]()
         while True:
-            if standing := self._stands_for(candidates(), tried):
+            # Standing comes first, as nobody serves these coordinators.
+            if standing := self._candidacies(candidates(), tried):
                 tried.update(standing)
                 await self._elect_side_by_side(standing)
             elif above := self._surplus(candidates()):
                 await self._give_up(above[0])
             else:
                 break
-        self._look_in_time()
+        self._balance_later()
 
-    def _stands_for(
+    def _candidacies(
         self, candidates: Sequence[str], tried: Collection[CoordinatorId]
     ) -> Sequence[CoordinatorId]:
         now_s = self._loop.time()
@@ -283,7 +285,7 @@ class CoordinatorElections:
                 raise outcome
 
     async def _give_up(self, number: CoordinatorId) -> None:
-        """Lead it no more, and then have others know."""
+        """Give up a coordinator: stop serving it, then delete its record."""
         if not await self._election.give_up(
             records.leader_key(number), partial(self._leave, number)
         ):
@@ -294,21 +296,21 @@ class CoordinatorElections:
         self._known.give_up(number)
         self._leaders_known()
 
-    def _look_in_time(self) -> None:
-        """Look again when the next has been left alone for long enough, or kept."""
-        if self._look_later is not None:
-            self._look_later.cancel()
-            self._look_later = None
+    def _balance_later(self) -> None:
+        """Balance again when the next coordinator has been left alone, or kept, long enough."""
+        if self._balance_timer is not None:
+            self._balance_timer.cancel()
+            self._balance_timer = None
         now_s = self._loop.time()
         due_s = [since_s + COORDINATOR_LEFT_ALONE_S for since_s in self._unled_since.values()]
         due_s += self._kept.due_s
         if due_s:
-            # What was due and had no success is tried again after a while.
+            # One that was due and could not be won is tried again after a while.
             at_s = min(due if due > now_s else now_s + COORDINATOR_LEFT_ALONE_S for due in due_s)
-            self._look_later = self._loop.call_at(at_s, self.balance)
+            self._balance_timer = self._loop.call_at(at_s, self.balance)
 
     async def _elect(self, number: CoordinatorId) -> Leader | None:
-        """Who leads it after an attempt to: None if that one has gone, which the watch tells."""
+        """Stand for a coordinator; return its leader then, None if the watch will tell."""
         session = self._session
         if session is None:
             raise SessionLost("There is no session with the metadata store: it is being opened.")
@@ -328,19 +330,19 @@ class CoordinatorElections:
     def _learn(
         self, found: Mapping[CoordinatorId, Leader | None], since: Mapping[CoordinatorId, int]
     ) -> None:
-        """What was read or won, but for those that there was news of `since`."""
+        """Take in leaders that were read or won, but for those with an event `since`."""
         self._known.learn(found, since)
         self._leaders_known()
 
     def _leaders_known(self) -> None:
-        """Note since when the others have no leader, and call `changed` if anything did."""
+        """Note since when coordinators have no leader, and call `changed` after a change."""
         since_s, now_s, leaders = self._unled_since, self._loop.time(), self._known.leaders
         self._unled_since = {n: since_s.get(n, now_s) for n in self._numbers if n not in leaders}
-        to_tell = leaders, tuple(self.led_here)
-        if to_tell != self._told:
-            self._told = None
+        now = leaders, tuple(self.led_here)
+        if now != self._reported:
+            self._reported = None
             self._changed()
-            self._told = to_tell
+            self._reported = now
 
 
 def _number_of(key: str) -> CoordinatorId | None:
@@ -355,12 +357,15 @@ def _encoded(leader: Leader) -> bytes:
         "brokerServiceUrlTls": leader.broker_url_tls,
         "webServiceUrl": leader.web_url,
     }
-    held = {name: value for name, value in members.items() if value is not None}
-    return json.dumps(held, separators=(",", ":")).encode()
+    present = {name: value for name, value in members.items() if value is not None}
+    return json.dumps(present, separators=(",", ":")).encode()
 
 
 def _decoded(record: Record) -> Leader | None:
-    """None if it cannot be read, which is logged: its coordinator then has no leader."""
+    """The leader in a record; None if it is unreadable, which is logged.
+
+    Its coordinator then counts as one without a leader.
+    """
     try:
         members = json.loads(record.value)
         texts = [members.get(name) for name in ("brokerServiceUrlTls", "webServiceUrl")]

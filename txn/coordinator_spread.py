@@ -1,21 +1,4 @@
-"""Which broker stands for which transaction coordinator, where there are several.  Pure.
-
-Rules:
-
-- A coordinator that nobody leads goes to the broker that leads fewest; among equals number and
-  broker decide, so that all who see the same agree.
-- Whoever is chosen for several stands for all of them at once: even if what it knows of the others
-  is old, that never makes it more than an even share, rounded up.
-- What the chosen broker left alone any other candidate takes, one at a time and each in an order of
-  its own, so that they do not all stand for the same.  Where there is no candidate anybody does.
-- Nobody keeps more than an even share, rounded up; what is above that is given up, and nothing else
-  moves.  What was left alone before is kept for a while (`Kept`): it would be given up to the
-  broker that did not take it.
-- A while is COORDINATOR_KEPT_S, and as long as it has gone on since this broker first saw something
-  left alone, up to COORDINATOR_KEPT_MAX_S: who never takes anything is offered it ever less often,
-  and who does again waits no longer than it was away.  Other candidates have other shares: then
-  nothing is kept, and all this begins anew.
-"""
+"""The spread of transaction coordinators over several brokers.  Pure."""
 
 import math
 import zlib
@@ -30,13 +13,17 @@ def assign_successors(
     leaders: Mapping[CoordinatorId, str],
     candidates: Collection[str],
 ) -> dict[CoordinatorId, str]:
-    """Assign a broker id to each of `unled`; {} when there is no candidate."""
+    """Assign a broker id to each of `unled`; {} when there is no candidate.
+
+    Each goes to the broker that leads fewest.  Brokers that know the same choose the same.
+    """
     counts = dict.fromkeys(candidates, 0)
     for broker_id in leaders.values():
         if broker_id in counts:
             counts[broker_id] += 1
     chosen: dict[CoordinatorId, str] = {}
     for number in sorted(unled) if counts else ():
+        # Among equals a hash of number and broker decides.
         broker_id = min(counts, key=lambda one: (counts[one], _rank(number, one), one))
         counts[broker_id] += 1
         chosen[number] = broker_id
@@ -51,16 +38,20 @@ def choose_candidacies(
     candidates: Collection[str],
     tried: Collection[CoordinatorId] = (),
 ) -> tuple[list[CoordinatorId], list[CoordinatorId]]:
-    """Return what this broker is chosen for, or else what it takes besides, one at most.
+    """Return the coordinators that this broker is chosen for, else one that another left alone.
 
-    `left_alone` are those of `unled` that nobody stood for in time.  Nothing `tried` is named.
+    `left_alone` are those of `unled` that the chosen broker did not take in time.  Any candidate
+    takes them; any broker, if there is no candidate.  Those in `tried` are left out.
     """
+    # A broker stands for all that it is chosen for at once.  Even if it knows old leaders, these
+    # never make it lead more than an even share, rounded up.
     chosen = assign_successors(unled, leaders, candidates)
     mine = [number for number, broker_id in chosen.items() if broker_id == me]
     if new := [number for number in mine if number not in tried]:
         return new, []
     if candidates and me not in candidates:
         return [], []
+    # One at a time, in an order of each broker's own, so that not all stand for the same one.
     alone = [number for number in left_alone if number not in tried]
     return [], sorted(alone, key=lambda number: (_rank(number, me), number))[:1]
 
@@ -72,7 +63,10 @@ def choose_surplus(
     parallelism: int,
     kept: Collection[CoordinatorId] = (),
 ) -> list[CoordinatorId]:
-    """Return the coordinators that this broker gives up; never those in `kept`."""
+    """Return the coordinators that this broker gives up: those above an even share, rounded up.
+
+    Those in `kept` are never given up.
+    """
     if me not in candidates:
         return []
     share = math.ceil(parallelism / len(candidates))
@@ -83,9 +77,13 @@ def choose_surplus(
 
 
 class RetainedCoordinators:
-    """Coordinators that this broker took because the chosen broker did not, and may keep a while.
+    """Coordinators that this broker took because the chosen broker did not, and keeps for a while.
 
-    All times are in seconds of one clock that only goes forward.
+    Else it would give them up to the broker that did not take them.  It keeps them for
+    COORDINATOR_KEPT_S, and longer the longer that broker has left them alone, up to
+    COORDINATOR_KEPT_MAX_S.  When the candidates change, none is kept, as shares change too.
+
+    All times are seconds of one monotonic clock.
     """
 
     __slots__ = ("_candidates", "_me", "_since_s", "_until_s")
@@ -95,23 +93,25 @@ class RetainedCoordinators:
         self._candidates: frozenset[str] = frozenset()
         """The candidates when these coordinators were taken; others void them."""
         self._since_s: float | None = None
-        """When something was first left alone among them."""
+        """When a coordinator was first left alone among these candidates."""
         self._until_s: dict[CoordinatorId, float] = {}
 
     @property
     def due_s(self) -> Sequence[float]:
-        """When each may be surplus again."""
+        """The times at which these coordinators may be given up again."""
         return [*self._until_s.values()]
 
     def note(
         self, taken: Collection[CoordinatorId], candidates: Collection[str], now_s: float
     ) -> None:
-        """This broker stands for what was left alone; nothing is kept where nobody may lead."""
-        self._see(candidates)
+        """Keep coordinators that this broker takes now; none if there are no candidates."""
+        self._set_candidates(candidates)
         if not taken or not candidates:
             return
         if self._since_s is None:
             self._since_s = now_s
+        # So a broker that never takes one is offered it less and less often, and one that was away
+        # is offered it after at most as long again.
         for_s = min(max(now_s - self._since_s, COORDINATOR_KEPT_S), COORDINATOR_KEPT_MAX_S)
         self._until_s.update(dict.fromkeys(taken, now_s + for_s))
 
@@ -119,7 +119,7 @@ class RetainedCoordinators:
         self, leaders: Mapping[CoordinatorId, str], candidates: Collection[str], now_s: float
     ) -> Collection[CoordinatorId]:
         """Return the coordinators to keep now; forget those that another broker leads."""
-        self._see(candidates)
+        self._set_candidates(candidates)
         self._until_s = {
             number: until_s
             for number, until_s in self._until_s.items()
@@ -127,7 +127,7 @@ class RetainedCoordinators:
         }
         return self._until_s.keys()
 
-    def _see(self, candidates: Collection[str]) -> None:
+    def _set_candidates(self, candidates: Collection[str]) -> None:
         if self._candidates != (seen := frozenset(candidates)):
             self._candidates, self._since_s = seen, None
             self._until_s.clear()

@@ -1,16 +1,4 @@
-"""The transaction coordinators: those of the cluster, and those that this process leads.
-
-Rules:
-
-- The number of coordinators is fixed when the metadata store is first used: ids of transactions
-  name them.
-- What is led is served at once; open transactions that are stored are taken in behind that, and
-  looked for again every TXN_SWEEP_S by their deadlines, as one may have been begun by a leader that
-  did not know yet that it no longer was, or by a request that was cut short.
-- However many are won at once, one scan of the open headers takes their transactions in.
-- A transaction whose deadline has come is aborted, bounded in number at once; what fails is tried
-  again after a second.
-"""
+"""The transaction coordinators of the cluster, and those that this process leads."""
 
 import asyncio
 import heapq
@@ -47,14 +35,20 @@ _ABORT_RETRY_MS = 1000
 
 
 class CoordinatorCountDiffers(OperatorError):
-    """The setting and the metadata store disagree about the number of coordinators."""
+    """The setting and the metadata store have different numbers of coordinators."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
 
 
 class Coordinators:
-    """The cluster's transaction coordinators, and those of them that this process leads."""
+    """The cluster's transaction coordinators, and those of them that this process leads.
+
+    Their number is fixed when the metadata store is first used, as ids of transactions name them.
+
+    A coordinator is served as soon as this process leads it.  Its stored open transactions are
+    loaded after that, so that they are aborted at their deadlines.
+    """
 
     coordinator_class: ClassVar[type[Coordinator]] = Coordinator
 
@@ -90,19 +84,19 @@ class Coordinators:
         self._stopping = False
 
     async def start(self) -> None:
-        """Stand for leadership; what was stored is taken in.
+        """Stand in the elections, and load the open transactions of coordinators that are won.
 
         Raises `CoordinatorCountDiffers`, `MetadataError`.
         """
         await require_parallelism(self._parts.store.metadata, self.parallelism)
         await self._elections.start()
         self._won.clear()
-        await self._take_in()
-        self._kept.keep("open_transactions", self._keep_taking_in)
+        await self._load_open()
+        self._kept.keep("open_transactions", self._load_when_won)
         self._kept.keep("transaction_sweep", self._sweep)
 
     async def stop(self) -> None:
-        """Lead nothing more.  May be called again."""
+        """Give up all coordinators.  May be called again."""
         self._stopping = True
         self._deadlines.close()
         await self._kept.stop()
@@ -112,18 +106,18 @@ class Coordinators:
             await coordinator.close()
         await self._elections.stop()
 
-    # Who leads
+    # Leaders
 
     def leads(self, coordinator: CoordinatorId) -> bool:
-        """Whether this process serves it."""
+        """Whether this process leads a coordinator."""
         return coordinator in self._led
 
     def assignments(self) -> Mapping[CoordinatorId, Leader]:
-        """Return the broker that serves each coordinator; one without a leader is left out."""
+        """The leader of each coordinator; one without a leader is left out."""
         return self._elections.leaders
 
     def balance(self) -> None:
-        """Brokers came or went: coordinators are shared anew."""
+        """Share the coordinators anew, as brokers came or went."""
         self._elections.balance()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -153,7 +147,7 @@ class Coordinators:
             except Exception:
                 log.exception("transaction_listener_failed")
 
-    # What a coordinator does
+    # Requests of clients
 
     async def begin(
         self,
@@ -163,7 +157,7 @@ class Coordinators:
         key: KeyEpoch | None = None,
         beginner: str = "",
     ) -> TxnId:
-        """Begin a transaction; under a key, one that is sent again is known by its `beginner` (K3).
+        """Begin a transaction; `beginner` identifies a request under a key that is repeated (K3).
 
         Raises `TooManyTransactions`, `CoordinatorNotFound`; with a key as `TransactionKeys.begin`.
         """
@@ -175,7 +169,7 @@ class Coordinators:
     async def require_open(
         self, txn: TxnId, owner: str | None, key: KeyEpoch | None = None
     ) -> Header:
-        """The header of an open transaction of that owner, and key if it has one (K4).
+        """The header of an open transaction of an owner, under its key, if any (K4).
 
         Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`,
         `InvalidTransactionKey`, `TransactionKeyFenced`.
@@ -189,7 +183,7 @@ class Coordinators:
     async def end_transaction(
         self, txn: TxnId, action: TxnState, owner: str | None, key: KeyEpoch | None = None
     ) -> None:
-        """End it.
+        """End a transaction as COMMITTED or ABORTED.  The same end again is no error.
 
         Raises `TransactionNotFound`, `InvalidTxnStatus`, `CoordinatorNotFound`,
         `InvalidTransactionKey`, `TransactionKeyFenced`.
@@ -206,7 +200,7 @@ class Coordinators:
     def keys_of(
         self, coordinator: CoordinatorId, owner: str | None, key: str
     ) -> tuple[TransactionKeys, KeyName]:
-        """The keys of a coordinator that is led here, and the name of one that hashes to it.
+        """The keys of a coordinator that is led here, and the name of a key that hashes to it.
 
         Raises `CoordinatorNotFound`, `InvalidTransactionKey`.
         """
@@ -234,11 +228,11 @@ class Coordinators:
         return CoordinatorId(coordinator_of_key(key, self.parallelism))
 
     def require_served(self, coordinator: CoordinatorId) -> None:
-        """Raise `CoordinatorNotFound` unless it is led here."""
+        """Raise `CoordinatorNotFound` unless this process leads the coordinator."""
         self._served(coordinator)
 
     def open_transactions(self, coordinator: CoordinatorId | None = None) -> Sequence[StoredHeader]:
-        """Open transactions of one coordinator, or all that are led here; in no order."""
+        """The open transactions of one coordinator, or of all that are led here; in no order."""
         led = self._led
         numbers = led.keys() if coordinator is None else led.keys() & {coordinator}
         return [stored for number in numbers for stored in led[number].open_transactions()]
@@ -246,18 +240,18 @@ class Coordinators:
     def oldest_open(
         self, coordinator: CoordinatorId | None, begun_by_ms: int, limit: int
     ) -> tuple[int, Sequence[StoredHeader]]:
-        """How many were begun by that time, and the oldest of them."""
+        """The number of open transactions begun by a time, and the `limit` oldest of them."""
         found = self.open_transactions(coordinator)
         old = [stored for stored in found if stored.header.created_ms <= begun_by_ms]
         return len(old), heapq.nsmallest(limit, old, key=_age)
 
     def find_open(self, txn: TxnId) -> StoredHeader | None:
-        """One that is open, or an attempt of an open group, if it is led here."""
+        """An open transaction, or attempt of an open group, of a coordinator that is led here."""
         coordinator = self._led.get(txn.coordinator)
         return None if coordinator is None else coordinator.find(txn)
 
     def led(self) -> Sequence[Coordinator]:
-        """Return the coordinators that this process serves, by number."""
+        """The coordinators that this process leads, in order of number."""
         return [self._led[number] for number in sorted(self._led)]
 
     def _served(self, coordinator: CoordinatorId) -> Coordinator:
@@ -288,29 +282,33 @@ class Coordinators:
             try:
                 await coordinator.time_out(txn)
             except MagnetarError as error:
+                # Tried again after a second.
                 log.warning("transaction_timeout_failed", txn=str(txn), error=str(error))
                 self._deadlines.add(txn, self._parts.clock.now_ms() + _ABORT_RETRY_MS)
 
     async def _sweep(self) -> None:
+        # A transaction may have been begun by a leader that did not know yet that it was replaced,
+        # or by a request that was interrupted.
         while True:
             await asyncio.sleep(TXN_SWEEP_S)
             try:
-                await self._take_in(self._parts.clock.now_ms())
+                await self._load_open(self._parts.clock.now_ms())
             except MagnetarError as error:
                 log.warning("transaction_sweep_failed", error=str(error))
 
-    async def _keep_taking_in(self) -> None:
+    async def _load_when_won(self) -> None:
+        # One scan loads the transactions of all coordinators that were won meanwhile.
         while True:
             await self._won.wait()
             self._won.clear()
             try:
-                await self._take_in()
+                await self._load_open()
             except BaseException:
                 self._won.set()
                 raise
 
-    async def _take_in(self, up_to_ms: int | None = None) -> None:
-        """Every open transaction of the coordinators led here; with a time, those due by then."""
+    async def _load_open(self, up_to_ms: int | None = None) -> None:
+        """Load the open transactions of coordinators led here; with a time, those due by then."""
         async for page in self._parts.store.open_headers(up_to_ms):
             for stored in page:
                 coordinator = self._led.get(stored.txn.coordinator)
@@ -323,7 +321,10 @@ def _age(stored: StoredHeader) -> tuple[int, TxnId]:
 
 
 async def require_parallelism(metadata: MetadataStore, parallelism: int) -> None:
-    """Write the number of coordinators, or raise `CoordinatorCountDiffers` for another one."""
+    """Store the number of coordinators, or check the one that is stored.
+
+    Raises `CoordinatorCountDiffers`, `MetadataError`.
+    """
     record = await metadata.get(records.PARALLELISM)
     if record is None:
         try:

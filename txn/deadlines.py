@@ -1,12 +1,4 @@
-"""Deadlines of open transactions: one timer, on the earliest.
-
-Rules:
-
-- Deadlines are wall-clock times; the timer is the loop's.  It looks again at least every
-  TXN_DEADLINE_LOOK_S, so that a wall clock that is put forward is noticed.
-- `due` is called once for each deadline, in pages, from the loop; it adds again what it must retry.
-- What is taken back leaves the heap lazily: it is built anew when most of it is stale.
-"""
+"""Deadlines of open transactions: one timer, on the earliest."""
 
 import asyncio
 import heapq
@@ -20,7 +12,11 @@ _STALE_ALLOWED = 1024
 
 
 class Deadlines:
-    """The deadlines of open transactions, behind one timer; `due` gets those that have passed."""
+    """The deadlines of open transactions, in wall-clock milliseconds, behind one timer.
+
+    `due` is called from the loop with pages of transactions whose deadlines have passed, once for
+    each deadline.  It has to add a deadline again to retry.
+    """
 
     def __init__(self, clock: Clock, due: Callable[[Sequence[TxnId]], None]) -> None:
         self._clock = clock
@@ -45,6 +41,7 @@ class Deadlines:
         """Remove the transaction's deadline."""
         if self._deadlines.pop(txn, None) is None:
             return
+        # Stale entries stay in the heap until most of it is stale.
         if len(self._heap) > 2 * len(self._deadlines) + _STALE_ALLOWED:
             self._heap = [(deadline_ms, txn) for txn, deadline_ms in self._deadlines.items()]
             heapq.heapify(self._heap)
@@ -69,11 +66,12 @@ class Deadlines:
             return
         self._timer_for_ms = self._heap[0][0]
         delay_s = max(0.0, (self._timer_for_ms - self._clock.now_ms()) / 1000)
+        # Bounded, so that a wall clock that is set forward is noticed.
         self._timer = asyncio.get_running_loop().call_later(
-            min(delay_s, TXN_DEADLINE_LOOK_S), self._look
+            min(delay_s, TXN_DEADLINE_LOOK_S), self._check
         )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         now_ms = self._clock.now_ms()
         page: list[TxnId] = []

@@ -1,21 +1,4 @@
-"""How participants learn that a transaction ended: one watch on the headers that they follow.
-
-Rules:
-
-- Follow first, read the header second (W2, W7): a later end calls the follower, an earlier one is
-  in the header that is read.
-- Followers of an attempt are called at its group's end, with the attempt's own state (G1).
-- A follower is called once for each transaction, from the loop, never from within `follow`.
-- A change of a header that nobody follows costs a comparison of its key and no read, so brokers
-  that take no part in a transaction add nothing to its cost.
-- After a resync, and when a watch broke, every followed header is read again.  One that is gone is
-  told as None: the transaction ended and was collected, and the follower must look at its own
-  records (W9).
-- A header that cannot be read is read again, later each time, for as long as somebody follows;
-  others do not wait for it.
-- In one turn of the loop TXN_SLICE_ENDS attempts of a group are reported, in the order in which
-  they were followed.
-"""
+"""The ends of transactions, for participants: one watch on the headers that they follow."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,14 +21,23 @@ from txn.store import TransactionStore, stored_header
 log = structlog.get_logger(__name__)
 
 Follower = Callable[[TxnId, TxnState | None], None]
-"""Called with the final state, or None when the header is gone."""
+"""A function that is called with the final state, or with None if the header is gone."""
 
 _HEADERS = records.HEADERS.removesuffix("/")
 _FIRST_RETRY_S = 0.1
 
 
 class Decisions:
-    """A watch of headers that calls the followers of a transaction when it has ended."""
+    """A watch of headers that calls the followers of a transaction when it has ended.
+
+    Participants follow a transaction first and read its header second (W2, W7): then a later end
+    calls the follower, and an earlier one is in the header.  A follower is called once for each
+    transaction, from the loop and never from within `follow`.  For an attempt it is called at the
+    end of the group, with the attempt's own state (G1).
+
+    A header that nobody follows is never read, so brokers that take no part in a transaction add
+    nothing to its cost.
+    """
 
     def __init__(self, store: TransactionStore) -> None:
         self._store = store
@@ -58,7 +50,7 @@ class Decisions:
             self._take_event,
         )
         self._unread: dict[TxnId, Backoff | None] = {}
-        """Headers to be read, each by its group or transaction; with pauses once a read failed."""
+        """The transactions and groups whose headers are to be read; with pauses after an error."""
         self._stopped = False
         self._wake = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
@@ -95,7 +87,7 @@ class Decisions:
 
     @property
     def followed(self) -> int:
-        """Transactions that somebody waits for."""
+        """The number of transactions that are followed."""
         return len(self._followers)
 
     async def _read_all(self) -> None:
@@ -123,6 +115,8 @@ class Decisions:
         if not followed:
             return
         if event.record is None:
+            # The event may be old.  A header that is gone is reported as None: its followers then
+            # read their own records (W9).
             self._read_soon(followed)
             return
         try:
@@ -133,7 +127,8 @@ class Decisions:
         self._call_followers(followed, stored)
 
     def _followed_at(self, of: TxnId) -> Sequence[TxnId]:
-        """The transactions that somebody follows of whom this header tells (G1)."""
+        """The followed transactions that a header is of: its own, and its attempts (G1)."""
+        # G1: attempts have no header of their own.
         own = (of,) if of in self._followers else ()
         return (*own, *self._attempts[of]) if of in self._attempts else own
 
@@ -146,17 +141,17 @@ class Decisions:
                 del self._attempts[txn.group]
         return self._followers.pop(txn, {})
 
-    def _call_followers(self, txns: Sequence[TxnId], said: Header | None) -> None:
-        """Tell what their header says: TXN_SLICE_ENDS now, the others in later turns."""
+    def _call_followers(self, txns: Sequence[TxnId], stored: Header | None) -> None:
+        """Call the followers of TXN_SLICE_ENDS transactions now, the others in later turns."""
         if self._stopped:
             return
         for txn in txns[:TXN_SLICE_ENDS]:
-            header = None if said is None else header_of(said, txn)
+            header = None if stored is None else header_of(stored, txn)
             if header is None or header.state is not TxnState.OPEN:
                 self._call_followers_of(txn, None if header is None else header.state)
         rest = txns[TXN_SLICE_ENDS:]
         if rest:
-            asyncio.get_running_loop().call_soon(self._call_followers, rest, said)
+            asyncio.get_running_loop().call_soon(self._call_followers, rest, stored)
 
     def _call_followers_of(self, txn: TxnId, state: TxnState | None) -> None:
         for follower in self._remove_followers(txn):
@@ -180,7 +175,7 @@ class Decisions:
                 self._wake.clear()
             try:
                 await asyncio.gather(*(self._read(txn, backoff) for txn, backoff in page))
-            except BaseException:  # a cancellation of what one waited for, too
+            except BaseException:  # also a cancellation
                 self._read_soon(txn for txn, _ in page)
                 raise
 
@@ -190,6 +185,7 @@ class Decisions:
         try:
             stored = await self._store.read_header(of)
         except MagnetarError as error:
+            # Read again later, as long as it is followed; other headers do not wait for it.
             backoff = backoff or Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
             pause_s = backoff.pause_s()
             log.warning(

@@ -1,7 +1,6 @@
-"""A floor of epochs: the highest epoch that anything deleted had, so later ones are above it.
+"""Floors of epochs: the highest epoch that a deleted thing had, so that later ones are above it.
 
-Segments' owners (W3, W6) and transaction keys (K7) have one each.  A floor only rises: a
-conditional write, tried again on a conflict.
+Owners of segments have one floor (W3, W6), and each coordinator's transaction keys have one (K7).
 """
 
 from storage.metadata.store import ABSENT, MetadataStore, VersionConflict
@@ -22,6 +21,7 @@ async def raise_floor(
     """Return when the floor is that epoch or above.  Raises `CorruptTransactionRecord`."""
     while True:
         found = await metadata.get(key, partition=partition)
+        # W3, W6, K7: a floor only rises, by a write on the version read.
         if found is not None and decode_floor(key, found.value) >= epoch:
             return
         try:
@@ -37,5 +37,5 @@ async def raise_floor(
 
 
 def decode_floor(key: str, value: bytes) -> int:
-    """The floor stored at `key`.  Raises `CorruptTransactionRecord`."""
+    """Decode the floor stored at `key`.  Raises `CorruptTransactionRecord`."""
     return decode_or_raise(key, lambda: integer(decode_members(value)["epoch"]))

@@ -1,12 +1,4 @@
-"""Errors of transactional requests, with the codes that clients map (PIP-473).  Pure.
-
-Rules: `InvalidTxnStatus` and `TransactionNotFound` end a transaction for its client;
-`TransactionConflict` refuses one acknowledgement, after which the transaction can only abort;
-`TransactionEnded` is what a SEND gets, because for a SEND a client gives up on NotAllowedError only
-and sends again and again after anything else.  A request under an old epoch of a transaction key is
-`TransactionKeyFenced`; a transaction of an old epoch is `InvalidTxnStatus` whose sentence has the
-word EXPIRED, by which clients tell it from others.
-"""
+"""Errors of transactional requests, with the codes that clients map (PIP-473).  Pure."""
 
 from http import HTTPStatus
 from typing import ClassVar, Final
@@ -15,31 +7,37 @@ from magnetar.protocol.server_error import InternalError, OperatorError, PeerErr
 from magnetar.protocol.txn_id import TxnId
 
 EXPIRED: Final = "ExpiredTransaction"
-"""In the sentence about a transaction that an older epoch of its key began."""
+"""The word in the error for a transaction that an older epoch of its key began.
+
+Clients tell the error from other `InvalidTxnStatus` by it.
+"""
 
 
 class TransactionNotFound(PeerError):
-    """There is no such transaction, or it belongs to somebody else: begin another one."""
+    """There is no such transaction, or another principal began it: begin another one."""
 
     code: ClassVar[ServerError] = ServerError.TRANSACTION_NOT_FOUND
     http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
 
 
 class InvalidTxnStatus(PeerError):
-    """The transaction ended, and otherwise than asked for."""
+    """The transaction has ended, and not in the way that was requested."""
 
     code: ClassVar[ServerError] = ServerError.INVALID_TXN_STATUS
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
 
 
 class TransactionEnded(PeerError):
-    """A write came after the end of its transaction."""
+    """A SEND came after the end of its transaction.
+
+    Its code is NotAllowedError, as clients repeat a SEND endlessly after any other.
+    """
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class TransactionConflict(PeerError):
-    """The message is acknowledged already, or held by another transaction."""
+    """The message is acknowledged already, or held by a transaction: abort the transaction."""
 
     code: ClassVar[ServerError] = ServerError.TRANSACTION_CONFLICT
 
@@ -66,28 +64,28 @@ class TransactionKeyFenced(PeerError):
 
 
 class InvalidTransactionKey(PeerError):
-    """There can be no such key, it hashes elsewhere, or the transaction is not of that key."""
+    """The key is invalid, is another coordinator's, or is not the key of the transaction."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
 
 
 class InvalidGroup(PeerError):
-    """There can be no such group, or what it is to commit is not of it or too much."""
+    """The group is invalid, or its commit names other attempts than its own, or is too large."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
 
 
 class TransactionKeyNotFound(PeerError):
-    """Nobody opened that key, or it was deleted since."""
+    """The key was never opened, or was deleted."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.NOT_FOUND
 
 
 class TooManyTransactionKeys(OperatorError):
-    """The coordinator has as many keys, or one of them as many connections, as it may have."""
+    """The coordinator has as many keys, or connections that hold keys, as it may have."""
 
     code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
 
@@ -105,7 +103,7 @@ class TooManyPendingAcks(OperatorError):
 
 
 class CorruptTransactionRecord(OperatorError):
-    """A record of a transaction cannot be read: repair or restore the metadata store."""
+    """A record of a transaction is unreadable: repair or restore the metadata store."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 

@@ -1,12 +1,4 @@
-"""The end of everything that transactions keep of a segment.
-
-Rules:
-
-- The segment's log is deleted first, and so fenced: no owner can append any more (W6).
-- What a crash in between leaves would hold back what the next segment of that name gets.  So it
-  goes when the deletion is tried again, and before a segment of that name is made; not where others
-  may make it at the same time, whose claims must stay: there it goes with its transactions.
-"""
+"""Deletion of all records that transactions have of a segment."""
 
 from txn import records
 from txn.ack_records import for_each
@@ -14,16 +6,22 @@ from txn.store import TransactionStore
 
 
 async def forget_segment(store: TransactionStore, segment: str) -> None:
-    """Delete every record of a segment whose log is deleted, and so fenced.
+    """Delete every record of a segment whose log was deleted before, and so fenced (W6).
 
     Raises `MetadataError`, `CorruptTransactionRecord`; then call it again.
     """
+    # W6: no owner can append under these claims any more.
     await forget_records(store, segment)
     await store.delete_owner(segment)
 
 
 async def forget_records(store: TransactionStore, segment: str) -> None:
-    """The same but for its epoch, which goes on: before a segment of that name is made."""
+    """Delete the same but for the epoch, before a segment of that name is created.
+
+    Records that a crash left would hold back readers of the new segment.  Where other processes may
+    create it at the same time this must not be called, as their claims must stay; there the records
+    go with their transactions.
+    """
     claims, acks = await store.claims_on(segment), await store.acks_on_segment(segment)
     keys = [
         *((each.txn, records.claim_key(each.txn, segment, each.epoch)) for each in claims),

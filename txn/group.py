@@ -1,15 +1,7 @@
-"""Pure: the group of attempts that a transaction may be, and what it committed for.
+"""Pure: groups of attempts, and their commits.
 
-A group is one try of one batch; an attempt one try of one task of it.  Attempts write under ids of
-their own, and the group's header decides for all of them.
-
-Rules:
-
-- An attempt has no state but its group's: it is open while that is, committed if that is and it is
-  among the winners, else aborted.  An index that was not reserved is no attempt (G1).
-- Counts are kept for each winner and segment while there are TXN_GROUP_COUNTS at most and the
-  header keeps within its bound; else only each segment's total is.  What is told of rows is for
-  audits: no decision rests on it.
+A group is one try of one batch; an attempt is one try of one task of it.  Attempts write under ids
+of their own, and the header of the group decides for all of them (G1).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,22 +31,25 @@ class Batch(NamedTuple):
 
 
 class SegmentCount(NamedTuple):
-    """The rows written to one segment; `hash_sum` is of their payloads, modulo 2^64."""
+    """The rows written to one segment; `hash_sum` is of their payloads, modulo 2^64.
+
+    Counts are for audits: nothing is decided by them.
+    """
 
     messages: int
     hash_sum: int
 
 
 Counts = Mapping[str, SegmentCount]
-"""By the name of the segment."""
+"""Counts by the name of the segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
     """The winners that a group committed, and the batch that it committed them for.
 
-    `positions`: how far its inputs had been read, as its committer wrote it.  `winners`: indexes of
-    the attempts that are part of it, with counts, unless only `totals` are kept.
+    `positions`: how far its inputs had been read, as the committer wrote it.  `winners`: the
+    indexes of the committed attempts, with their counts; without if there are `totals`.
     """
 
     batch: Batch
@@ -67,7 +62,7 @@ class GroupCommit:
 class Group:
     """The part of a group's header that a plain transaction's header lacks.
 
-    Indexes from 1 to `reserved` are of attempts, or of none (G2).
+    Attempts have indexes from 1 to `reserved`; not all of these may be used (G2).
     """
 
     nonce: str
@@ -75,11 +70,12 @@ class Group:
     commit: GroupCommit | None = None
 
     def is_reserved(self, index: int) -> bool:
-        """Whether there may be such an attempt (G1, G2)."""
+        """Whether an attempt may have this index (G1, G2)."""
         return 1 <= index <= self.reserved
 
     def is_winner(self, index: int) -> bool:
-        """Whether that attempt is part of what was committed (G1)."""
+        """Whether the attempt with this index was committed (G1)."""
+        # G1: all other attempts of a committed group have aborted.
         return self.commit is not None and index in self.commit.winners
 
 
@@ -103,11 +99,12 @@ def with_next_block(group: Group) -> Group:
             f"The group of nonce {group.nonce!r} has had {group.reserved} attempts, as many as it "
             "may have: abort it, and begin another one."
         )
+    # G2: to be stored before any of these indexes is used.
     return replace(group, reserved=min(group.reserved + TXN_ATTEMPT_BLOCK, LAST_ATTEMPT))
 
 
 def with_totals(commit: GroupCommit) -> GroupCommit:
-    """The same with each segment's total instead of what each winner wrote there."""
+    """The commit with the total of each segment instead of the counts of each winner."""
     totals: dict[str, SegmentCount] = dict(commit.totals or {})
     for counts in commit.winners.values():
         for segment, count in counts.items():
@@ -125,7 +122,7 @@ def bounded_commit(
     winners: Iterable[tuple[TxnId, Counts]],
     totals: Counts | None = None,
 ) -> GroupCommit:
-    """Return the commit with winners by index, or only `totals` where counts are too many.
+    """Return a commit with winners by index, with totals where there are too many counts.
 
     `require_winners` checks that the attempts are the group's.  Raises `InvalidGroup` above a
     bound, and for an attempt that is named twice.
@@ -162,8 +159,9 @@ def bounded_commit(
 
 
 def require_winners(txn: TxnId, group: Group, winners: Sequence[TxnId]) -> None:
-    """Raise `InvalidGroup` unless all of them are attempts of that group (G4)."""
+    """Raise `InvalidGroup` unless all winners are attempts of the group (G4)."""
     for winner in winners:
+        # G4: with a reserved index.
         if winner.group != txn or not group.is_reserved(winner.attempt_index):
             raise InvalidGroup(
                 f"{winner} is no attempt of group {txn}: name those that were begun in it."
@@ -171,12 +169,12 @@ def require_winners(txn: TxnId, group: Group, winners: Sequence[TxnId]) -> None:
 
 
 def require_nonce(nonce: str) -> str:
-    """A nonce that can name a group, and fits where a key names it.  Raises `InvalidGroup`."""
+    """Return a nonce if it can name a group, and fits into a key.  Raises `InvalidGroup`."""
     return require_name("nonce", nonce, min(TXN_GROUP_NAME_BYTES, TXN_KEY_BYTES))
 
 
 def require_name(what: str, name: str, most_bytes: int = TXN_GROUP_NAME_BYTES) -> str:
-    """Raise `InvalidGroup` unless it is there and short enough."""
+    """Return a name if it is neither empty nor too long.  Raises `InvalidGroup`."""
     if not name or len(name.encode(errors="replace")) > most_bytes:
         raise InvalidGroup(f"The {what} must have 1 to {most_bytes} bytes: choose another one.")
     return name

@@ -1,14 +1,12 @@
-"""Pure: the part of a group in the JSON of its header, and what a key keeps of groups.
+"""Pure: the JSON of groups, in their headers and in the records of keys.
 
     "group": {"nonce", "reserved"}, and once it is committed
              {..., "query", "batch", "positions", "segments": [name, ...],
               "winners": [[index, segment, messages, hash sum, segment, ...], ...],
               "totals": [[segment, messages, hash sum], ...]}
 
-Rules:
-
-- The name of a segment is there once, in `segments`; others are places in it, from 0.
-- `totals` is there instead of counts of winners, `positions` if there are any.
+`segments` has the name of each segment once; elsewhere a segment is its place in this list, from 0.
+`totals` replaces the counts of winners where these are too many; `positions` is optional.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from txn.record_json import integer, text
 
 
 def encode_group(group: Group) -> Mapping[str, object]:
-    """The members of a group's part."""
+    """Encode the part of a group in its header."""
     members: dict[str, object] = {"nonce": group.nonce, "reserved": group.reserved}
     commit = group.commit
     if commit is None:
@@ -47,7 +45,7 @@ def _placed(counts: Counts, places: Mapping[str, int]) -> list[tuple[int, int, i
 
 
 def decode_group(value: object) -> Group:
-    """The group's part of a header.  Raises ValueError, LookupError or TypeError."""
+    """Decode the part of a group in its header.  Raises ValueError, LookupError or TypeError."""
     members = cast("Mapping[str, object]", value)
     nonce, reserved = text(members["nonce"]), integer(members["reserved"])
     if "winners" not in members:
@@ -80,7 +78,7 @@ def _counts(numbers: Sequence[object], segments: Sequence[str]) -> Counts:
 
 
 def encode_group_record(record: GroupRecord) -> Mapping[str, object]:
-    """Encode the part of a key that tells the last group that committed."""
+    """Encode the last committed group, for the record of its key."""
     members: dict[str, object] = {
         "query": record.batch.query,
         "batch": record.batch.number,
@@ -92,18 +90,18 @@ def encode_group_record(record: GroupRecord) -> Mapping[str, object]:
 
 
 def decode_group_record(value: object) -> GroupRecord:
-    """... back.  Raises ValueError, LookupError or TypeError."""
+    """Decode the last committed group.  Raises ValueError, LookupError or TypeError."""
     members = cast("Mapping[str, object]", value)
     return GroupRecord(_batch(members), _positions(members), TxnId.parse(text(members["group"])))
 
 
 def encode_batches(batches: Sequence[Batch]) -> list[tuple[str, int]]:
-    """The last batches of earlier queries."""
+    """Encode the last batches of earlier queries."""
     return [(batch.query, batch.number) for batch in batches]
 
 
 def decode_batches(value: object) -> tuple[Batch, ...]:
-    """... back.  Raises ValueError, LookupError or TypeError."""
+    """Decode the last batches of earlier queries.  Raises ValueError, LookupError or TypeError."""
     pairs = [_list(each) for each in _list(value)]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError("a batch is no pair")

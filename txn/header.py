@@ -1,19 +1,14 @@
-"""Pure: how a transaction may end, and what END is answered.
+"""Pure: the ends that a transaction may have, and the answers to END.
 
-Rules:
+Rules (T, G: `docs/transactions.md`):
 
-- OPEN ends once, as COMMITTED or ABORTED; what ended stays as it is (T2).
-- The same action again is fine, the other one is refused.  A missing header is
-  `TransactionNotFound` and is never made again (T3).
-- A transaction that a principal began is there for that principal and for operators only.  Whoever
-  else asks for its end is told that it is not his, and not how it stands: that there is none would
-  be taken for an end that was long ago.
-- A timeout of 0 means that the client did not say: it gets the client library's own default.  One
-  that is above the bound is cut to it, as an open transaction holds back every reader of what it
-  wrote.
-- What a group's header says is said of its attempts too, by index (G1).  They are ended by nobody
-  but their group, and that is committed by COMMIT_GROUP only, which names the winners (G4).
-- A deadline only rises, by a move that leaves an open transaction open (G8).
+- T2: an open transaction ends once, as COMMITTED or ABORTED.  The same end again is no error, the
+  other one is refused.
+- T3: a transaction without header is `TransactionNotFound`, and is never made again.
+- G1: the header of a group tells the state of its attempts too, by their index.
+- G4: only its group ends an attempt, and only COMMIT_GROUP, which names the winners, commits a
+  group.
+- G8: the deadline of an open transaction only rises.
 """
 
 import enum
@@ -29,6 +24,7 @@ from txn.records import Header, TxnState
 STATE_MOVES: StateTable[TxnState] = StateTable(
     {
         TxnState.OPEN: frozenset({TxnState.COMMITTED, TxnState.ABORTED}),
+        # T2: an end is final.
         TxnState.COMMITTED: frozenset(),
         TxnState.ABORTED: frozenset(),
     },
@@ -36,7 +32,7 @@ STATE_MOVES: StateTable[TxnState] = StateTable(
 )
 
 OPERATOR = "\x00operator"
-"""As an owner: whoever runs the broker, its timers included.  No principal has such a name."""
+"""The owner that stands for operators and for the broker's timers.  No principal has this name."""
 
 
 class EndVerdict(enum.Enum):
@@ -46,19 +42,21 @@ class EndVerdict(enum.Enum):
     DONE = "it ended so already"
     OTHERWISE = "it ended otherwise"
     NOT_FOUND = "there is none"
-    NOT_OWNER = "somebody else began it"
-    OF_GROUP = "its group decides, or it is one and is to be told its winners"
+    NOT_OWNER = "another principal began it"
+    OF_GROUP = "it is an attempt, or a group, which is committed with its winners"
 
 
 def header_of(header: Header, txn: TxnId) -> Header | None:
-    """Read a transaction, or an attempt of a group, out of the header stored for it (G1).
+    """The header of a transaction, or of an attempt, by the header that is stored for it (G1).
 
-    Of an attempt it tells the state; None if there is no such attempt.
+    An attempt has the header of its group, with a state of its own.  None: there is no such
+    attempt.
     """
     index = txn.attempt_index
     if not index:
         return header
     group = header.group
+    # G1: an index that was not reserved is no attempt; of a committed group the losers aborted.
     if group is None or not group.is_reserved(index):
         return None
     if header.state is not TxnState.COMMITTED or group.is_winner(index):
@@ -67,7 +65,7 @@ def header_of(header: Header, txn: TxnId) -> Header | None:
 
 
 def state_for_writes(header: Header, txn: TxnId) -> TxnState | None:
-    """Return the state that decides over writes and acknowledgements; a group takes none (G1)."""
+    """The state by which writes and acknowledgements are decided; a group takes none (G1)."""
     return None if header.group is not None and not txn.attempt_index else header.state
 
 
@@ -76,9 +74,11 @@ def decide_end(
 ) -> EndVerdict:
     """Decide an END with that action by that owner (T2, T3, G4)."""
     if header is None:
-        return EndVerdict.NOT_FOUND
+        return EndVerdict.NOT_FOUND  # T3
     if not is_owner(header, owner):
+        # The state is not told; "not found" would be taken for an end of long ago.
         return EndVerdict.NOT_OWNER
+    # G4: an attempt ends with its group, and END names no winners.
     if is_attempt or (header.group is not None and action is TxnState.COMMITTED):
         return EndVerdict.OF_GROUP
     if action in STATE_MOVES[header.state]:
@@ -87,7 +87,7 @@ def decide_end(
 
 
 def is_owner(header: Header, owner: str | None) -> bool:
-    """Whether the transaction is there for that principal."""
+    """Whether a principal may use the transaction: it began it, or is an operator."""
     return header.owner is None or owner in (header.owner, OPERATOR)
 
 
@@ -98,19 +98,20 @@ def end_header(header: Header, action: TxnState, now_ms: int) -> Header:
 
 
 def raise_deadline(header: Header, deadline_ms: int, now_ms: int) -> Header:
-    """The open header with that deadline, or a later one that it has (G8).
+    """The header of an open transaction with a later deadline (G8).
 
-    No deadline is longer than the longest timeout from now; one that has been given stays.
+    A deadline is at most TXN_TIMEOUT_MAX_MS from now.  One that is later already stays.
     """
     assert header.state is TxnState.OPEN, "only what is open has a deadline"
     bounded_ms = min(deadline_ms, now_ms + TXN_TIMEOUT_MAX_MS)
+    # G8: never lowered.
     if bounded_ms <= header.deadline_ms:
         return header
     return replace(header, timeout_ms=bounded_ms - header.created_ms)
 
 
 def refusal_error(txn: TxnId, header: Header | None, verdict: EndVerdict) -> MagnetarError:
-    """Why an END, or a use, is refused."""
+    """The error for an END, or another request, that is refused."""
     if verdict is EndVerdict.OF_GROUP:
         return InvalidTxnStatus(
             f"Transaction {txn} is of a group: commit that with its winners (COMMIT_GROUP), or "
@@ -118,26 +119,29 @@ def refusal_error(txn: TxnId, header: Header | None, verdict: EndVerdict) -> Mag
         )
     if verdict is EndVerdict.OTHERWISE and header is not None:
         return not_open_error(txn, header)
-    if verdict is EndVerdict.NOT_OWNER:  # clients of Apache Pulsar are told so with these words
+    if verdict is EndVerdict.NOT_OWNER:  # worded after Apache Pulsar's error
         return TransactionNotFound(
             f"This client is neither the owner of transaction {txn} nor an operator of the broker: "
             "end it as the role that began it, or wait for its deadline."
         )
     return TransactionNotFound(
-        f"There is no transaction {txn} for this client: it ended long ago, or somebody else "
+        f"There is no transaction {txn} for this client: it ended long ago, or another client "
         "began it. Begin another one."
     )
 
 
 def not_open_error(txn: TxnId, header: Header) -> InvalidTxnStatus:
-    """Why an ended transaction can be neither used nor ended otherwise."""
+    """The error for a request about a transaction that has ended."""
     return InvalidTxnStatus(
         f"Transaction {txn} is {header.state.value} already: begin another one for what is left."
     )
 
 
 def bounded_timeout_ms(asked_ms: int) -> int:
-    """The timeout that a transaction gets when a client asks for that one."""
+    """The timeout of a transaction for which a client asks for `asked_ms`; 0: the default.
+
+    It is bounded, as an open transaction holds back every reader of its segments.
+    """
     if asked_ms <= 0:
         return TXN_TIMEOUT_DEFAULT_MS
     return min(asked_ms, TXN_TIMEOUT_MAX_MS)

@@ -1,15 +1,4 @@
-"""Pure: which messages open transactions hold on one subscription, and what conflicts (PIP-31).
-
-Rules:
-
-- An individual acknowledgement conflicts with what the cursor has, and with what is held, by its
-  own transaction too.  Of batches only the messages count.
-- A cumulative one holds everything up to its position.  Its own transaction may raise it; it
-  conflicts at or below the mark-delete position, and with what other transactions hold below it.
-- A plain acknowledgement of a held message counts at once, as in Pulsar; the commit then adds
-  nothing and the abort does not bring the message back.
-- What is loaded is not checked for conflicts: records of acknowledgements that failed may overlap.
-"""
+"""Pure: the messages that open transactions hold on one subscription, and conflicts (PIP-31)."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
@@ -27,37 +16,41 @@ class Acknowledged(Protocol):
 
     @property
     def mark_delete(self) -> Position:
-        """Up to where everything is acknowledged."""
+        """The mark-delete position: all entries up to it are acknowledged."""
         ...
 
     def is_acknowledged(self, position: Position) -> bool:
-        """Whether all of the entry is."""
+        """Whether the whole entry is acknowledged."""
         ...
 
     def ack_set(self, position: Position) -> list[int] | None:
-        """Return the words of what remains of a partly acknowledged batch; None otherwise."""
+        """The ack set of a partly acknowledged batch, with bits for what remains; else None."""
         ...
 
 
 class HeldMessages:
-    """The messages of one subscription that open transactions hold, by entry."""
+    """The messages of one subscription that open transactions hold, by entry.
+
+    A plain acknowledgement of a held message counts at once, as in Pulsar: the commit then adds
+    nothing, and an abort does not bring the message back.
+    """
 
     def __init__(self, cursor: Acknowledged) -> None:
         self.any = False
         """Whether anything is held."""
         self._cursor = cursor
         self._individual: dict[Position, tuple[tuple[PendingAck, int, int], ...]] = {}
-        """Who holds which messages of an entry, with the batch size where that matters."""
+        """The holders of an entry, each with the bits of its messages and the batch size or 0."""
         self._cumulative: dict[TxnId, dict[PendingAck, None]] = {}
         self._top: PendingAck | None = None
 
     @property
     def cumulative_transactions(self) -> Collection[TxnId]:
-        """Those with a cumulative acknowledgement."""
+        """The transactions with a cumulative acknowledgement."""
         return self._cumulative.keys()
 
     def transactions_at(self, position: Position) -> set[TxnId]:
-        """Those that hold messages of an entry."""
+        """The transactions that hold messages of an entry."""
         found = {ack.txn for ack, _, _ in self._individual.get(position, ())}
         top = self._top
         if top is not None and position <= top.acks[0].position:
@@ -68,14 +61,14 @@ class HeldMessages:
         return found
 
     def is_pending(self, position: Position) -> bool:
-        """Whether what the cursor has not of the entry is all held."""
+        """Whether all messages of an entry that are not acknowledged are held."""
         bits, size = self._held_of(position)
         return bits == ALL_MESSAGES or (bool(bits) and not self._left(position, size) & ~bits)
 
     def remaining(
         self, position: Position, ack_set: list[int] | None, batch_size: int
     ) -> list[int] | None:
-        """`ack_set` (None: the whole batch) without what is held; empty when nothing is left."""
+        """`ack_set` (None: the whole batch) without held messages; empty when none is left."""
         bits, _ = self._held_of(position)
         if not bits:
             return ack_set
@@ -83,7 +76,7 @@ class HeldMessages:
         return to_words(left & ~bits)
 
     def _held_of(self, position: Position) -> tuple[int, int]:
-        """The held messages of an entry, and its batch size where that matters."""
+        """The bits of an entry's held messages, and the size of its batch, at least 1."""
         bits, size = 0, 1
         if self._top is not None:
             (last,) = self._top.acks
@@ -97,7 +90,10 @@ class HeldMessages:
         return bits, size
 
     def add(self, ack: PendingAck) -> None:
-        """Hold its messages."""
+        """Hold the messages of an acknowledgement, without a check for conflicts.
+
+        Loaded records may overlap, as those of failed acknowledgements do.
+        """
         self.any = True
         if ack.cumulative:
             self._cumulative.setdefault(ack.txn, {})[ack] = None
@@ -112,7 +108,7 @@ class HeldMessages:
             )
 
     def remove(self, ack: PendingAck) -> None:
-        """Hold them no longer."""
+        """Hold the messages of an acknowledgement no longer."""
         if ack.cumulative:
             mine = self._cumulative[ack.txn]
             del mine[ack]
@@ -132,7 +128,10 @@ class HeldMessages:
     # Conflicts
 
     def require_individual(self, acks: Sequence[AckedPosition]) -> None:
-        """Raise `TransactionConflict` if any of them is taken."""
+        """Raise `TransactionConflict` if any message is acknowledged already, or held.
+
+        Holds of the same transaction conflict too.  In batches single messages count.
+        """
         named: dict[Position, int] = {}
         for ack in acks:
             position, bits = ack.position, bits_of(ack)
@@ -148,7 +147,11 @@ class HeldMessages:
             named[position] = named.get(position, 0) | bits
 
     def require_cumulative(self, txn: TxnId, ack: AckedPosition) -> None:
-        """Raise `TransactionConflict` unless the transaction may hold everything up to it."""
+        """Raise `TransactionConflict` unless the transaction may hold all messages up to `ack`.
+
+        It may raise its own cumulative acknowledgement.  It conflicts at or below the mark-delete
+        position, and with messages below it that other transactions hold.
+        """
         position, bits, mark = ack.position, bits_of(ack), self._cursor.mark_delete
         if position <= mark or not bits:
             raise _conflict(position, f"is not after {mark}, up to where all is acknowledged")
@@ -168,7 +171,7 @@ class HeldMessages:
                     raise _held(other, "is held by another transaction", against)
 
     def _left(self, position: Position, size: int) -> int:
-        """Messages of a batch that the cursor has not."""
+        """The bits of a batch's messages that are not acknowledged."""
         if self._cursor.is_acknowledged(position):
             return 0
         words = self._cursor.ack_set(position)

@@ -1,11 +1,4 @@
-"""Rounds through the transaction keys of the coordinators that this process leads.
-
-Rules:
-
-- A round counts keys, for metrics, deletes idle ones (K7), and ends what an OPEN that was cut short
-  left open (K2).  A coordinator that was won has one at once, all have one each interval.
-- It rests after each coordinator for as long as that took: it takes half of what it could.
-"""
+"""Rounds through the transaction keys of the coordinators that this process leads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,12 +17,17 @@ class LedCoordinators(Protocol):
     """The source of the coordinators that this process leads."""
 
     def led(self) -> Sequence[Coordinator]:
-        """Return the coordinators that this process serves."""
+        """The coordinators that this process leads."""
         ...
 
 
 class TransactionKeyCollector:
-    """The periodic rounds that count keys and delete idle ones, for coordinators led here."""
+    """The periodic rounds through the keys of coordinators led here.
+
+    A round counts keys for metrics, deletes idle ones (K7), and aborts transactions that an
+    interrupted OPEN left open (K2).  A coordinator that was just won has one at once; all have one
+    every interval.
+    """
 
     def __init__(
         self, coordinators: LedCoordinators, *, interval_s: float, retention_s: float
@@ -41,16 +39,16 @@ class TransactionKeyCollector:
         self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
-        """Begin with those that are led."""
+        """Run rounds from now on, the first at once."""
         self._changed.set()
         self._tasks.keep("transaction_keys_collector", self._run)
 
     async def stop(self) -> None:
-        """Collect nothing more.  May be called again."""
+        """Run no more rounds.  May be called again."""
         await self._tasks.stop()
 
-    def look(self) -> None:
-        """There may be coordinators that were won."""
+    def notice_change(self) -> None:
+        """Have a round for coordinators that were won since the last one."""
         self._changed.set()
 
     async def _run(self) -> None:
@@ -68,7 +66,10 @@ class TransactionKeyCollector:
                 await self.collect(only_new=True)
 
     async def collect(self, *, only_new: bool = False) -> None:
-        """One round; what fails is logged, and left to the next one."""
+        """Run one round; a coordinator whose round fails is logged and left to the next one.
+
+        `only_new`: only coordinators that have had no round.
+        """
         loop = asyncio.get_running_loop()
         for one in self._coordinators.led():
             if only_new and one.keys.tally is not None:
@@ -82,4 +83,5 @@ class TransactionKeyCollector:
                     coordinator=one.coordinator_id,
                     error=str(error),
                 )
+            # A pause as long as the work: rounds use at most half of the store's capacity.
             await asyncio.sleep(loop.time() - began_s)

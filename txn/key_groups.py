@@ -1,14 +1,13 @@
-"""Pure: what a transaction key knows of its groups, and what requests about them may do.
+"""Pure: the groups in the record of a transaction key, and decisions on requests about them.
 
-Rules:
+Rules (G: `docs/transactions.md`):
 
-- The key tells the last batch that was committed under it, and how far its inputs had been read.
-  It is folded in from the group's header by the change that names the next transaction, and before
-  that header is collected; until then the header tells it (G5).
-- Of other queries the last TXN_KEY_QUERIES are remembered with their last batch (G5).  A batch at
-  or below the last one of its query was committed before: it is done (G6).
-- COMMIT_GROUP is about the one group that the key names, of that nonce.  Without any it begins one,
-  to record an empty batch (G4).
+- G4: COMMIT_GROUP commits only the group of its nonce that the key names.  Without any it begins
+  one, to record an empty batch.
+- G5: a key has the last batch that was committed under it, with its positions, and the last batch
+  of TXN_KEY_QUERIES other queries.  A commit is folded in by the change that names the next
+  transaction, and before the header is collected; until then the header has it.
+- G6: a batch at or below the last one of its query was committed before: it is done.
 """
 
 import enum
@@ -23,28 +22,29 @@ from txn.transaction_key import KeyName, KeyRecord, note_end
 
 
 def fold_commit(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord:
-    """The record with what that transaction committed, if it is its last one and a group (G5)."""
+    """The record with a transaction's commit, if that is a group and the key's last one (G5)."""
     commit = None if header.group is None else header.group.commit
     last, before = record.last, record.committed
     if commit is None or header.state is not TxnState.COMMITTED:
         return record
+    # G5: an older group that is noted late does not replace a newer one.
     if last is None or last.txn != txn or (before is not None and before.group == txn):
         return record
-    told = GroupRecord(commit.batch, commit.positions, txn)
+    committed = GroupRecord(commit.batch, commit.positions, txn)
     ended = () if before is None else (before.batch,)
-    others = tuple(each for each in (*ended, *record.earlier) if each.query != told.batch.query)
-    return replace(record, committed=told, earlier=others[:TXN_KEY_QUERIES])
+    others = (each for each in (*ended, *record.earlier) if each.query != commit.batch.query)
+    return replace(record, committed=committed, earlier=tuple(others)[:TXN_KEY_QUERIES])
 
 
 def note_and_fold(record: KeyRecord, txn: TxnId, header: Header) -> KeyRecord | None:
-    """Return the key's record to store before that header goes; None: as stored (K8, G5)."""
-    told = fold_commit(record, txn, header)
-    told = note_end(told, txn, header.state) or told
-    return None if told == record else told
+    """The key's record to store before a header is deleted; None if nothing changes (K8, G5)."""
+    noted = fold_commit(record, txn, header)
+    noted = note_end(noted, txn, header.state) or noted
+    return None if noted == record else noted
 
 
 def last_batch(record: KeyRecord, query: str) -> int | None:
-    """The last batch of a query that was committed, by a folded record; None if none is known."""
+    """The last committed batch of a query, by a folded record; None if none is known."""
     known = (
         record.earlier if record.committed is None else (record.committed.batch, *record.earlier)
     )
@@ -53,12 +53,13 @@ def last_batch(record: KeyRecord, query: str) -> int | None:
 
 def is_done(record: KeyRecord, batch: Batch) -> bool:
     """Whether the batch was committed before, by a folded record (G6)."""
+    # G6: batches of a query are numbered upwards.
     last = last_batch(record, batch.query)
     return last is not None and batch.number <= last
 
 
 def group_of_batch(record: KeyRecord, batch: Batch) -> TxnId | None:
-    """The group that committed it, if it is the last one."""
+    """The group that committed a batch, if it is the last committed one."""
     committed = record.committed
     return committed.group if committed is not None and committed.batch == batch else None
 
@@ -72,7 +73,7 @@ def has_other_positions(record: KeyRecord, batch: Batch, positions: str | None) 
 
 
 def other_positions_error(name: KeyName, batch: Batch) -> InvalidTxnStatus:
-    """Why a batch is neither committed nor done (G6)."""
+    """The error for a batch that was committed with other positions (G6)."""
     return InvalidTxnStatus(
         f"Batch {batch.number} of query {batch.query!r} was committed under key {name.key!r} with "
         "other positions: this one is of a checkpoint that lost its last batch, or was put back. "
@@ -96,8 +97,9 @@ def decide_commit(
 ) -> CommitVerdict:
     """Decide a COMMIT_GROUP (G4, G6), by a folded record.
 
-    `last`: the state of the key's last transaction; `group`: the one that is named, if any.
+    `last`: the state of the key's last transaction; `group`: the group in the request, if any.
     """
+    # G4: no other group is committed, whatever the request names.
     own = named_group(record, nonce)
     if own is not None and last is TxnState.COMMITTED and group_of_batch(record, batch) == own:
         return CommitVerdict.AGAIN
@@ -112,7 +114,7 @@ def decide_commit(
 
 
 def named_group(record: KeyRecord, nonce: str) -> TxnId | None:
-    """The group of that nonce, if the key names it as the last one of its epoch (G4)."""
+    """The group of a nonce, if the key names it as the last transaction of its epoch (G4)."""
     named = record.transaction
     if named is None or not named.is_group or record.beginner != nonce:
         return None
@@ -120,7 +122,7 @@ def named_group(record: KeyRecord, nonce: str) -> TxnId | None:
 
 
 def group_ended_error(name: KeyName, nonce: str) -> InvalidTxnStatus:
-    """Why nothing more can be done in a group, nor under its nonce (G3, G4)."""
+    """The error for a request about a group that has ended, or under its nonce (G3, G4)."""
     return InvalidTxnStatus(
         f"The group of nonce {nonce!r} of key {name.key!r} has ended, by its deadline or an abort "
         "or with another batch: begin the batch again under a new nonce."

@@ -1,12 +1,4 @@
-"""Connections that opened a transaction key or attached to it, as its coordinator remembers them.
-
-Rules:
-
-- A connection is remembered under the epoch that it presented; those of older epochs are closed
-  when a newer one opens (K5).  One may hold many keys, and a key be held by many.
-- Bounded: above TXN_KEY_CONNECTIONS an ATTACH or OPEN of another connection is refused.
-- Nothing rests on this memory but that old holders hear soon that they are: it ends with the lead.
-"""
+"""The connections that opened a transaction key or attached to it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +10,14 @@ from txn.transaction_key import KeyName
 
 
 class KeyHolder(Protocol):
-    """A connection."""
+    """A connection that holds a key."""
 
     def close(self, why: str) -> None:
-        """End it."""
+        """Close the connection."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call it when the connection ends; returns what takes it off the list."""
+        """Call `callback` when the connection closes; returns its removal."""
         ...
 
 
@@ -36,7 +28,12 @@ class _Holder:
 
 
 class KeyHolders:
-    """The connections that hold keys of one coordinator, each with the epoch it presented."""
+    """The connections that hold keys of one coordinator, each with the epoch that it presented.
+
+    Connections of older epochs are closed when a newer one opens the key (K5), so that their
+    clients soon know that they are fenced.  Nothing else depends on this memory, which ends with
+    the lead.
+    """
 
     def __init__(self) -> None:
         self._held: dict[KeyName, dict[KeyHolder, _Holder]] = {}
@@ -46,15 +43,15 @@ class KeyHolders:
         return self._count
 
     def is_held(self, name: KeyName) -> bool:
-        """Whether a connection holds it."""
+        """Whether a connection holds the key."""
         return name in self._held
 
     def count_of(self, name: KeyName) -> int:
-        """How many connections hold it."""
+        """The number of connections that hold the key."""
         return len(self._held.get(name, {}))
 
     def epoch_of(self, name: KeyName, holder: KeyHolder) -> int | None:
-        """Under which epoch that connection holds it."""
+        """The epoch under which a connection holds the key; None if it does not."""
         held = self._held.get(name, {}).get(holder)
         return None if held is None else held.epoch
 
@@ -67,20 +64,20 @@ class KeyHolders:
             )
 
     def remember(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
-        """A connection that does not hold the key yet does, under that epoch."""
+        """Add a connection that does not hold the key yet, under an epoch."""
         of_key = self._held.setdefault(name, {})
         assert holder not in of_key, f"it holds {name} already"
         of_key[holder] = _Holder(epoch, holder.on_close(lambda: self.forget(name, holder)))
         self._count += 1
 
     def renew(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
-        """It holds that epoch, unless it was closed meanwhile, or holds a later one."""
+        """Raise the epoch of a connection, if it still holds the key."""
         held = self._held.get(name, {}).get(holder)
         if held is not None:
             held.epoch = max(held.epoch, epoch)
 
     def forget(self, name: KeyName, holder: KeyHolder) -> None:
-        """It does not hold it (any more)."""
+        """Remove a connection, if it holds the key."""
         of_key = self._held.get(name, {})
         held = of_key.pop(holder, None)
         if held is None:
@@ -91,14 +88,15 @@ class KeyHolders:
             del self._held[name]
 
     def close_older(self, name: KeyName, epoch: int | None, but: KeyHolder | None = None) -> None:
-        """End the connections that hold an older epoch, or any (None); not the one named (K5)."""
+        """Close connections with an older epoch, or with any (None), except `but` (K5)."""
+        # K5: remembered before their epoch was read, so none is missing here.
         for holder, held in list(self._held.get(name, {}).items()):
             if holder is not but and (epoch is None or held.epoch < epoch):
                 self.forget(name, holder)
                 holder.close(f"transaction key {name.key!r} has a newer epoch, or is deleted")
 
     def clear(self) -> None:
-        """Remember nobody."""
+        """Remove all connections."""
         for name, of_key in list(self._held.items()):
             for holder in list(of_key):
                 self.forget(name, holder)

@@ -1,14 +1,10 @@
-"""Pure: the stored form of transaction keys: paths, JSON and index.
+"""Pure: the metadata records of transaction keys: paths, JSON and index.
 
-    /txn/key/<owner>&<key>      epoch, who made it, when, the last transactions, committed batches
+    /txn/key/<owner>&<key>      epoch, its opener, times, the last transactions, committed batches
     /txn/key-floor/<tc>         the highest epoch that a deleted key of the coordinator had
 
-Rules:
-
-- `<owner>` and `<key>` are URL-encoded, so the first ampersand separates them.
-- Everything of a coordinator's keys lives in its partition: a read of the floor after the put of a
-  key is not older than that put (K7).
-- Every key is in the index, by coordinator and name: what changes of a key moves nothing there.
+`<owner>` and `<key>` are URL-encoded, so the first ampersand separates them.  Every key is indexed
+by coordinator and name, which never change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,12 +30,12 @@ KEY_INDEX = "idx:txn-keys-by-coordinator"
 
 
 def key_path(name: KeyName) -> str:
-    """Where the key is stored."""
+    """The path of a key's record."""
     return f"{KEYS}{encoded_name(name)}"
 
 
 def encoded_name(name: KeyName) -> str:
-    """Owner and key as one part of a path."""
+    """Encode owner and key as one part of a path."""
     return f"{encode_name(name.owner)}&{encode_name(name.key)}"
 
 
@@ -54,12 +50,13 @@ def name_at(path: str) -> KeyName:
 
 
 def floor_path(coordinator: CoordinatorId) -> str:
-    """Where the floor of a coordinator's keys is."""
+    """The path of the floor of a coordinator's keys."""
     return f"{FLOORS}{coordinator}"
 
 
 def partition_of(coordinator: CoordinatorId) -> str:
-    """The partition of a coordinator's keys and their floor."""
+    """The partition of a coordinator's keys and of their floor (K7)."""
+    # K7: in one partition a read of the floor after the put of a key is not older than that put.
     return f"key-{coordinator}"
 
 
@@ -69,12 +66,12 @@ def index_key(coordinator: CoordinatorId, encoded: str) -> str:
 
 
 def key_indexes(coordinator: CoordinatorId, name: KeyName) -> tuple[IndexEntry, ...]:
-    """By coordinator and name."""
+    """Index a key by coordinator and name."""
     return (IndexEntry(KEY_INDEX, index_key(coordinator, encoded_name(name))),)
 
 
 def encode_key(record: KeyRecord) -> bytes:
-    """A key's record; what is not there is left out."""
+    """Encode a key's record; members without a value are left out."""
     members: dict[str, object] = {
         "epoch": record.epoch,
         "opener": record.opener,
@@ -96,7 +93,7 @@ def encode_key(record: KeyRecord) -> bytes:
 
 
 def decode_key(path: str, value: bytes) -> KeyRecord:
-    """The key stored at `path`.  Raises `CorruptTransactionRecord`."""
+    """Decode the key stored at `path`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> KeyRecord:
         members = decode_members(value)

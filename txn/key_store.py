@@ -1,9 +1,10 @@
-"""Every access of transaction keys to the metadata store.
+"""All access of transaction keys to the metadata store.
 
-Rules:
+Rules (K, G: `docs/transactions.md`):
 
-- A key is changed and deleted on the version read only (K1, K3, K7).
-- The floor is `txn.epoch_floor`'s (K7).
+- K1, K3: a key is changed on the version read.
+- K7: it is deleted on the version read, and the floor (`txn.epoch_floor`) only rises.
+- K8, G5: the end of a key's last transaction, and what it committed, are noted in the key.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -50,7 +51,7 @@ class TransactionKeyStore:
         self._partition = key_records.partition_of(coordinator)
 
     async def read(self, name: KeyName) -> StoredKey | None:
-        """The key now; None if there is none (any more)."""
+        """Read a key; None if there is none."""
         path = key_records.key_path(name)
         found = await self._metadata.get(path, partition=self._partition)
         if found is None:
@@ -58,25 +59,28 @@ class TransactionKeyStore:
         return StoredKey(name, key_records.decode_key(path, found.value), found.version)
 
     async def create(self, name: KeyName, record: KeyRecord) -> StoredKey:
-        """Raises `VersionConflict` if there is one."""
+        """Store a new key.  Raises `VersionConflict` if there is one of that name."""
         return await self._put(name, record, ABSENT)
 
     async def change(self, stored: StoredKey, record: KeyRecord) -> StoredKey:
-        """Put another record in its place (K1, K3).  Raises `VersionConflict`."""
+        """Replace a key's record on the version read (K1, K3).  Raises `VersionConflict`."""
+        # K1, K3: of two requests at once one fails, and decides anew.
         return await self._put(stored.name, record, stored.version)
 
     async def delete(self, stored: StoredKey) -> None:
-        """Remove what was read (K7).  Raises `VersionConflict`."""
+        """Delete a key on the version read (K7).  Raises `VersionConflict`."""
+        # K7: a key that was opened since the read stays.
         path = key_records.key_path(stored.name)
         await self._metadata.delete(path, partition=self._partition, expect=stored.version)
 
     async def note_end(self, txn: TxnId, header: Header) -> None:
-        """Have the key tell how its last transaction ended (K8), and what it committed (G5).
+        """Note in the key how its last transaction ended (K8), and what it committed (G5).
 
         Raises `VersionConflict`.
         """
         if header.key_epoch is None:
             return
+        # K8, G5: the caller deletes the header, which nobody can read then.
         stored = await self.read(KeyName(header.owner or "", header.key_epoch.key))
         record = None if stored is None else note_and_fold(stored.record, txn, header)
         if stored is not None and record is not None:
@@ -93,26 +97,28 @@ class TransactionKeyStore:
         return StoredKey(name, record, result.version)
 
     async def read_floor(self) -> int:
-        """The highest epoch that a deleted key had, NO_EPOCH if none was deleted."""
+        """The highest epoch that a deleted key had; NO_EPOCH if none was deleted."""
         path = key_records.floor_path(self._coordinator)
         floor = await read_floor(self._metadata, path, partition=self._partition)
         return NO_EPOCH if floor is None else floor
 
     async def raise_floor(self, epoch: int) -> None:
-        """Return when the floor is that epoch or above (K7)."""
+        """Raise the floor to an epoch, unless it is as high already (K7)."""
+        # K7: the caller deletes the key after that, so its epochs are never given again.
         path = key_records.floor_path(self._coordinator)
         await raise_floor(self._metadata, path, epoch, partition=self._partition)
 
     async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
-        """Keys whose encoded name is above `after`, and where the next page begins, "" if nowhere.
+        """Keys whose encoded name is above `after`; and `after` for the next page, "" if none.
 
-        Fewer than `limit` where they have TXN_PAGE_BYTES.  One that cannot be read is left out, and
-        logged.
+        There are fewer than `limit` where these have TXN_PAGE_BYTES.  A corrupt one is logged and
+        left out.
         """
-        # Names are escaped, so "!" is below all that could follow one.
+        # Names are escaped, so "!" is below every character that can follow in one.
         lo = key_records.index_key(self._coordinator, f"{after}!" if after else "")
         hi = key_records.index_key(self._coordinator, LAST)
-        # All of the range is in one partition; a store that is told so reads it whole to see to it.
+        # No partition is named, though all keys are in one: a store that is given one reads the
+        # whole range to check it.
         hits = await self._metadata.scan_index(
             key_records.KEY_INDEX, lo, hi, limit=limit, max_bytes=self._page_bytes
         )
@@ -128,7 +134,7 @@ class TransactionKeyStore:
         return found, hits[-1].record.key.removeprefix(key_records.KEYS) if more else ""
 
     async def pages(self) -> AsyncIterator[Sequence[StoredKey]]:
-        """All of them, in pages."""
+        """All keys, in pages."""
         after = ""
         while True:
             found, after = await self.page(after, TXN_PAGE)

@@ -1,11 +1,4 @@
-"""Pure: the last entry of a segment that may be read, from what its open transactions pin.
-
-Rules:
-
-- The position is the lowest pin, or the end where nothing is pinned (W13); never above the end.
-- It never moves back: that would hide what was shown.  `advance` asserts it.
-- A pin is the last position that its transaction leaves readable: entries after it are not.
-"""
+"""Pure: the last entry of a segment that may be read, from what its open transactions pin."""
 
 import heapq
 
@@ -15,24 +8,28 @@ from txn.errors import TransactionAssertion
 
 
 class MaxReadPosition:
-    """The lowest pin of a segment's open transactions, found in amortized log n."""
+    """The max read position: the lowest pin of a segment's open transactions (W13), or its end.
+
+    A pin is the last position that its transaction leaves readable.  The lowest one is found in
+    amortized O(log n).
+    """
 
     __slots__ = ("_current", "_heap", "_pins")
 
     def __init__(self) -> None:
         self._pins: dict[TxnId, Position] = {}
         self._heap: list[tuple[Position, TxnId]] = []
-        """Holds every pin; pins that were replaced or taken out go when they come up."""
+        """Every pin; those that were replaced or removed are dropped when they come to the top."""
         self._current = EARLIEST
 
     def pin(self, txn: TxnId, position: Position) -> None:
-        """Nothing after `position` may be read, as far as this transaction is concerned."""
+        """Hold back readers at `position`, in place of the transaction's earlier pin."""
         if self._pins.get(txn) != position:
             self._pins[txn] = position
             heapq.heappush(self._heap, (position, txn))
 
     def unpin(self, txn: TxnId) -> None:
-        """The transaction holds nothing back (any more)."""
+        """Remove the transaction's pin, if it has one."""
         self._pins.pop(txn, None)
         if not self._pins:
             self._heap.clear()
@@ -59,11 +56,13 @@ class MaxReadPosition:
 
         Raises `TransactionAssertion` if it moved back.
         """
+        # W13: the lowest pin, and the end where nothing is pinned.
         position = end
         if self._pins:
             lowest = self.lowest
             if lowest is not None and lowest < end:
                 position = lowest
+        # Moving back would hide entries that readers have seen.
         if position < self._current:
             raise TransactionAssertion(
                 f"The max read position moved back from {self._current} to {position}: "

@@ -1,12 +1,4 @@
-"""The states of one transaction on one owner's segment, and how they may change.  Pure.
-
-Rules:
-
-- States move only as `MOVES` says.  What is not there is not known: forgotten, or never seen.
-- Only JOINED takes appends (W1, W2, W3); only the states in `PINNING` may hold readers back.
-- ENDED are the states in which the decision is known: writes are refused, visibility has moved,
-  and what follows is cleaning (W5).
-"""
+"""The states of one transaction on one owner's segment, and their moves.  Pure."""
 
 import enum
 from dataclasses import dataclass, field
@@ -19,7 +11,7 @@ from txn.records import TxnState
 
 
 class Membership(enum.Enum):
-    """The state of a transaction, as the owner knows it."""
+    """The state of a transaction, as the owner knows it; it moves only as `MOVES` says."""
 
     SCANNED = "scanned"
     """Claims were found while the segment is loaded; the header was not read yet."""
@@ -31,16 +23,17 @@ class Membership(enum.Enum):
     """The own claim is durable, the header is being read."""
     UNPROVEN = "unproven"
     """The own claim may be there, but the put or the read failed: nothing was appended."""
+    # W1, W2, W3: only this state takes appends.
     JOINED = "joined"
-    """Claim durable, then header read as OPEN: appends need no metadata."""
+    """The own claim was durable, and then the header read as OPEN: appends need no metadata."""
     REFUSING = "refusing"
     """Ended, and this owner appended nothing: its own claim is being deleted."""
     JUDGING = "judging"
     """The header is gone: the aborted record is being read (W9)."""
     COMMITTED = "committed"
-    """Known; claims are being deleted."""
+    """It committed; claims are being deleted."""
     ABORTED = "aborted"
-    """Known; waits for its appends, then for its aborted record."""
+    """It aborted; its appends, and then its aborted record, are waited for."""
     RECORDED = "recorded"
     """The aborted record is durable; claims are being deleted."""
 
@@ -58,6 +51,7 @@ MOVES: StateTable[Membership] = StateTable(
         _M.UNPROVEN: frozenset({_M.CLAIMING, _M.REFUSING}),
         _M.JOINED: _ENDS | {_M.REFUSING},
         _M.JUDGING: frozenset({_M.COMMITTED, _M.ABORTED}),
+        # W5: claims go only after the aborted record is durable.
         _M.ABORTED: frozenset({_M.RECORDED}),
         _M.RECORDED: frozenset(),
         _M.COMMITTED: frozenset(),
@@ -68,9 +62,11 @@ MOVES: StateTable[Membership] = StateTable(
 FORGETTABLE = frozenset({_M.RECORDED, _M.COMMITTED, _M.REFUSING})
 """A transaction in one of these states is forgotten once its claims are deleted."""
 ENDED = frozenset({_M.REFUSING, _M.JUDGING, _M.COMMITTED, _M.ABORTED, _M.RECORDED})
+"""In these states the end is known: writes are refused."""
 PINNING = frozenset({_M.LOADED, _M.CLAIMING, _M.CHECKING, _M.JOINED, _M.JUDGING})
+"""Only in these states a transaction may hold readers back."""
 WAITING = frozenset({_M.CLAIMING, _M.CHECKING})
-"""In these states the claim or the header read is under way, and writes wait for it."""
+"""In these states the claim is being put, or the header read, and writes wait for it."""
 
 
 @dataclass(slots=True)

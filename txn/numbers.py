@@ -1,13 +1,4 @@
-"""The numbers that a coordinator gives to its transactions, from blocks reserved ahead of time.
-
-Rules:
-
-- A number is used only after the block it is in was reserved by a conditional write (T1): nobody
-  else ever gets it, whatever becomes of this process.  Numbers that are not used are lost.
-- The next block is reserved while the last quarter of the present one is being used, so that
-  taking a number does not wait for the store.
-- Numbers stay below 2^NUMBER_BITS, as what is above them in an id is of attempts (G1).
-"""
+"""The numbers of a coordinator's transactions, taken from blocks that are reserved in advance."""
 
 import asyncio
 
@@ -17,7 +8,10 @@ from txn.store import TransactionStore
 
 
 class NumberBlocks:
-    """The blocks of transaction numbers that one coordinator has reserved."""
+    """The blocks of transaction numbers that one coordinator has reserved (T1).
+
+    Numbers of a block that are not used are lost.
+    """
 
     def __init__(self, store: TransactionStore, coordinator: CoordinatorId) -> None:
         self._store = store
@@ -32,30 +26,33 @@ class NumberBlocks:
         return self._next - 1
 
     def prepare(self) -> None:
-        """Reserve the next block, unless that is under way."""
+        """Reserve the next block, unless one is being reserved."""
         reserving = self._reserving
         if reserving is None or (reserving.done() and reserving.exception() is not None):
             self._reserving = asyncio.get_running_loop().create_task(self.reserve())
 
     async def take(self) -> int:
-        """A number that was never given out.  Raises `MetadataError` when none can be reserved."""
+        """A number that was never used.  Raises `MetadataError` when none can be reserved."""
         while self._next >= self._end:
             self.prepare()
             await self._use_next_block()
         number = self._next
+        # G1: the higher bits of an id are the index of an attempt.
         assert number >> NUMBER_BITS == 0, f"coordinator {self._coordinator} has no numbers left"
         self._next += 1
+        # Reserved early, so that taking a number seldom waits for the store.
         if self._end - self._next <= TXN_ID_BLOCK // 4:
             self.prepare()
         return number
 
     async def reserve(self) -> range:
-        """T1: a block that the stored counter has been moved past, by a conditional write."""
+        """Reserve a block of numbers (T1).  Raises `MetadataError`."""
+        # T1: the stored counter is moved past the block before any number of it is used.
         return await self._store.reserve_numbers(self._coordinator, TXN_ID_BLOCK)
 
     async def close(self) -> None:
-        """Return when no reservation is under way; whoever waits for one still gets it."""
-        reserving = self._reserving  # whoever takes the block lets go of it meanwhile
+        """Return when no block is being reserved; waiting callers of `take` still get a number."""
+        reserving = self._reserving  # kept here, as a caller of `take` may reset it meanwhile
         if reserving is not None:
             await asyncio.wait({reserving})
             reserving.exception()
@@ -66,6 +63,6 @@ class NumberBlocks:
             return
         block = await asyncio.shield(reserving)
         if self._reserving is reserving:
-            # The first of those who waited takes it; the others find numbers in it.
+            # The first caller that waited installs the block; the others find numbers in it.
             self._reserving = None
             self._next, self._end = block.start, block.stop

@@ -12,10 +12,11 @@ from txn.store import TransactionStore
 
 @dataclass(frozen=True, slots=True)
 class TransactionParts:
-    """`eager_epochs`: other processes may own the same segments, so a load takes the epoch at once.
+    """The objects and settings that all parts of transactions share.
 
-    Otherwise the process is the only owner there can be, and the first transaction on a segment
-    takes it.
+    `eager_epochs`: other processes may own the same segments, so a load takes the epoch at once
+    (W7).  Otherwise this process is the only owner there can be, and the first transaction on a
+    segment takes the epoch.
     """
 
     store: TransactionStore
@@ -29,6 +30,7 @@ class TransactionParts:
 
     It covers the difference between the clocks of two processes.
     """
+
     cleanup_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(TXN_CLEANING_AT_ONCE)
     )

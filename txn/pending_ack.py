@@ -1,7 +1,4 @@
-"""One acknowledgement record of a transaction: its messages, and where it stands.  Pure.
-
-Rule: it moves only as the table says; anything else is a defect and stops what asked for it.
-"""
+"""One acknowledgement record of a transaction: its messages and its state.  Pure."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -17,11 +14,11 @@ from txn.errors import TransactionAssertion
 from txn.records import AckedPosition, AckRecord
 
 ALL_MESSAGES: Final = -1
-"""Bits of a whole entry: as many as anybody asks for."""
+"""The bits of a whole entry: all that there are."""
 
 
 class AckState(enum.Enum):
-    """Where one acknowledgement record stands."""
+    """The state of one acknowledgement record; it moves only as `_MOVES` says."""
 
     RESERVED = "holds its messages; has no record yet"
     PUTTING = "its record is being made durable"
@@ -53,7 +50,7 @@ _MOVES: StateTable[AckState] = StateTable(
 
 @dataclass(slots=True, eq=False)
 class PendingAck:
-    """The acknowledgements of one record.  `record` is there from PUTTING on."""
+    """The acknowledgements of one record.  `record` is set from PUTTING on."""
 
     txn: TxnId
     cumulative: bool
@@ -65,19 +62,19 @@ class PendingAck:
 
     @property
     def rank(self) -> tuple[Position, int]:
-        """How far a cumulative one reaches; a whole entry is more than any part of it."""
+        """How far a cumulative acknowledgement reaches; a whole entry is above any part of it."""
         (last,) = self.acks
         bits = bits_of(last)
         return last.position, TXN_PENDING_POSITIONS if bits == ALL_MESSAGES else bits.bit_count()
 
     def move(self, to: AckState) -> None:
-        """Stand there from now on.  Raises `TransactionAssertion`."""
+        """Change the state.  Raises `TransactionAssertion` for a move that is not in the table."""
         self.state = _MOVES.move(self.state, to, "An acknowledgement of {}", self.txn)
 
 
 @dataclass(frozen=True, slots=True)
 class WantedAck:
-    """One acknowledgement as it was asked for; `require` raises if nobody wants it any more."""
+    """One acknowledgement as it was requested; `require` raises if it is not wanted any more."""
 
     txn: TxnId
     acks: Sequence[AckedPosition]

@@ -1,21 +1,17 @@
 """Acknowledgements in transactions on one durable subscription: the core with records and answers.
 
-Rules:
+Rules (A, W: `docs/transactions.md`):
 
 - A1: messages are held in memory, the record becomes durable, ownership is proven, then the answer.
-- A2: a commit is applied to the cursor, the cursor becomes durable, then those records go.
-- A3, A4: a load owns the epoch and has the cursor fenced before it scans; it follows before it
-  reads headers, and brings every pending position back.
-- A5: what has no header is released, never applied.  A header is read once for each transaction
-  here, after its first record is durable: the watch may have told its end before anybody followed.
-- A6: `rescan` deletes what a stale owner put late, once its transaction has ended.
-- A large end is carried out in slices, each in a turn of the loop of its own; what asks for
-  messages in between (an acknowledgement in a transaction, a seek) has it finished first.
-- A7: `finish_ended` comes before a seek.  What open transactions hold they keep over a seek.
-- A8: before an acknowledgement is refused because of a hold, and before a seek, the headers of
-  those who hold are read, fresh, and what is decided is carried out.  What comes meanwhile in the
-  transaction of an acknowledgement that waits for that is taken behind it.
-- Who lost the segment or the cursor stops: it deletes nothing and refuses everything.
+- A2: a commit is applied to the cursor, the cursor becomes durable, then its records are deleted.
+- A3, A4: a load owns the epoch and has the cursor fenced before it scans records; it follows
+  transactions before it reads their headers, and all messages of these records are held again.
+- A5: a transaction without a header is released, never applied.
+- A6: `rescan` deletes records that a stale owner put late, once their transactions have ended.
+- A7: `finish_ended` comes before a seek.  Open transactions keep their holds over a seek.
+- A8: before an acknowledgement is refused because of a hold, and before a seek, the headers of the
+  holders are read, fresh, and their ends are carried out.
+- W6: records of later owners are left alone.
 """
 
 import asyncio
@@ -56,28 +52,32 @@ class AckListener(Protocol):
     """A subscription's reactions.  All calls come from the loop and must return at once."""
 
     def held(self, acks: Sequence[PendingAck]) -> None:
-        """Durable: consumers are relieved of these messages."""
+        """The acknowledgements are durable: consumers have these messages no longer."""
         ...
 
     def refused(self, acks: Sequence[PendingAck]) -> None:
-        """Failed: the messages stay with whoever has them, and may be delivered."""
+        """The acknowledgements failed: the messages stay with their consumers."""
         ...
 
     def applied(self, acks: Sequence[PendingAck]) -> None:
-        """Committed: the cursor has these messages."""
+        """The transaction committed: the messages are acknowledged in the cursor."""
         ...
 
     def released(self, acks: Sequence[PendingAck]) -> None:
-        """Aborted: deliver these messages again, now."""
+        """The transaction aborted: deliver these messages again, now."""
         ...
 
 
 def _always_wanted() -> None:
-    """The acknowledgement is wanted, however long it waits."""
+    """Raise nothing: the acknowledgement is wanted, however long it waits."""
 
 
 class PendingAcks:
-    """The acknowledgements in transactions on one durable subscription.  Made by `load`."""
+    """The acknowledgements in transactions on one durable subscription.  Create it with `load`.
+
+    When the segment or the cursor was lost it stops: it deletes nothing more and refuses all
+    requests.
+    """
 
     core_class: ClassVar[type[PendingAcksCore]] = PendingAcksCore
 
@@ -91,7 +91,7 @@ class PendingAcks:
         listener: AckListener,
     ) -> None:
         self.core = self.core_class(cursor)
-        """To ask; its events belong to this shell."""
+        """The core, for queries; only this object may call its events."""
         self._segment = segment
         self._subscription = subscription
         self._cursor = cursor
@@ -108,7 +108,7 @@ class PendingAcks:
             segment=segment,
         )
         self._waiting: dict[TxnId, asyncio.Task[None]] = {}
-        """The last acknowledgement of each transaction that waits for the ends of others."""
+        """For each transaction, its last acknowledgement that waits for the ends of others."""
         self._writing: dict[TxnId, set[asyncio.Future[None]]] = {}
         """Futures that are done when the records of an acknowledgement are durable, or failed."""
         self._background = BackgroundTasks(
@@ -128,7 +128,7 @@ class PendingAcks:
         parts: TransactionParts,
         listener: AckListener,
     ) -> Self:
-        """Load what earlier owners left, with a cursor that was read after it was fenced (A3).
+        """Load the records of earlier owners, with a cursor that was read after it was fenced (A3).
 
         Raises `MetadataError`, `CorruptTransactionRecord`, `SegmentOwnershipLost`.
         """
@@ -142,7 +142,7 @@ class PendingAcks:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is held, being written or to be cleaned."""
+        """Whether messages are held, or records are being written or deleted."""
         return bool(self.core.positions or self._holding.busy or self._cleaner)
 
     # Taking
@@ -156,14 +156,17 @@ class PendingAcks:
         consumer: str = "",
         require: Callable[[], None] = _always_wanted,
     ) -> asyncio.Task[None]:
-        """Hold the messages; the task ends when the records are durable.
+        """Hold the messages; the task ends when the records are durable and ownership is proven.
 
         If other transactions hold them, their headers are read first (A8); after that `require` is
-        called again, which raises if nobody wants this any more.  `consumer`: see `AckRecord`.
-        Await the task through `asyncio.shield`.  Raises `TransactionConflict`, `InvalidTxnStatus`,
-        `TransactionNotFound`, `TooManyPendingAcks`; the task too, and what the store raises.
+        called again, which raises if the acknowledgement is not wanted any more.  `consumer`: see
+        `AckRecord`.  Await the task through `asyncio.shield`.
+
+        Raises `TransactionConflict`, `InvalidTxnStatus`, `TransactionNotFound`,
+        `TooManyPendingAcks`; the task raises these too, and `MetadataError`.
         """
         wanted = WantedAck(txn, acks, cumulative, consumer, require)
+        # Acknowledgements of one transaction are taken in their order.
         before = self._waiting.get(txn)
         try:
             taken = None if before is not None else self._reserve(wanted)
@@ -179,6 +182,7 @@ class PendingAcks:
     def _reserve(self, wanted: WantedAck) -> Sequence[PendingAck]:
         self._require_running()
         wanted.require()
+        # Messages that wait for their slice are held by no open transaction.
         self._end_all()
         new = not self.core.has(wanted.txn)
         taken = self.core.reserve(
@@ -191,7 +195,7 @@ class PendingAcks:
     async def _hold_after_reading_headers(
         self, wanted: WantedAck, before: asyncio.Task[None] | None
     ) -> None:
-        """A8: read the headers of those who hold the messages, each once, before it is refused."""
+        """Reserve after the holders' headers were read, each once (A8), and hold then."""
         task = asyncio.current_task()
         try:
             if before is not None:
@@ -202,6 +206,7 @@ class PendingAcks:
                     taken = self._reserve(wanted)
                     break
                 except HeldByTransactions as conflict:
+                    # A8: a holder may have ended without this owner's knowledge.
                     unasked = conflict.holders - asked - {wanted.txn}
                     if not unasked:
                         raise
@@ -213,7 +218,7 @@ class PendingAcks:
         await self._hold(wanted.txn, taken, self._begin_writing(wanted.txn))
 
     def _begin_writing(self, txn: TxnId) -> asyncio.Future[None]:
-        """In the turn of the reservation, so that whoever finds the hold can wait for this."""
+        """Register a write, in the turn of its reservation: `learn_ends` waits for it."""
         written: asyncio.Future[None] = self._loop.create_future()
         self._writing.setdefault(txn, set()).add(written)
         return written
@@ -229,7 +234,7 @@ class PendingAcks:
             self._carry_out(self.core.failed(taken))
             raise
         else:
-            # Consumers are relieved in any case, before what it is that came too late is released.
+            # Consumers lose the messages first, and get them again if the transaction has aborted.
             self._carry_out(self.core.confirmed(taken))
             self._carry_out(self.core.end_late(taken))
         finally:
@@ -241,7 +246,7 @@ class PendingAcks:
             self.core.require_not_ended(txn)
 
     async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
-        """A1: records durable, then proof that no other owner can have loaded without them."""
+        """Put the records, and then prove ownership (A1)."""
         epoch = await self._owner.take()
         for ack in taken:
             record = AckRecord(
@@ -258,6 +263,7 @@ class PendingAcks:
         await run_all(self._store.put_ack(ack.record) for ack in taken if ack.record is not None)
         self.core.stored(taken)
         self._check_header(txn)
+        # A1: so no later owner has loaded without these records.
         await self._owner.confirm()
 
     # Ends
@@ -268,11 +274,11 @@ class PendingAcks:
             was_ending = self.core.ending
             self._carry_out(self.core.decided(txn, outcome))
             if self.core.ending and not was_ending:
-                # A turn later, for the same commit is being answered to who asked for it.
+                # Two turns later, so that the answer to the END goes out first.
                 self._loop.call_soon(self._loop.call_soon, self._end_some)
 
     def _end_some(self) -> None:
-        """One slice, then everybody else's turn."""
+        """Carry out one slice, and the next one in a later turn of the loop."""
         if self._stopped is None and self.core.ending:
             try:
                 self._carry_out(self.core.end_some())
@@ -280,30 +286,31 @@ class PendingAcks:
                 self._loop.call_soon(self._end_some)
 
     def _end_all(self) -> None:
-        """Carry out all slices of the ends known by now, for callers that need whole ends."""
+        """Carry out all slices of the ends that are known, for callers that need whole ends."""
         while self.core.ending:
             self._carry_out(self.core.end_some())
 
     async def learn_ends(self, txns: Collection[TxnId]) -> set[TxnId]:
-        """Read their headers now and carry out what is decided (A8); those that are open still.
+        """Read transactions' headers and carry out their ends (A8); return those still open.
 
         Raises `MetadataError`, `CorruptTransactionRecord`.
         """
         if not txns:
             return set()
+        # A8: fresh, so that every end that a client knows of is read.
         async for txn, header in self._store.read_headers(sorted(txns), fresh=True):
             self._take_header(txn, header)
         self._require_running()
         self._end_all()
         still_open = {txn for txn in txns if self.core.is_open(txn)}
-        # What is being written in a transaction that ended holds until that is over.
+        # Acknowledgements of an ended transaction that are being written hold until that is done.
         written = [each for txn in txns if txn not in still_open for each in self._writes_of(txn)]
         if written:
             await asyncio.wait(written)
         return still_open
 
     async def _learn_all_ends(self) -> None:
-        """As `learn_ends` for all; what nobody can read is left as it is."""
+        """As `learn_ends` for all open transactions; one with a corrupt header stays open."""
         txns = list(self.core.open_transactions)
         try:
             await self.learn_ends(txns)
@@ -318,7 +325,8 @@ class PendingAcks:
         return self._writing.get(txn, ())
 
     def _check_header(self, txn: TxnId) -> None:
-        """Read the header once: it may have ended before it was followed."""
+        """Read the header of a transaction, once."""
+        # A5: it may have ended before it was followed, and then the watch does not tell.
         if txn not in self._checked:
             self._checked.add(txn)
             self._background.start(self._read_until_known(txn))
@@ -363,12 +371,12 @@ class PendingAcks:
             self._cleaner = self._background.start(self._clean())
 
     def _call_listener(
-        self, told: Callable[[Sequence[PendingAck]], None], acks: Sequence[PendingAck]
+        self, method: Callable[[Sequence[PendingAck]], None], acks: Sequence[PendingAck]
     ) -> None:
         try:
-            told(acks)
+            method(acks)
         except Exception:
-            # A defect there must not keep from the cursor what comes after it.
+            # An error of the listener must not keep later effects from the cursor.
             log.exception(
                 "ack_listener_failed", segment=self._segment, subscription=self._subscription
             )
@@ -377,7 +385,7 @@ class PendingAcks:
         try:
             self._acknowledge(acks)
         except BaseException:
-            # Their records must stay, for the next owner: the cursor may not have all of them.
+            # A2: the cursor may lack some of them, so their records must stay for the next owner.
             self._stop(
                 TransactionAssertion(
                     f"A commit could not be applied on {self._segment}: report this as a defect."
@@ -430,10 +438,11 @@ class PendingAcks:
             await self._delete(self.core.deletable)
 
     async def _finish_applying(self) -> None:
-        """A2: the cursor is durable before any record of what it has taken over goes."""
+        """Make the cursor durable, before records of what it has are deleted (A2)."""
         applying = self.core.applying
         if applying:
             await self._cursor.persist()
+            # A2: `durable` makes their records deletable.
             self.core.durable(applying)
 
     async def _delete(self, acks: Sequence[PendingAck]) -> None:
@@ -445,11 +454,12 @@ class PendingAcks:
         self._carry_out(self.core.deleted(ack))
 
     async def finish_ended(self) -> None:
-        """Return when nothing is left of the transactions that have ended by now (A7, A8).
+        """Return when no acknowledgement is left of transactions that have ended by now (A7, A8).
 
-        Raises what the store and the cursor raise; then nothing may be reset.
+        Raises `MetadataError` and the errors of the cursor; then the cursor may not be reset.
         """
         await self._learn_all_ends()
+        # A7: a crash would apply these commits again, over the position of the seek.
         while self.core.finishing:
             self._require_running()
             self._end_all()
@@ -463,38 +473,45 @@ class PendingAcks:
                     "report this as a defect."
                 )
 
-    # Loading, and what others left
+    # Loading, and records of stale owners
 
     async def _rebuild(self) -> None:
-        """A3: (before this: the epoch; the cursor, fenced and read;) records, then headers.
+        """Scan records, and then read headers (A3); the records hold their messages again (A4).
 
-        A4: what is found holds its messages again.
+        The epoch was taken before, and the cursor fenced and read.
         """
         for record in await self._scan():
+            # A3: followed before the headers are read, so that no end falls between.
             if not self.core.has(record.txn):
                 self._parts.decisions.follow(record.txn, self.decided)
             self._checked.add(record.txn)
+            # A4: from here on the messages are held.
             self.core.load(record)
         txns = list(self.core.open_transactions)
         async for txn, header in self._store.read_headers(txns):
             self._take_header(txn, header)
 
     async def _scan(self) -> list[AckRecord]:
-        """Records of this owner and earlier ones (W6); without an epoch it is the first."""
+        """The records of this owner and earlier ones (W6)."""
         found = await self._store.acks_on(self._segment, self._subscription)
+        # W6: later ones are a successor's.  Without an epoch this is the only owner there can be.
         epoch = self._owner.epoch
         return [record for record in found if not epoch or record.epoch <= epoch]
 
     async def rescan(self) -> None:
-        """A6: records of ended transactions that nobody here knows were never answered: delete."""
+        """Delete unknown records of ended transactions (A6).
+
+        Raises `MetadataError`, `CorruptTransactionRecord`, and the error that stopped it, if any.
+        """
         self._require_running()
+        # A6: a record that is not known here was never answered.
         strays = [record for record in await self._scan() if not self.core.knows(record)]
         await delete_ended(self._store, strays)
 
     # The end of this instance
 
     async def close(self) -> None:
-        """Take nothing more; returns when nothing is being written."""
+        """Take no more acknowledgements; returns when no record is being written."""
         self._stop(
             SegmentOwnershipLost(f"{self._segment} is being closed here: connect again to find it.")
         )

@@ -1,18 +1,11 @@
-"""Pure: the acknowledgements of open transactions on one subscription, from taking to forgetting.
+"""Pure: the acknowledgements of open transactions on one subscription.  Events in, effects out.
 
-Rules:
+Rules (A, W: `docs/transactions.md`):
 
-- Messages are held by the acknowledgement that names them, from the moment it is taken until its
-  transaction ends or it fails (`HeldMessages` says what conflicts).  Held messages are not
-  delivered, after a load neither (A4).
-- A seek changes nothing about what is held: open transactions keep it, and apply it when they
-  commit.
-- A transaction without header is void: nothing of it is applied (A5).
-- Only records that were put or loaded here are deleted, each by its key (A2, W6), and those of a
-  commit after the cursor is durable.
-- What is in flight when its transaction ends shares the outcome.
-- An end is carried out with the decision if it is one slice of TXN_SLICE_POSITIONS, else in slices
-  after it; what waits stays held, so nobody sees a half of a commit.
+- A2: records of a commit are deleted after the cursor is durable.
+- A4: a loaded record holds its messages again.
+- A5: of a transaction without header nothing is applied.
+- W6: only records that were put or loaded here are deleted, each by its key.
 """
 
 from collections import OrderedDict, deque
@@ -34,35 +27,35 @@ from txn.records import AckedPosition, AckRecord, TxnState
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """They are durable: whoever has these messages is relieved of them."""
+    """The records are durable: the messages are no longer the consumers' to acknowledge."""
 
     acks: Sequence[PendingAck]
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Committed: acknowledge them in the cursor."""
+    """The transaction committed: acknowledge the messages in the cursor."""
 
     acks: Sequence[PendingAck]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Aborted or void: deliver these messages again, at once."""
+    """The transaction aborted, or is void: deliver the messages again, at once."""
 
     acks: Sequence[PendingAck]
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Failed: the messages stay with whoever has them."""
+    """The acknowledgements failed: the messages stay with their consumers."""
 
     acks: Sequence[PendingAck]
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nothing of the transaction is left here: follow it no longer."""
+    """No acknowledgement of the transaction is left here: stop following it."""
 
     txn: TxnId
 
@@ -81,7 +74,15 @@ class _Transaction:
 class PendingAcksCore:
     """The state of a subscription's acknowledgements in transactions.
 
-    Methods that are named by what happened (`stored`, `decided`) are events; they return effects.
+    An acknowledgement holds its messages from `reserve`, or `load`, until its transaction ends or
+    it fails.  Held messages are not delivered.  A seek changes no hold.
+
+    The end of a transaction is carried out in slices of TXN_SLICE_POSITIONS positions, the first at
+    once if there is no other.  Messages stay held until their slice, so that no consumer sees half
+    of a commit.
+
+    Methods with a past participle as their name (`stored`, `decided`) are events; they return
+    effects.
     """
 
     def __init__(
@@ -94,9 +95,9 @@ class PendingAcksCore:
     ) -> None:
         self.held = HeldMessages(cursor)
         self.positions = 0
-        """How many positions are named by what is not forgotten."""
+        """The number of positions in all acknowledgements that are not forgotten."""
         self.commits = 0
-        """Transactions with acknowledgements here that committed, since this was loaded."""
+        """The number of transactions with acknowledgements here that committed since the load."""
         self.aborts = 0
         self._transactions: dict[TxnId, _Transaction] = {}
         self._applying: dict[PendingAck, None] = {}
@@ -109,18 +110,18 @@ class PendingAcksCore:
         self.max_positions = max_positions
         self.record_positions = record_positions
 
-    # What is asked about it
+    # Queries
 
     def knows(self, record: AckRecord) -> bool:
         """Whether the record was put or loaded here and is not deleted yet."""
         return _identity(record) in self._known
 
     def has(self, txn: TxnId) -> bool:
-        """Whether anything of the transaction is here."""
+        """Whether there are acknowledgements of the transaction."""
         return txn in self._transactions
 
     def is_open(self, txn: TxnId) -> bool:
-        """Whether something of the transaction is here, and its end is not known."""
+        """Whether there are acknowledgements of the transaction, and its end is not known."""
         known = self._transactions.get(txn)
         return known is not None and not known.ended
 
@@ -131,37 +132,37 @@ class PendingAcksCore:
 
     @property
     def transactions(self) -> Sequence[TxnId]:
-        """Those of which anything is here, ended or not."""
+        """All transactions with acknowledgements here, ended or not."""
         return list(self._transactions)
 
     @property
     def open_transactions(self) -> Mapping[TxnId, int]:
-        """The transactions that hold something, with how many records of each."""
+        """The open transactions with acknowledgements here, with the number of their records."""
         return {txn: len(each.acks) for txn, each in self._transactions.items() if not each.ended}
 
     @property
     def finishing(self) -> bool:
-        """Whether something of an ended transaction is left (A7)."""
+        """Whether acknowledgements of an ended transaction are left (A7)."""
         return any(each.ended for each in self._transactions.values())
 
     @property
     def ending(self) -> bool:
-        """Whether something of an ended transaction is to be applied or released: `end_some`."""
+        """Whether acknowledgements wait to be applied or released by `end_some`."""
         return bool(self._ending)
 
     @property
     def to_clean(self) -> bool:
-        """Whether the cursor is to be made durable for something, or a record to be deleted."""
+        """Whether the cursor has to be made durable, or a record to be deleted."""
         return bool(self._applying or self._deletable)
 
     @property
     def applying(self) -> Sequence[PendingAck]:
-        """In the cursor, and not known to be durable there."""
+        """The acknowledgements that are in the cursor, and not known to be durable there."""
         return list(self._applying)
 
     @property
     def deletable(self) -> Sequence[PendingAck]:
-        """Return the acknowledgements whose records may be deleted."""
+        """The acknowledgements whose records may be deleted."""
         return list(self._deletable)
 
     # Taking
@@ -208,18 +209,19 @@ class PendingAcksCore:
         raise InvalidTxnStatus(f"Transaction {txn} is {outcome.value} already: begin another.")
 
     def putting(self, ack: PendingAck, record: AckRecord) -> None:
-        """This record is put now."""
+        """Note that this record is put now."""
         ack.record = record
+        # W6: noted before the put, whose outcome may stay unknown.
         self._known.add(_identity(record))
         ack.move(AckState.PUTTING)
 
     def stored(self, acks: Iterable[PendingAck]) -> None:
-        """Their records are durable."""
+        """The records are durable."""
         for ack in acks:
             ack.move(AckState.CONFIRMING)
 
     def confirmed(self, acks: Sequence[PendingAck]) -> list[Effect]:
-        """The records were followed by a proof of ownership (A1).  `end_late` comes next."""
+        """Ownership was proven after the records were durable (A1).  Call `end_late` next."""
         for ack in acks:
             ack.move(AckState.HELD)
         return [Hold(acks)]
@@ -233,7 +235,7 @@ class PendingAcksCore:
         return [self._apply(acks) if committed else self._release(acks)]
 
     def failed(self, acks: Sequence[PendingAck]) -> list[Effect]:
-        """Their records, or the proof, failed.  What was put may be stored and is deleted."""
+        """The records, or the proof, failed; records that may be stored are deleted."""
         gone: list[Effect] = []
         for ack in acks:
             self.held.remove(ack)
@@ -247,7 +249,8 @@ class PendingAcksCore:
     # Loading
 
     def load(self, record: AckRecord) -> None:
-        """A record that an earlier owner left (A3)."""
+        """Take in a record that an earlier owner left (A3); it holds its messages (A4)."""
+        # A4: held, like one that was taken here.
         ack = PendingAck(
             record.txn, record.cumulative, record.acks, AckState.LOADED, record, record.consumer
         )
@@ -255,7 +258,7 @@ class PendingAcksCore:
         self._add(ack)
 
     def opened(self, txn: TxnId) -> None:
-        """The header of a loaded transaction says OPEN."""
+        """The header of a loaded transaction was read as OPEN."""
         known = self._transactions.get(txn)
         for ack in () if known is None else known.acks:
             if ack.state is AckState.LOADED:
@@ -264,7 +267,7 @@ class PendingAcksCore:
     # Ends
 
     def decided(self, txn: TxnId, outcome: TxnState | None) -> list[Effect]:
-        """The transaction ended; None: it has no header (A5).  A second call changes nothing."""
+        """The transaction ended; None: its header is gone (A5).  A second call changes nothing."""
         known = self._transactions.get(txn)
         if known is None:
             self._remember(txn, outcome)
@@ -281,7 +284,7 @@ class PendingAcksCore:
         return self.end_some() if alone and positions <= TXN_SLICE_POSITIONS else []
 
     def end_some(self) -> list[Effect]:
-        """Apply or release what waits for it longest: one record, or as many as a slice takes."""
+        """Apply or release the oldest acknowledgements that wait for it, one slice."""
         ending, effects = self._ending, list[Effect]()
         positions = 0
         while ending and positions < TXN_SLICE_POSITIONS:
@@ -290,19 +293,21 @@ class PendingAcksCore:
             while ending and ending[0].txn == txn and positions < TXN_SLICE_POSITIONS:
                 part.append(ending.popleft())
                 positions += len(part[-1].acks)
+            # A5: without a header the outcome is None, and the messages are released.
             committed = self._transactions[txn].outcome is TxnState.COMMITTED
             effects.append(self._apply(part) if committed else self._release(part))
         return effects
 
     def durable(self, acks: Iterable[PendingAck]) -> None:
-        """The cursor has them durably (A2)."""
+        """The acknowledgements are durable in the cursor (A2)."""
         for ack in acks:
             ack.move(AckState.APPLIED)
+            # A2: only now its record may be deleted.
             del self._applying[ack]
             self._deletable[ack] = None
 
     def deleted(self, ack: PendingAck) -> list[Effect]:
-        """Its record is deleted."""
+        """The record of an acknowledgement is deleted."""
         del self._deletable[ack]
         return self._forget(ack)
 
@@ -352,7 +357,7 @@ class PendingAcksCore:
 def _split_into_records(
     acks: Sequence[AckedPosition], at_most: int
 ) -> Iterable[tuple[AckedPosition, ...]]:
-    """Split into records of so many positions and words at most."""
+    """Split acknowledgements into records of `at_most` positions and words."""
     part: list[AckedPosition] = []
     weight = 0
     for ack in acks:

@@ -1,7 +1,4 @@
-"""Pure: records of transactions as JSON, and whatever is wrong with one as one error.
-
-Rule: decoding verifies; a record that is not whole is `CorruptTransactionRecord`, which names it.
-"""
+"""Pure: helpers to encode and decode the JSON of transactions' records."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +25,7 @@ def decode_members(value: bytes) -> Mapping[str, object]:
 
 
 def decode_or_raise(key: str, decode: Callable[[], _T]) -> _T:
-    """Decode the record at `key`.  Raises `CorruptTransactionRecord`."""
+    """Decode the record at `key`; any error becomes a `CorruptTransactionRecord` that names it."""
     try:
         return decode()
     except (ValueError, LookupError, TypeError) as error:

@@ -1,5 +1,6 @@
-"""The stored form of transactions: paths, JSON and indexes (PIP-473; claims and epochs are ours).
-Pure.
+"""Pure: the metadata records of transactions: paths, JSON and indexes.
+
+They follow PIP-473, except for claims and epochs, which it does not have.
 
     /txn/id/<txn>                                     header: state, deadline, owner
     /txn/op/<txn>/w:<seg>:<epoch>                     claim: one writer's entries on one segment
@@ -9,22 +10,23 @@ Pure.
     /txn/segment-state/aborted/<seg>:<txn>            aborted record: its entries up to a position
     /txn/segment-state/owner/<seg>                    epoch of the segment's owner
     /txn/segment-state/epoch-floor                    the highest epoch that a deleted segment had
-    /txn/segment-state/nudge/<seg>                    the collector asks the owner to look again
+    /txn/segment-state/nudge/<seg>                    the collector asks the owner to clean up
     /txn/key/<owner>&<key>                            a transaction key (`key_records`)
     /txn/key-floor/<tc>                               epochs that deleted keys had (`key_records`)
     /txn/tc-seq/<tc>                                  first transaction number not reserved
-    /txn/tc/leader/<tc>                               who leads a coordinator (ephemeral)
+    /txn/tc/leader/<tc>                               leader of a coordinator (ephemeral)
     /txn/tc/parallelism                               number of coordinators
 
-Rules:
+`<seg>` and `<sub>` are URL-encoded as in Pulsar, so a colon always separates; numbers have 20
+digits.  The records of a segment are in the partition `<seg>`.
 
-- `<seg>` and `<sub>` are URL-encoded as Pulsar does, so a colon only ever separates; numbers are 20
-  digits.
-- Everything of a transaction lives in the partition `<txn>`: a read of the header after a put of a
-  claim is not older than that put (W2), and one range holds all records of a transaction (W10).
-  What is of an attempt is its group's: header, partition and range (G9).
-- Everything of a segment lives in the partition `<seg>`.
-- Decoding verifies: a record that is not whole is `CorruptTransactionRecord`.
+Rules (W, G: `docs/transactions.md`):
+
+- W2: header and records of a transaction are in the partition `<txn>`, so a read of the header
+  after the put of a claim is not older than that put.
+- W3: the key of a claim has the epoch of its owner.
+- W10: one range has all claims and acknowledgement records of a transaction.
+- G9: header, partition and range of an attempt are those of its group.
 """
 
 import enum
@@ -63,8 +65,10 @@ _OWN_HEADER = re.compile(
     rb'"createdAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000'
     rb'(?:,"finalizedAt":(0|[1-9][0-9]{0,17})\.([0-9]{3})000000)?\}'
 )
-"""A header without owner, key and group as `encode_header` writes it: most are so, and are read
-without JSON."""
+"""A header without owner, key and group, as `encode_header` writes it.
+
+Most headers are such, and are decoded without a JSON parser.
+"""
 
 
 class TxnState(enum.Enum):
@@ -78,7 +82,7 @@ class TxnState(enum.Enum):
 
 
 class KeyEpoch(NamedTuple):
-    """A transaction key of some owner, and one epoch of it."""
+    """A transaction key and one of its epochs."""
 
     key: str
     epoch: int
@@ -86,10 +90,10 @@ class KeyEpoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A transaction as its header has it.
+    """The header of a transaction.
 
-    `owner` is the principal that began it, if any; `key_epoch` the key of that owner it was
-    begun under, if any (K3); `group` is there if it is one.
+    `owner` is the principal that began it, if any; `key_epoch` the key of that owner under which it
+    was begun, if any (K3); `group` is set if it is a group.
     """
 
     state: TxnState
@@ -102,13 +106,13 @@ class Header:
 
     @property
     def deadline_ms(self) -> int:
-        """When it is aborted if it is still open."""
+        """The wall-clock time at which it is aborted if it is still open."""
         return self.created_ms + self.timeout_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One owner's promise about its entries of a transaction: none is at or before `floor`."""
+    """One owner's claim: its entries of a transaction are all after `floor`."""
 
     txn: TxnId
     segment: str
@@ -118,7 +122,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class AckedPosition:
-    """An entry, or the messages of a batch: `ack_set` words have a set bit for what remains."""
+    """An entry, or messages of a batch; `ack_set` has a bit for each message that remains."""
 
     position: Position
     ack_set: tuple[int, ...] = ()
@@ -142,7 +146,7 @@ class AckRecord:
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """The owner of a segment; the epoch rises with every owner."""
+    """The owner of a segment: its epoch, which rises with every owner, and its broker's id."""
 
     epoch: int
     broker: str
@@ -152,12 +156,13 @@ class OwnerRecord:
 
 
 def partition_of(txn: TxnId) -> str:
-    """Where the header and all claims and acknowledgement records are (G9)."""
+    """The partition of a transaction's header and of all its records (W2, G9)."""
+    # W2: header and claims in one.  G9: of an attempt, its group's.
     return str(txn.group)
 
 
 def header_key(txn: TxnId) -> str:
-    """Where the header is; of an attempt, its group's (G1)."""
+    """The key of a header; of an attempt, its group's (G1)."""
     return f"{HEADERS}{txn.group}"
 
 
@@ -184,39 +189,42 @@ def _txn_of_operation(key: str) -> TxnId:
 
 def operations_range(txn: TxnId) -> tuple[str, str]:
     """Scan bounds of all claims and acknowledgement records of a transaction, or a group (G9)."""
+    # W10: no record of the transaction is outside of this range.
     return f"{OPERATIONS}{txn.group}/", f"{OPERATIONS}{txn.group}//"
 
 
 def claim_key(txn: TxnId, segment: str, epoch: int) -> str:
-    """Where an owner's claim is: the epoch in it makes it that owner's own (W3, W6)."""
+    """The key of an owner's claim (W3, W6, G9)."""
+    # W3, W6: the epoch makes the key that owner's own.
     name = f"w:{encode_name(segment)}:{number(epoch)}"
     return f"{OPERATIONS}{txn.group}/{name}{_attempt_part(txn)}"
 
 
 def ack_key(record: AckRecord) -> str:
-    """Where the acknowledgements of one command are (A1)."""
+    """The key of the acknowledgement record of one command (A1, G9)."""
     names = f"{encode_name(record.segment)}:{encode_name(record.subscription)}"
     name = f"a:{names}:{number(record.epoch)}:{number(record.number)}"
     return f"{OPERATIONS}{record.txn.group}/{name}{_attempt_part(record.txn)}"
 
 
 def _attempt_part(txn: TxnId) -> str:
-    """G9: what makes the key one attempt's own among all that its group has."""
+    """The end of a key that makes it one attempt's own among those of its group (G9)."""
+    # G9: the rest of the key, and so the range, is the group's.
     return f":{number(txn.attempt_index)}" if txn.attempt_index else ""
 
 
 def aborted_key(segment: str, txn: TxnId) -> str:
-    """Where an aborted transaction is remembered for a segment."""
+    """The key of a transaction's aborted record for a segment."""
     return f"/txn/segment-state/aborted/{encode_name(segment)}:{txn}"
 
 
 def owner_key(segment: str) -> str:
-    """Where the owner's epoch is."""
+    """The key of a segment's owner record."""
     return f"/txn/segment-state/owner/{encode_name(segment)}"
 
 
 def cleanup_request_key(segment: str) -> str:
-    """Where a collector asks a segment's owner to clean up; no partition key."""
+    """The key of a collector's request to clean up a segment; it has no partition key."""
     return f"{CLEANUP_REQUESTS}/{encode_name(segment)}"
 
 
@@ -226,12 +234,12 @@ def segment_of_cleanup_request(key: str) -> str:
 
 
 def sequence_key(coordinator: CoordinatorId) -> str:
-    """Where a coordinator's first unreserved number is."""
+    """The key of a coordinator's first unreserved number."""
     return f"/txn/tc-seq/{coordinator}"
 
 
 def leader_key(coordinator: CoordinatorId) -> str:
-    """Where the leader of a coordinator stands."""
+    """The key of the record of a coordinator's leader."""
     return f"{LEADERS}/{coordinator}"
 
 
@@ -239,7 +247,7 @@ def leader_key(coordinator: CoordinatorId) -> str:
 
 
 def header_indexes(header: Header) -> tuple[IndexEntry, ...]:
-    """By deadline while open, by state and time of its end afterwards."""
+    """Index a header by deadline while it is open, and by state and time of its end then."""
     if header.state is TxnState.OPEN:
         return (IndexEntry(DEADLINE_INDEX, number(header.deadline_ms)),)
     ended = number(header.finalized_ms or 0)
@@ -247,12 +255,12 @@ def header_indexes(header: Header) -> tuple[IndexEntry, ...]:
 
 
 def claim_indexes(segment: str) -> tuple[IndexEntry, ...]:
-    """By segment."""
+    """Index a claim by segment."""
     return (IndexEntry(WRITES_INDEX, encode_name(segment)),)
 
 
 def ack_indexes(segment: str, subscription: str) -> tuple[IndexEntry, ...]:
-    """By segment and subscription."""
+    """Index an acknowledgement record by segment and subscription."""
     return (IndexEntry(ACKS_INDEX, acks_index_key(segment, subscription)),)
 
 
@@ -262,7 +270,7 @@ def acks_index_key(segment: str, subscription: str) -> str:
 
 
 def aborted_indexes(segment: str, up_to: Position) -> tuple[IndexEntry, ...]:
-    """By segment and position: what went with dropped ledgers is found as a range."""
+    """Index an aborted record by segment and position."""
     return (IndexEntry(ABORTED_INDEX, f"{encode_name(segment)}:{_index_position(up_to)}"),)
 
 
@@ -274,7 +282,7 @@ def _index_position(position: Position) -> str:
 
 
 def encode_header(header: Header) -> bytes:
-    """As Pulsar writes it: times are decimal seconds with nine digits, None is left out."""
+    """Encode a header as Pulsar does: times are decimal seconds with nine digits."""
     members = [
         f'"state":"{header.state.value}"',
         f'"timeout":{_seconds(header.timeout_ms)}',
@@ -293,7 +301,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(key: str, value: bytes) -> Header:
-    """The header stored at `key`.  Raises `CorruptTransactionRecord`."""
+    """Decode the header stored at `key`.  Raises `CorruptTransactionRecord`."""
     own = _OWN_HEADER.fullmatch(value)
     if own is not None:
         state, *times = own.groups()
@@ -313,21 +321,21 @@ def decode_header(key: str, value: bytes) -> Header:
             _milliseconds(members["createdAt"]),
             None if finalized is None else _milliseconds(finalized),
             owner,
-            _tied(members),
+            _key_epoch(members),
             decode_group(members["group"]) if "group" in members else None,
         )
 
     return decode_or_raise(key, decode)
 
 
-def _tied(members: Mapping[str, object]) -> KeyEpoch | None:
+def _key_epoch(members: Mapping[str, object]) -> KeyEpoch | None:
     if "transactionKey" not in members:
         return None
     return KeyEpoch(text(members["transactionKey"]), integer(members["transactionKeyEpoch"]))
 
 
 def encode_claim(claim: Claim) -> bytes:
-    """PIP-473's write record; its position is the floor (W13)."""
+    """Encode a claim as PIP-473's write record; its position is the floor (W13)."""
     return json_bytes(
         {
             "kind": "WRITE",
@@ -340,7 +348,7 @@ def encode_claim(claim: Claim) -> bytes:
 
 
 def encode_ack(record: AckRecord) -> bytes:
-    """PIP-473's ack record, with all positions of one command."""
+    """Encode PIP-473's ack record, with all positions of one command."""
     return json_bytes(
         {
             "kind": "ACK",
@@ -359,7 +367,7 @@ def encode_ack(record: AckRecord) -> bytes:
 
 
 def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
-    """The claim or acknowledgement record stored at `key`.  Raises `CorruptTransactionRecord`."""
+    """Decode the claim or acknowledgement record at `key`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> Claim | AckRecord:
         txn = _txn_of_operation(key)
@@ -395,7 +403,7 @@ def decode_operation(key: str, value: bytes) -> Claim | AckRecord:
 
 
 def encode_aborted(up_to: Position) -> bytes:
-    """The position up to which the aborted entries of a transaction are."""
+    """Encode an aborted record: the position up to which entries of the transaction may be."""
     return json_bytes({"maxLedgerId": up_to.ledger_id, "maxEntryId": up_to.entry_id})
 
 
@@ -411,12 +419,12 @@ def decode_aborted(key: str, value: bytes) -> tuple[TxnId, Position]:
 
 
 def encode_owner(owner: OwnerRecord) -> bytes:
-    """The epoch and the broker's id."""
+    """Encode an owner record."""
     return json_bytes({"epoch": owner.epoch, "broker": owner.broker})
 
 
 def decode_owner(key: str, value: bytes) -> OwnerRecord:
-    """The owner stored at `key`.  Raises `CorruptTransactionRecord`."""
+    """Decode the owner record stored at `key`.  Raises `CorruptTransactionRecord`."""
 
     def decode() -> OwnerRecord:
         members = decode_members(value)
@@ -426,12 +434,12 @@ def decode_owner(key: str, value: bytes) -> OwnerRecord:
 
 
 def encode_sequence(first_unreserved: int) -> bytes:
-    """A coordinator's sequence."""
+    """Encode the first number of a coordinator that is not reserved."""
     return json_bytes({"next": first_unreserved})
 
 
 def decode_sequence(key: str, value: bytes) -> int:
-    """The first number that nobody reserved.  Raises `CorruptTransactionRecord`."""
+    """Decode the first number that is not reserved.  Raises `CorruptTransactionRecord`."""
     return decode_or_raise(key, lambda: integer(decode_members(value)["next"]))
 
 

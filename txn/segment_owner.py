@@ -1,16 +1,10 @@
 """The epoch of one owner of one segment, and the proof that it still is the owner.
 
-Rules:
+Rules (W, A: `docs/transactions.md`):
 
-- An epoch is taken by compare-and-set, so it is one owner's alone, and a lower one never replaces
-  a higher (W7), nor one of a deleted segment of that name.  Whoever asks meanwhile shares that
-  attempt.
-- A put whose outcome is unknown while taking costs an epoch: the next attempt takes a higher one.
-- `confirm` returns after a conditional write that began after the call (A1: metadata puts are not
-  fenced as ledgers are, and a read may be of the past).  One write serves all who called before
-  it began; nobody is served by a write that was under way.
-- A conflict means that somebody else took the segment: this owner has lost it, for good.  After an
-  unknown outcome the conflict may be with oneself, which the epoch in the record tells.
+- W7: an epoch is taken by compare-and-set, so it belongs to one owner, and a lower one never
+  replaces a higher.
+- A1: ownership is proven by a conditional write that begins after the call.
 """
 
 import asyncio
@@ -27,7 +21,10 @@ from txn.records import OwnerRecord
 
 
 class SegmentOwner:
-    """One incarnation of a segment's owner.  `lost` is called once, when another owner is found."""
+    """One incarnation of a segment's owner.
+
+    `lost` is called once, when another owner has taken the segment; that cannot be undone.
+    """
 
     def __init__(
         self, segment: str, parts: TransactionParts, lost: Callable[[MagnetarError], None]
@@ -48,15 +45,20 @@ class SegmentOwner:
 
     @property
     def lost(self) -> SegmentOwnershipLost | None:
-        """Why this is the owner no longer; None while nobody else was found to be."""
+        """The error since another owner was found; None before."""
         return self._lost
 
     def next_number(self) -> int:
-        """For a record of this owner: no two have the same, so no late delete meets another."""
+        """A number for a record of this owner; no two records have the same.
+
+        So a late delete of one record never deletes another.
+        """
         return next(self._numbers)
 
     async def take(self) -> int:
-        """The epoch, taken now if it was not before.
+        """The epoch of this owner, taken now if it was not before.
+
+        Calls at the same time share one attempt.
 
         Raises `SegmentOwnershipLost`, `MetadataError`, `CorruptTransactionRecord`.
         """
@@ -73,11 +75,14 @@ class SegmentOwner:
         for _ in range(RECORD_CHANGE_TRIES):
             stored = await self._store.read_owner(self.segment)
             if stored is None:
-                # One of that name may have been deleted: what its owners put late is not ours.
+                # A segment of that name may have been deleted: late claims of its owners must not
+                # have this epoch (W3, W6).
                 epoch = await self._store.read_epoch_floor() + 1
             else:
                 epoch = stored.owner.epoch + 1
             try:
+                # W7: on the version read.  If the outcome stays unknown, the next attempt takes a
+                # higher epoch.
                 version = await self._store.put_owner(
                     self.segment,
                     OwnerRecord(epoch, self._broker_id),
@@ -88,14 +93,14 @@ class SegmentOwner:
             self.epoch, self._version = epoch, version
             return epoch
         raise MetadataError(
-            f"The epoch of {self.segment} could not be taken: others take it all the time; look "
-            "which brokers share the store."
+            f"The epoch of {self.segment} could not be taken: other owners took it "
+            f"{RECORD_CHANGE_TRIES} times in a row; check which brokers share the store."
         )
 
     def _taken(self, task: asyncio.Task[int]) -> None:
         self._taking = None
         if not task.cancelled():
-            task.exception()  # whoever asked may be gone
+            task.exception()  # all callers may be gone
 
     async def confirm(self) -> None:
         """Return when a write that began after this call proved that the segment is still owned.
@@ -109,6 +114,8 @@ class SegmentOwner:
                 f"{self.segment} was to be confirmed before its epoch was taken: report this as a "
                 "defect."
             )
+        # A1: only a write that begins after this call counts, as metadata puts are not fenced as
+        # ledgers are, and a read may be of the past.  One write serves all waiters.
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiting.append(waiter)
@@ -117,13 +124,13 @@ class SegmentOwner:
         await waiter
 
     async def close(self) -> None:
-        """Wait for what is being written."""
+        """Return when no write is in progress."""
         for task in (self._taking, self._confirming):
             if task is not None:
                 await asyncio.wait({task})
 
     async def _confirm_all(self) -> None:
-        """Round after round, as long as somebody waits."""
+        """Prove ownership, again as long as there are waiters."""
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
@@ -141,7 +148,7 @@ class SegmentOwner:
             self._confirming = None
 
     async def _prove(self) -> None:
-        """One conditional write; unknown outcomes of earlier ones are settled by reading."""
+        """Make one conditional write, after a read if an earlier write's outcome is unknown."""
         if self._lost is not None:
             raise self._lost.with_traceback(None)
         for _ in range(RECORD_CHANGE_TRIES):
@@ -157,8 +164,8 @@ class SegmentOwner:
             self._unsettled = False
             return
         raise MetadataError(
-            f"Owning {self.segment} could not be proven: its record changes all the time; look "
-            "which brokers share the store."
+            f"Ownership of {self.segment} could not be proven: its record changed "
+            f"{RECORD_CHANGE_TRIES} times in a row; check which brokers share the store."
         )
 
     async def _put(self) -> Version:
@@ -166,13 +173,16 @@ class SegmentOwner:
         return await self._store.put_owner(self.segment, record, self._version)
 
     async def _conflict_with_self(self) -> bool:
-        """Whether an earlier write of ours arrived late, and not somebody else's."""
+        """Whether an earlier write of this owner, and not another's, changed the record.
+
+        Raises `SegmentOwnershipLost`.
+        """
         before = self._version
         await self._read_version()
         return self._version != before
 
     async def _read_version(self) -> None:
-        """The version of our own record.  Raises `SegmentOwnershipLost`."""
+        """Read the version of this owner's record.  Raises `SegmentOwnershipLost`."""
         stored = await self._store.read_owner(self.segment)
         if stored is None or stored.owner.epoch != self.epoch:
             self._lose()

@@ -1,13 +1,14 @@
-"""Every access of transactions to the metadata store, with keys, partitions and counting.
+"""All access of transactions to the metadata store.
 
-Rules:
+Rules (T, G, W, A: `docs/transactions.md`):
 
-- A header is made once, by a create-only put, and ended once, by a put on the version read (T1,
-  T2).  While it is open, a group's is changed by such a put too (G2, G8).
-- What is read of an attempt is read of its group's header, and told as its own (G1).
-- A claim or acknowledgement record is deleted by its exact key only (W6).
-- An aborted record only ever rises (W5): a conditional write, tried again on a conflict.
-- Scans that decide what may be delivered or collected are fresh (W7, W10, A3).
+- T1: a header is created by a create-only put; numbers are reserved by a conditional write.
+- T2, G2, G8: a header is ended, and an open group's changed, by a put on the version read.
+- G1: the header of an attempt is its group's, with the attempt's own state.
+- G9: a listing of a group has the records of all its attempts.
+- W5: an aborted record only rises, by a conditional write.
+- W6: a claim or acknowledgement record is deleted by its exact key.
+- W7, W8, W10, A3: scans that decide what may be delivered or collected are fresh.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 _FOR_EVER_MS = 10**15
 _FIRST_KEY, _LAST_KEY = " ", "\x7f"
-"""Around every URL-encoded name."""
+"""Bounds around all URL-encoded names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +88,22 @@ class TransactionStore:
     # Headers
 
     async def create_header(self, txn: TxnId, header: Header) -> Version:
-        """Begin.  Raises `VersionConflict` if there is one."""
+        """Begin a transaction (T1).  Raises `VersionConflict` if it has a header."""
+        # T1: never over another header.
         return await self._put_header(txn, header, ABSENT)
 
     async def read_header(self, txn: TxnId, *, fresh: bool = False) -> StoredHeader | None:
-        """The header now; None if there is none (any more).
+        """Read a header; None if there is none.
 
-        With `fresh` the read shows every end that was acknowledged before it began, by whichever
-        broker (A8).
-
-        Of an attempt, what its group's header says of it; None also if that says nothing (G1).
+        With `fresh` the read shows every end that any broker answered before it began (A8).  For an
+        attempt the group's header is read; None if there is no such attempt (G1).
         """
         partition = records.partition_of(txn)
         record = await self.metadata.get(records.header_key(txn), partition=partition, fresh=fresh)
         if record is None:
             return None
         stored = stored_header(record)
+        # G1: with the state of the attempt.
         header = header_of(stored.header, txn)
         return None if header is None else StoredHeader(txn, header, stored.version)
 
@@ -111,7 +112,7 @@ class TransactionStore:
     ) -> AsyncIterator[tuple[TxnId, Header | None]]:
         """As `read_header` for each; a group's header is read and decoded once for its attempts.
 
-        Others have their turn of the loop in between.
+        It yields to the loop between slices of TXN_SLICE_ENDS.
         """
         wanted: dict[TxnId, list[TxnId]] = {}
         for txn in txns:
@@ -121,21 +122,26 @@ class TransactionStore:
             page = groups[start : start + TXN_PAGE]
             reads = (self.read_header(group, fresh=fresh) for group in page)
             for group, stored in zip(page, await asyncio.gather(*reads), strict=True):
-                for told, txn in enumerate(wanted[group], start=1):
+                for count, txn in enumerate(wanted[group], start=1):
                     yield txn, None if stored is None else header_of(stored.header, txn)
-                    if told % TXN_SLICE_ENDS == 0:
+                    if count % TXN_SLICE_ENDS == 0:
                         await asyncio.sleep(0)
 
     async def end_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
-        """Write the end of a transaction on the version read.  Raises `VersionConflict`."""
+        """Write the end of a transaction on the version read (T2).  Raises `VersionConflict`."""
+        # T2: so one end is not written over another.
         return await self._put_header(txn, header, expect)
 
     async def change_header(self, txn: TxnId, header: Header, expect: Version) -> Version:
         """Write an open group on the version read (G2, G8).  Raises `VersionConflict`."""
+        # G2, G8: so neither a reserved block nor a later deadline is lost.
         return await self._put_header(txn, header, expect)
 
     async def delete_header(self, stored: StoredHeader) -> bool:
-        """Collect it.  Raises `VersionConflict`."""
+        """Delete a header on the version read; False if there was none.
+
+        Raises `VersionConflict`.
+        """
         key = records.header_key(stored.txn)
         return await self.metadata.delete(
             key, partition=records.partition_of(stored.txn), expect=stored.version
@@ -153,7 +159,7 @@ class TransactionStore:
         return result.version
 
     async def open_headers(self, up_to_ms: int | None = None) -> AsyncIterator[list[StoredHeader]]:
-        """Open transactions, those due first, in pages; with a time, those due at or before."""
+        """Open transactions in pages, by deadline; with a time, those due at or before it."""
         hi = number(_FOR_EVER_MS if up_to_ms is None else up_to_ms + 1)
         async for page in self._header_pages(records.DEADLINE_INDEX, number(0), hi):
             yield page
@@ -161,7 +167,7 @@ class TransactionStore:
     async def ended_headers(
         self, state: TxnState, up_to_ms: int
     ) -> AsyncIterator[list[StoredHeader]]:
-        """Headers in that final state since that time or longer, the oldest first, in pages."""
+        """Headers that ended so at a time or before, the oldest first, in pages."""
         lo, hi = f"{state.value}:{number(0)}", f"{state.value}:{number(up_to_ms + 1)}"
         async for page in self._header_pages(records.FINAL_STATE_INDEX, lo, hi):
             yield page
@@ -169,7 +175,9 @@ class TransactionStore:
     async def _header_pages(
         self, index: str, lo: str, hi: str
     ) -> AsyncIterator[list[StoredHeader]]:
-        """Pages begin with the last secondary key of the page before: several may have it."""
+        """Headers in pages, in order of their secondary keys."""
+        # A page begins at the last secondary key of the page before, which several headers may
+        # have.  If all of a page have one key, the page is read again at twice the size.
         times, seen = 1, set[str]()
         while True:
             limit, max_bytes = times * TXN_PAGE, times * self._page_bytes
@@ -189,7 +197,7 @@ class TransactionStore:
     # Claims and acknowledgement records
 
     async def put_claim(self, claim: Claim) -> None:
-        """Make the claim durable (W1)."""
+        """Store a claim (W1)."""
         await self._put_operation(
             claim.txn,
             records.claim_key(claim.txn, claim.segment, claim.epoch),
@@ -198,7 +206,7 @@ class TransactionStore:
         )
 
     async def put_ack(self, record: AckRecord) -> None:
-        """Make the acknowledgements of one command durable (A1)."""
+        """Store the acknowledgement record of one command (A1)."""
         await self._put_operation(
             record.txn,
             records.ack_key(record),
@@ -209,7 +217,7 @@ class TransactionStore:
     async def _put_operation(
         self, txn: TxnId, key: str, value: bytes, indexes: tuple[IndexEntry, ...]
     ) -> None:
-        """Put a claim or acknowledgement record, over one that an earlier try may have left."""
+        """Store a claim or acknowledgement record, over one that an earlier try may have left."""
         put = partial(
             self.metadata.put, key, value, partition=records.partition_of(txn), indexes=indexes
         )
@@ -224,7 +232,8 @@ class TransactionStore:
             self.counters.op_records += 1
 
     async def delete_operation(self, txn: TxnId, key: str) -> None:
-        """Delete one claim or acknowledgement record, if it is there."""
+        """Delete one claim or acknowledgement record, if it is there (W6)."""
+        # W6: by exact key, never by range, so that a successor's claim stays.
         if await self.metadata.delete(key, partition=records.partition_of(txn)):
             self.counters.op_deletes += 1
             self.counters.op_records = max(0, self.counters.op_records - 1)
@@ -232,10 +241,11 @@ class TransactionStore:
     async def transactions_with_records(self, limit: int) -> set[TxnId] | None:
         """List the transactions that have a claim or acknowledgement record, fresh (W10).
 
-        A group stands for its attempts (G9).
-        None if there are `limit` records of a kind or more: then list each transaction's own.
+        A group stands for its attempts (G9).  None if there are `limit` records of a kind or more:
+        then the records of each transaction have to be listed.
         """
         found: set[TxnId] = set()
+        # W10: a scan that is not fresh might lack a record.
         for index in (records.WRITES_INDEX, records.ACKS_INDEX):
             hits = await self._index(index, _FIRST_KEY, _LAST_KEY, fresh=True, limit=limit)
             if len(hits) >= limit:
@@ -244,9 +254,9 @@ class TransactionStore:
         return found
 
     async def recount(self) -> None:
-        """Set `op_records` to what is stored; to nothing new if records came or went meanwhile.
+        """Count the stored records and set `op_records`, unless records came or went meanwhile.
 
-        At start, when nothing does; and from time to time, for writes whose outcome was unknown.
+        It corrects the count after writes whose outcome was unknown.
         """
         counters = self.counters
         before = counters.op_writes, counters.op_deletes
@@ -255,7 +265,7 @@ class TransactionStore:
             counters.op_records = found
 
     async def count_operations(self) -> int:
-        """How many claims and acknowledgement records there are.  For metrics: not fresh."""
+        """The number of stored claims and acknowledgement records.  For metrics: not fresh."""
         count = 0
         for index in (records.WRITES_INDEX, records.ACKS_INDEX):
             lo, limit, last_keys = _FIRST_KEY, TXN_PAGE, 0
@@ -274,6 +284,7 @@ class TransactionStore:
 
         Of a group, those of all its attempts (G9).
         """
+        # G9: the range of a group has the records of its attempts.
         lo, hi = records.operations_range(txn)
         found = await self.metadata.scan(lo, hi, partition=records.partition_of(txn), fresh=True)
         decoded = (records.decode_operation(record.key, record.value) for record in found)
@@ -281,10 +292,11 @@ class TransactionStore:
 
     async def claims_on(self, segment: str) -> list[Claim]:
         """Every claim on a segment: a fresh scan (W7)."""
+        # W7: fresh, so that no claim that was stored before the log was fenced is missing.
         return await self._claims_on(segment, fresh=True)
 
     async def some_claims_on(self, segment: str, limit: int) -> list[Claim]:
-        """Claims on a segment, not more than that, by transaction.  For people: not fresh."""
+        """At most `limit` claims on a segment, by transaction.  For operators: not fresh."""
         return await self._claims_on(segment, limit=limit)
 
     async def _claims_on(
@@ -296,12 +308,13 @@ class TransactionStore:
 
     async def acks_on(self, segment: str, subscription: str) -> list[AckRecord]:
         """Every acknowledgement record of a subscription: a fresh scan (A3)."""
+        # A3: fresh, so that no record that was answered is missing.
         key = records.acks_index_key(segment, subscription)
         hits = await self._index(records.ACKS_INDEX, *exact_range(key), fresh=True)
         return [each async for each in _operations(hits) if isinstance(each, AckRecord)]
 
     async def acks_on_segment(self, segment: str) -> list[AckRecord]:
-        """Those of all subscriptions of a segment: a fresh scan."""
+        """Every acknowledgement record of a segment: a fresh scan."""
         prefix = f"{encode_name(segment)}:"
         hits = await self._index(records.ACKS_INDEX, *prefix_range(prefix), fresh=True)
         return [each async for each in _operations(hits) if isinstance(each, AckRecord)]
@@ -309,7 +322,7 @@ class TransactionStore:
     # Segments
 
     async def read_owner(self, segment: str, *, fresh: bool = False) -> StoredOwner | None:
-        """Read the owner of the segment; None if no epoch was ever taken there."""
+        """Read a segment's owner record; None if no epoch was ever taken there."""
         key = records.owner_key(segment)
         record = await self.metadata.get(key, partition=encode_name(segment), fresh=fresh)
         if record is None:
@@ -317,7 +330,8 @@ class TransactionStore:
         return StoredOwner(records.decode_owner(record.key, record.value), record.version)
 
     async def put_owner(self, segment: str, owner: OwnerRecord, expect: Version) -> Version:
-        """Take an epoch, or prove that one still has it.  Raises `VersionConflict`."""
+        """Take an epoch (W7), or prove that this owner still has it.  Raises `VersionConflict`."""
+        # W7: on the version read, so that a lower epoch never replaces a higher.
         result = await self.metadata.put(
             records.owner_key(segment),
             records.encode_owner(owner),
@@ -327,7 +341,8 @@ class TransactionStore:
         return result.version
 
     async def aborted_on(self, segment: str) -> dict[TxnId, Position]:
-        """The aborted set of a segment: up to where the entries of each are (W8)."""
+        """The aborted set of a segment: a position at or after the last entry of each (W8)."""
+        # W8: fresh, as a stale owner may have recorded an abort just now.
         prefix = f"{encode_name(segment)}:"
         hits = await self._index(records.ABORTED_INDEX, *prefix_range(prefix), fresh=True)
         return dict(
@@ -338,19 +353,20 @@ class TransactionStore:
         )
 
     async def read_aborted(self, segment: str, txn: TxnId) -> Position | None:
-        """The aborted record of one transaction (W9)."""
+        """Read the aborted record of one transaction (W9); None if there is none."""
         record = await self._aborted(segment, txn)
         return None if record is None else records.decode_aborted(record.key, record.value)[1]
 
     async def record_aborted(self, segment: str, txn: TxnId, up_to: Position) -> Position:
-        """Remember an aborted transaction up to a position at least; what then stands there."""
+        """Raise an aborted record to a position at least (W5); return the stored position."""
         key, partition = records.aborted_key(segment, txn), encode_name(segment)
         while True:
             record = await self._aborted(segment, txn)
             if record is not None:
-                _, stands = records.decode_aborted(key, record.value)
-                if stands >= up_to:
-                    return stands
+                _, stored = records.decode_aborted(key, record.value)
+                # W5: never lowered, as by a late put of a stale owner.
+                if stored >= up_to:
+                    return stored
             try:
                 await self.metadata.put(
                     key,
@@ -364,12 +380,13 @@ class TransactionStore:
             return up_to
 
     async def forget_aborted(self, segment: str, txn: TxnId) -> None:
-        """The ledgers that it speaks of are gone."""
+        """Delete an aborted record: the ledgers of its entries are deleted."""
         key = records.aborted_key(segment, txn)
         await self.metadata.delete(key, partition=encode_name(segment))
 
     async def delete_owner(self, segment: str) -> None:
-        """The segment is deleted.  A later one of that name has higher epochs (W3, W6)."""
+        """Delete the owner record of a deleted segment (W3, W6)."""
+        # W3, W6: the floor makes the epochs of a later segment of that name higher.
         key, partition = records.owner_key(segment), encode_name(segment)
         while (stored := await self.read_owner(segment, fresh=True)) is not None:
             await raise_floor(self.metadata, records.EPOCH_FLOOR, stored.owner.epoch)
@@ -377,14 +394,14 @@ class TransactionStore:
                 await self.metadata.delete(key, partition=partition, expect=stored.version)
 
     async def read_epoch_floor(self) -> int:
-        """The highest epoch that a deleted segment had; 0: none."""
+        """The highest epoch that a deleted segment had; 0 if none was deleted."""
         return await read_floor(self.metadata, records.EPOCH_FLOOR, fresh=True) or 0
 
     async def _aborted(self, segment: str, txn: TxnId) -> Record | None:
         key = records.aborted_key(segment, txn)
         return await self.metadata.get(key, partition=encode_name(segment))
 
-    # CleanupRequests
+    # Cleanup requests
 
     async def request_cleanup(self, segment: str, at_ms: int) -> None:
         """Ask the owner of a segment to clean up records of ended transactions (W11)."""
@@ -400,7 +417,8 @@ class TransactionStore:
     # Coordinators
 
     async def reserve_numbers(self, coordinator: CoordinatorId, count: int) -> range:
-        """Numbers that nobody else gets, ever (T1).  What is not used of them is lost."""
+        """Reserve numbers that nobody else ever gets (T1).  Unused ones are lost."""
+        # T1: by a write on the version read.
         key = records.sequence_key(coordinator)
         while True:
             record = await self.metadata.get(key)
@@ -434,13 +452,13 @@ class TransactionStore:
 
 
 def stored_header(record: Record) -> StoredHeader:
-    """A header record, decoded.  Raises `CorruptTransactionRecord`."""
+    """Decode the record of a header.  Raises `CorruptTransactionRecord`."""
     txn = records.txn_of_header(record.key)
     return StoredHeader(txn, records.decode_header(record.key, record.value), record.version)
 
 
 def _headers(found: Iterable[Record]) -> list[StoredHeader]:
-    """Those that can be read: a damaged one must not hold up the others."""
+    """Decode headers; a corrupt one is logged and left out, so that it does not stop the others."""
     headers = []
     for record in found:
         try:
@@ -456,7 +474,7 @@ async def _operations(hits: Iterable[IndexHit]) -> AsyncIterator[Claim | AckReco
 
 
 async def _in_turns(hits: Iterable[IndexHit]) -> AsyncIterator[IndexHit]:
-    """Each of them.  A large group has many: others have their turn of the loop in between."""
+    """Yield each hit, and yield to the loop between slices: a large group has many."""
     for seen, hit in enumerate(hits, start=1):
         yield hit
         if seen % TXN_SLICE_ENDS == 0:

@@ -1,16 +1,15 @@
-"""The groups of one coordinator: attempts begun in them, committed, aborted, extended.
+"""The groups of one coordinator: their attempts, commits, aborts and deadlines.
 
-Rules (G: `docs/transactions.md`):
+Rules (K, G: `docs/transactions.md`):
 
-- Whatever a request decides, it decides on what is stored of the key and of its last transaction,
-  and a group is changed on the version read: two leaders at once change nothing (K6).
-- In memory are only indexes that this process reserved and has not given out: each of them is its
-  own, whoever else leads (G2).  They go with the group, and with the lead.
-- Requests for one group change its header one after the other, so they do not conflict here.  Of
-  those that come together before it is there, as of tasks that start at once, one begins it.
-- A deadline that is raised is raised by TXN_EXTENSION_SLACK more than was asked for, so that the
-  attempts which begin right after need no write of their own.
-- A COMMIT or BEGIN that was begun is finished even if the one who asked goes away.
+- K6: every request is decided on the stored key and the stored header of its last transaction, and
+  a group is changed on the version read, so that two leaders at once do no harm.
+- G2: an index is given once, after it was reserved.  In memory are only indexes that this process
+  has reserved and not given yet; no other leader gives these.
+- G4: a commit is one write, on the version read, with winners that are attempts of the group.
+- G6: a batch that was committed before is not committed again, and its open group is aborted.
+- G7: an abort is about the open transaction of its epoch, and it is no error if there is none.
+- G8: the deadline of an open group is raised on the version read.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ from txn.transaction_keys import KeySnapshot, TransactionKeys
 
 
 class BegunAttempt(NamedTuple):
-    """The answer to BEGIN_ATTEMPT: an attempt, and until when its group is open at least."""
+    """The answer to BEGIN_ATTEMPT: an attempt, and the present deadline of its group."""
 
     attempt: TxnId
     deadline_ms: int
@@ -88,23 +87,23 @@ class GroupedTransactions(Protocol):
         ...
 
     async def read_header(self, txn: TxnId) -> StoredHeader | None:
-        """Read the stored header; None if there is none (any more)."""
+        """Read the stored header; None if there is none."""
         ...
 
     async def change_header(self, stored: StoredHeader, header: Header) -> StoredHeader:
-        """Write an open group on the version read."""
+        """Replace the header of an open group on the version read."""
         ...
 
     async def commit_group(self, stored: StoredHeader, group: Group) -> None:
-        """End it on the version read."""
+        """Commit a group on the version read."""
         ...
 
     async def abort(self, txn: TxnId) -> TxnState | None:
-        """How it ended, by this or before; None if there is none (any more)."""
+        """Abort a transaction unless it has ended; return its end, None if it is gone."""
         ...
 
     async def abort_open(self, txn: TxnId) -> bool:
-        """Whether it was aborted by this; what ended otherwise, or is gone, is fine."""
+        """Abort a transaction if it is open; whether this call aborted it."""
         ...
 
 
@@ -114,7 +113,7 @@ class _GroupEnded(Exception):
 
 @dataclass(slots=True)
 class _ReservedIndexes:
-    """Reserved here and not given out: from `next` up to `end`."""
+    """The indexes that were reserved here and not given yet: from `next` to below `end`."""
 
     next: int = 1
     end: int = 1
@@ -122,12 +121,18 @@ class _ReservedIndexes:
 
     @property
     def left(self) -> int:
-        """How many there are."""
+        """The number of these indexes."""
         return self.end - self.next
 
 
 class TransactionGroups:
-    """The groups of one coordinator's keys: their attempts, commits, aborts and deadlines."""
+    """The groups of one coordinator's keys: their attempts, commits, aborts and deadlines.
+
+    A COMMIT or BEGIN that was begun is finished even if its caller is cancelled.
+
+    A raised deadline has some slack (TXN_EXTENSION_SLACK), so that attempts which begin shortly
+    after need no write to raise it again.
+    """
 
     def __init__(
         self, transactions: GroupedTransactions, keys: TransactionKeys, parts: TransactionParts
@@ -137,26 +142,26 @@ class TransactionGroups:
         self._clock = parts.clock
         self._indexes: dict[TxnId, _ReservedIndexes] = {}
         self._beginning: dict[tuple[KeyName, int, str], asyncio.Future[None]] = {}
-        """For whose first request others wait, by key, epoch and nonce."""
+        """The first BEGINs of groups, by key, epoch and nonce; later requests wait for them."""
 
     def close(self) -> None:
-        """Forget what was reserved."""
+        """Forget all reserved indexes."""
         self._indexes.clear()
 
     def created(self, txn: TxnId, group: Group) -> None:
-        """This process made it, with its first indexes (G2)."""
+        """Take in a group that was created here, with its first reserved indexes (G2)."""
         self._indexes[txn] = _ReservedIndexes(1, group.reserved + 1)
 
     def forget(self, txn: TxnId) -> None:
-        """It has ended."""
+        """Forget the reserved indexes of a group that has ended."""
         self._indexes.pop(txn, None)
 
-    # What clients ask for
+    # Requests of clients
 
     async def begin_attempt(
         self, name: KeyName, epoch: int, nonce: str, timeout_ms: int, batch: Batch | None = None
     ) -> BegunAttempt | None:
-        """An attempt in the group of that nonce, which is begun if there is none (G2, G3).
+        """Begin an attempt in the group of a nonce; begin the group if there is none (G2, G3).
 
         None: the batch was committed before, so nothing is begun (G6).
         Raises `TransactionKeyFenced`, `InvalidTxnStatus`, `InvalidGroup`, `TooManyTransactions`,
@@ -176,9 +181,10 @@ class TransactionGroups:
         commit: GroupCommit,
         winners: Sequence[TxnId],
     ) -> CommittedGroup:
-        """Commit the key's open group of that nonce with these winners, or begin one to (G4).
+        """Commit the key's open group of a nonce with these winners (G4).
 
-        `group` None: no attempt was begun.  Raises as `begin_attempt`.
+        `group` None: no attempt was begun, so a group is begun to commit it.  Raises as
+        `begin_attempt`.
         """
         require_nonce(nonce)
         return await self._keys.run_shielded(
@@ -186,11 +192,12 @@ class TransactionGroups:
         )
 
     async def abort(self, name: KeyName, epoch: int) -> bool:
-        """Whether what was open under that epoch is aborted by this (G7).
+        """Abort the open transaction of an epoch, if any; whether this call did (G7).
 
         Raises `MetadataError`.
         """
         record = await self._keys.find(name)
+        # G7: a transaction of a newer epoch is left alone.
         if record is None or record.epoch != epoch or record.transaction is None:
             return False
         if record.transaction.ended is not None:
@@ -198,7 +205,7 @@ class TransactionGroups:
         return await self._transactions.abort_open(record.transaction.txn)
 
     async def extend(self, name: KeyName, epoch: int, group: TxnId, timeout_ms: int) -> int:
-        """Have it open for so long from now, at least; its deadline then (G8).
+        """Raise the deadline of a group to `timeout_ms` from now; return its deadline (G8).
 
         Raises `TransactionKeyFenced`, `InvalidTxnStatus`, `TransactionNotFound`,
         `InvalidTransactionKey`, `MetadataError`.
@@ -207,15 +214,14 @@ class TransactionGroups:
             name, epoch, lambda: self._extend(name, epoch, group, timeout_ms)
         )
 
-    # Within
+    # Internals
 
     async def _begin_in_turn(
         self, name: KeyName, epoch: int, nonce: str, timeout_ms: int, batch: Batch | None
     ) -> BegunAttempt | None:
-        """The first finds the last header of the key, with its winners, and begins the group.
-
-        Who came meanwhile finds that group.
-        """
+        """Begin an attempt, after the first request for the same group, if that is in progress."""
+        # Tasks of a batch start at the same time.  The first request reads the last header of the
+        # key, which may be large, and begins the group; the others find that group.
         which = (name, epoch, nonce)
         first = self._beginning.get(which)
         if first is not None:
@@ -232,8 +238,10 @@ class TransactionGroups:
         self, name: KeyName, epoch: int, nonce: str, timeout_ms: int, batch: Batch | None
     ) -> BegunAttempt | None:
         while True:
+            # K6: each try decides on the stored key.
             now = await self._keys.read_snapshot(name, epoch)
             if batch is not None and is_done(now.record, batch):
+                # G6: nothing is written again.
                 self._transactions.counters.groups_done += 1
                 return None
             txn = await self._keys.begin_group(now, nonce, self._with_slack_ms(timeout_ms))
@@ -242,17 +250,18 @@ class TransactionGroups:
             try:
                 begun = await self._give_attempt(txn, timeout_ms)
             except _GroupEnded:
-                continue  # the key tells what came of it
+                continue  # read the key again, which has its outcome
             self._transactions.counters.attempts += 1
             return begun
 
     async def _give_attempt(self, txn: TxnId, timeout_ms: int) -> BegunAttempt:
-        """An index that nobody else gets (G2), in a group that is open for so long (G8).
+        """Give an index to an attempt (G2), in a group that stays open long enough (G8).
 
-        Raises `_Ended`, `InvalidGroup`, `MetadataError`.
+        Raises `_GroupEnded`, `InvalidGroup`, `MetadataError`.
         """
         indexes = self._indexes.setdefault(txn, _ReservedIndexes())
         until_ms = self._clock.now_ms() + bounded_timeout_ms(timeout_ms)
+        # Requests for one group change its header one after the other, and do not conflict here.
         async with indexes.changing:
             stored = self._transactions.find(txn)
             try:
@@ -260,8 +269,9 @@ class TransactionGroups:
                     stored = await self._reserve_or_extend(txn, indexes, until_ms)
             except BaseException:
                 if self._transactions.find(txn) is None:
-                    self.forget(txn)  # nobody would tell of its end
+                    self.forget(txn)  # its end would not be noticed here
                 raise
+            # G2: each index is given once.
             index = indexes.next
             indexes.next += 1
             return BegunAttempt(txn.attempt_of(index), stored.header.deadline_ms)
@@ -269,10 +279,11 @@ class TransactionGroups:
     async def _reserve_or_extend(
         self, txn: TxnId, indexes: _ReservedIndexes, until_ms: int
     ) -> StoredHeader | None:
-        """Reserve a block if there is no index left, and raise the deadline, by one write.
+        """Reserve a block if no index is left, and raise the deadline, by one write (G2, G8, K6).
 
-        None: somebody else has changed it.  By what is stored (K6).  Raises as `_give_attempt`.
+        None: the header has changed meanwhile.  Raises as `_give_attempt`.
         """
+        # K6: the header in memory may be older.
         stored = await self._transactions.read_header(txn)
         if stored is None or stored.header.state is not TxnState.OPEN:
             raise _GroupEnded
@@ -282,17 +293,18 @@ class TransactionGroups:
         if self._must_extend(stored, until_ms):
             header = raise_deadline(header, self._with_slack_of(until_ms), self._clock.now_ms())
         if grown is group and header is stored.header:
-            return stored  # what is in memory was older
+            return stored  # the header in memory was older
         try:
             changed = await self._transactions.change_header(stored, replace(header, group=grown))
         except VersionConflict:
             return None
+        # G2: used only now that they are reserved.
         if grown is not group:
             indexes.next, indexes.end = group.reserved + 1, grown.reserved + 1
         return changed
 
     async def _extend(self, name: KeyName, epoch: int, group: TxnId, timeout_ms: int) -> int:
-        """G8: on the version read, and only while it is open."""
+        """Raise the deadline on the version read, while the group is open (G8)."""
         owner = name.owner or None
         while True:
             stored = await self._transactions.read_header(group)
@@ -308,6 +320,7 @@ class TransactionGroups:
             if not self._must_extend(stored, until_ms):
                 return stored.header.deadline_ms
             header = raise_deadline(stored.header, self._with_slack_of(until_ms), now_ms)
+            # G8: after a conflict the header is read again, as it may have ended.
             try:
                 changed = await self._transactions.change_header(stored, header)
             except VersionConflict:
@@ -323,8 +336,9 @@ class TransactionGroups:
         commit: GroupCommit,
         winners: Sequence[TxnId],
     ) -> CommittedGroup:
-        """G4, G6."""
+        """Decide a commit on the stored key, and write it (G4, G6)."""
         while True:
+            # K6, G4: after a conflict all is read and decided anew.
             now = await self._keys.read_snapshot(name, epoch)
             verdict = decide_commit(now.record, now.state, nonce, group, commit.batch)
             match verdict:
@@ -352,7 +366,8 @@ class TransactionGroups:
     async def _answer_done(
         self, name: KeyName, now: KeySnapshot, nonce: str, commit: GroupCommit
     ) -> CommittedGroup:
-        """G6: what was begun for a batch that had been committed is aborted."""
+        """Answer a commit of a batch that was committed before (G6)."""
+        # G6: attempts that were begun for it all the same must not be committed.
         own = named_group(now.record, nonce)
         if own is not None and now.state is TxnState.OPEN:
             await self._transactions.abort_open(own)
@@ -364,8 +379,9 @@ class TransactionGroups:
     async def _write_commit(
         self, stored: StoredHeader, commit: GroupCommit, winners: Sequence[TxnId]
     ) -> bool:
-        """Write the commit; False after a conflict: read the key again and decide anew (G4)."""
+        """Write a commit on the version read; False after a conflict (G4)."""
         assert stored.header.group is not None, "the key named it as a group"
+        # G4: only reserved indexes of this group.
         require_winners(stored.txn, stored.header.group, winners)
         group = replace(stored.header.group, commit=_fit_into_header(stored.header, commit))
         try:
@@ -375,7 +391,8 @@ class TransactionGroups:
         return True
 
     def _must_extend(self, stored: StoredHeader, until_ms: int) -> bool:
-        """Whether its deadline is before that, and may be moved on: clocks can be set back."""
+        """Whether the deadline of a group is before `until_ms` and can be raised."""
+        # After the clock was set back a deadline may be the latest already.
         longest_ms = self._clock.now_ms() + TXN_TIMEOUT_MAX_MS
         return stored.header.deadline_ms < min(until_ms, longest_ms)
 
@@ -389,9 +406,9 @@ class TransactionGroups:
 
 
 def _fit_into_header(header: Header, commit: GroupCommit) -> GroupCommit:
-    """Return the commit as it fits into the header: with totals instead of counts if it must be.
+    """Return the commit as it fits into the header, with totals in place of counts if necessary.
 
-    Raises `InvalidGroup` before anything is written.
+    Raises `InvalidGroup` if it does not fit either way.
     """
     assert header.group is not None, "it is a group"
     for each in (commit, with_totals(commit)):

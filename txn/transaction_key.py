@@ -1,20 +1,21 @@
-"""Pure: a transaction key, and what each request about it may do.
+"""Pure: a transaction key, and decisions on the requests about it.
 
-A key fences: whoever opens it gets a new epoch, and what came before has ended by then.
+A key fences: its OPEN gives a new epoch, and all transactions of older epochs have ended by then.
+A group of attempts is a transaction of its key like any other, with its nonce as the beginner; for
+groups alone there is `key_groups`.
 
-Rules:
+Rules (K, G: `docs/transactions.md`):
 
-- OPEN presents the last epoch known, NO_EPOCH at first, which takes over whatever is there.  The
-  epoch rises by one.  An OPEN that is sent again is known by its opener, and answered again (K1).
-- BEGIN needs the epoch, and that the last transaction of the key has ended.  One that is sent again
-  is known by its beginner, and gets the transaction that it began while that is open (K3).  One
-  that has ended is not given again: whoever began it was told, or it was aborted.
-- A transaction that was begun under a key is used and ended under that key and the epoch that began
-  it, by that owner, while the key has that epoch (K4).  Operators and deadlines are not asked.
-- A key that was not opened or begun under for the retention goes, unless somebody holds it or its
-  transaction is open; one that is held counts as used (K7).
-- A group of attempts is a transaction of its key like any other, whose beginner is its nonce.  What
-  of the key is about groups only is in `key_groups`.
+- K1: OPEN presents the last epoch that the client knows, or NO_EPOCH, which takes over any.  The
+  epoch rises by one.  The same request again, by its opener, gets the same answer.
+- K3: BEGIN needs the epoch, and that the key's last transaction has ended.  The same request again,
+  by its beginner, gets its transaction while that is open.
+- K4: a transaction of a key is used and ended by its owner, under that key and the epoch that began
+  it, while the key has that epoch.  Operators and deadlines are not checked.
+- K7: a key that was neither opened nor begun under for the retention is deleted, unless a
+  connection holds it or its transaction is open.
+- K8: the end of a key's last transaction is noted in the key.
+- G3: a nonce has one group.
 """
 
 import enum
@@ -29,7 +30,7 @@ from txn.header import OPERATOR
 from txn.records import Header, KeyEpoch, TxnState
 
 NO_EPOCH: Final = -1
-"""What an OPEN presents that knows of none; of a record: nobody has opened it yet."""
+"""No epoch: presented by an OPEN that knows none, and stored for a key that was never opened."""
 
 
 class KeyName(NamedTuple):
@@ -40,7 +41,7 @@ class KeyName(NamedTuple):
 
 
 def key_name(owner: str | None, key: str) -> KeyName:
-    """The key of that principal.  Raises `InvalidTransactionKey`."""
+    """The name of a principal's key.  Raises `InvalidTransactionKey`."""
     if not key or "&" in key or len(key.encode(errors="replace")) > TXN_KEY_BYTES:
         raise InvalidTransactionKey(
             f"{key[:TXN_KEY_BYTES]!r} is no transaction key: choose a name of 1 to "
@@ -55,7 +56,7 @@ def key_name(owner: str | None, key: str) -> KeyName:
 
 
 def require_name_of_request(name: str) -> str:
-    """An opener or beginner that is short enough.  Raises `InvalidTransactionKey`."""
+    """Return an opener or beginner if it is short enough.  Raises `InvalidTransactionKey`."""
     if len(name.encode(errors="replace")) > TXN_KEY_BYTES:
         raise InvalidTransactionKey(
             f"The name of this request is longer than {TXN_KEY_BYTES} bytes: choose a shorter one."
@@ -65,7 +66,7 @@ def require_name_of_request(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyTransaction:
-    """A transaction of a key.  `ended`: how, as noted before its header was collected (K8)."""
+    """A transaction of a key.  `ended`: its end, as noted before its header was collected (K8)."""
 
     txn: TxnId
     ended: TxnState | None = None
@@ -74,14 +75,14 @@ class KeyTransaction:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key as it is stored.
+    """The stored record of a key.
 
-    `opener` and `beginner` name the requests that made the epoch, and began `transaction` under it.
-    `before` is the last one that an earlier epoch began.
+    `opener` and `beginner` name the requests that opened the epoch, and began `transaction` under
+    it.  `before` is the last transaction of an earlier epoch.
 
-    Of groups: `committed` is the last one that committed, but for `last`, whose header may have to
-    be asked (G5); `earlier` the last batches of other queries, newest first (G6); `nonces` are of
-    groups before `transaction` (G3).
+    Of groups: `committed` is the last committed one, except that `last` may have committed since
+    (G5); `earlier` has the last batches of other queries, newest first (G6); `nonces` are of groups
+    before `transaction` (G3).
     """
 
     epoch: int
@@ -97,14 +98,15 @@ class KeyRecord:
 
     @property
     def spent_nonces(self) -> tuple[str, ...]:
-        """Nonces of groups that were begun under the key: none of them begins another (G3)."""
+        """The nonces of groups that were begun under the key (G3)."""
+        # G3: none of them begins another group.
         if self.transaction is None or not self.transaction.is_group:
             return self.nonces
         return (*self.nonces, self.beginner)[-TXN_KEY_NONCES:]
 
     @property
     def last(self) -> KeyTransaction | None:
-        """The only one that may be open."""
+        """The key's last transaction, the only one that may be open."""
         return self.transaction or self.before
 
 
@@ -112,7 +114,7 @@ class KeyRecord:
 class OpenedKey:
     """The answer to OPEN: the epoch, and the last transaction before it with its end.
 
-    The end is None if nobody knows it any more.  `committed` is the last group that committed (G5).
+    The end is None if it is not known any more.  `committed` is the last committed group (G5).
     """
 
     epoch: int
@@ -122,7 +124,7 @@ class OpenedKey:
 
 
 def new_key_record(now_ms: int) -> KeyRecord:
-    """Return the record that an OPEN of a new key puts first; its epoch is nobody's."""
+    """The record that an OPEN of a new key puts first (K7); it has no epoch yet."""
     return KeyRecord(NO_EPOCH, "", now_ms, now_ms)
 
 
@@ -138,6 +140,7 @@ def decide_open(record: KeyRecord | None, presented: int, opener: str) -> OpenVe
     """Decide an OPEN that presents that epoch (K1)."""
     if record is None:
         return OpenVerdict.TAKE if presented == NO_EPOCH else OpenVerdict.STALE
+    # K1: this request has raised the epoch already, and its answer was lost.
     if opener and record.opener == opener and presented in (NO_EPOCH, record.epoch - 1):
         return OpenVerdict.AGAIN
     return OpenVerdict.TAKE if presented in (NO_EPOCH, record.epoch) else OpenVerdict.STALE
@@ -145,6 +148,7 @@ def decide_open(record: KeyRecord | None, presented: int, opener: str) -> OpenVe
 
 def raise_epoch(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyRecord:
     """The record under its next epoch (K1), which for a new key is above the floor (K7)."""
+    # K7: the epochs of a deleted key are not given again.
     last_epoch = floor if record.epoch == NO_EPOCH else record.epoch
     return KeyRecord(
         last_epoch + 1,
@@ -161,7 +165,7 @@ def raise_epoch(record: KeyRecord, floor: int, opener: str, now_ms: int) -> KeyR
 def name_transaction(
     record: KeyRecord, txn: TxnId, beginner: str, now_ms: int, *, is_group: bool = False
 ) -> KeyRecord:
-    """The record that names a new transaction of its epoch (K3), or group, by its nonce (G3)."""
+    """The record with a new transaction of its epoch (K3), or a group and its nonce (G3)."""
     return replace(
         record,
         transaction=KeyTransaction(txn, is_group=is_group),
@@ -172,27 +176,28 @@ def name_transaction(
 
 
 def note_earlier_end(record: KeyRecord, ended: TxnState | None) -> KeyRecord:
-    """The record with how the last transaction before its epoch has ended (K2)."""
+    """The record with the end of the last transaction before its epoch (K2)."""
     if record.before is None:
         return record
     return replace(record, before=replace(record.before, ended=ended))
 
 
 def mark_used(record: KeyRecord, now_ms: int) -> KeyRecord:
-    """The record of a key that somebody holds (K7)."""
+    """The record of a key that is used, as a connection holds it (K7)."""
     return replace(record, last_used_ms=now_ms)
 
 
 def note_end(record: KeyRecord, txn: TxnId, state: TxnState) -> KeyRecord | None:
-    """The record with the end of that transaction, None if it need not tell it (K8)."""
-    if _is_untold(record.transaction, txn):
+    """The record with the end of a transaction; None if it has it already, or needs none (K8)."""
+    # K8: only the last transactions are named, and only their ends are needed.
+    if _lacks_end(record.transaction, txn):
         return replace(record, transaction=replace(record.transaction, ended=state))
-    if _is_untold(record.before, txn):
+    if _lacks_end(record.before, txn):
         return replace(record, before=replace(record.before, ended=state))
     return None
 
 
-def _is_untold(named: KeyTransaction | None, txn: TxnId) -> TypeGuard[KeyTransaction]:
+def _lacks_end(named: KeyTransaction | None, txn: TxnId) -> TypeGuard[KeyTransaction]:
     return named is not None and named.txn == txn and named.ended is None
 
 
@@ -210,9 +215,11 @@ def decide_begin(
 ) -> BeginVerdict:
     """Decide a BEGIN (K3, G3).
 
-    `last`: the state of the key's last one, None if it is gone; `is_group`: a group is asked for,
-    and the beginner is its nonce.
+    `last`: the state of the key's last transaction, None if it is gone; `is_group`: a group is to
+    be begun, and the beginner is its nonce.
     """
+    # K3: the same request again.  A transaction that has ended is not given again: its client got
+    # the answer, or it was aborted.
     named = record.transaction
     if (
         last is TxnState.OPEN
@@ -228,7 +235,7 @@ def decide_begin(
 
 
 def key_busy_error(name: KeyName, txn: TxnId) -> InvalidTxnStatus:
-    """Why a key cannot begin another transaction."""
+    """The error for a BEGIN while the key's last transaction is open."""
     return InvalidTxnStatus(
         f"Transaction {txn} of key {name.key!r} is open, and a key has one at a time: end it, or "
         "open the key again, which aborts it."
@@ -236,11 +243,11 @@ def key_busy_error(name: KeyName, txn: TxnId) -> InvalidTxnStatus:
 
 
 def require_epoch(name: KeyName, record: KeyRecord | None, epoch: int) -> KeyRecord:
-    """The record, if the key has that epoch.  Raises `TransactionKeyFenced` (K3, K4, K5)."""
+    """Return the record if the key has that epoch (K3, K4, K5).  Raises `TransactionKeyFenced`."""
     if record is None or record.epoch == NO_EPOCH:
         raise TransactionKeyFenced(
-            f"Nobody holds transaction key {name.key!r} (any more), at epoch {epoch} or another "
-            "one: open it."
+            f"Transaction key {name.key!r} was not opened, or was deleted, so it has no epoch "
+            f"{epoch}: open it."
         )
     if record.epoch != epoch:
         raise TransactionKeyFenced(
@@ -251,10 +258,11 @@ def require_epoch(name: KeyName, record: KeyRecord | None, epoch: int) -> KeyRec
 
 
 def require_key_epoch(txn: TxnId, header: Header, owner: str | None, key: KeyEpoch | None) -> None:
-    """Whether a request under that key and epoch, or none, may speak of the transaction (K4).
+    """Check that a request under a key and epoch, or none, may be about a transaction (K4).
 
     Raises `InvalidTransactionKey`; `InvalidTxnStatus` for a transaction of an older epoch.
     """
+    # K4: operators and deadlines end transactions of any key.
     key_epoch = header.key_epoch
     if owner == OPERATOR or (key_epoch is None and key is None):
         return
@@ -281,7 +289,8 @@ class IdleVerdict(enum.Enum):
 def decide_idle(
     record: KeyRecord, due_ms: int, *, held: bool, last: TxnState | None
 ) -> IdleVerdict:
-    """Whether a key that was last used at `due_ms` or before goes (K7)."""
+    """Decide whether a key is deleted that was last used at `due_ms` or before (K7)."""
+    # K7: a key that a connection holds counts as used.
     if record.last_used_ms > due_ms or last is TxnState.OPEN:
         return IdleVerdict.KEEP
     return IdleVerdict.TOUCH if held else IdleVerdict.DELETE

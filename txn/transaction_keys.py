@@ -1,17 +1,19 @@
-"""The transaction keys of one coordinator: opened, attached to, begun under, deleted.
+"""The transaction keys of one coordinator.
 
-Rules (K: `docs/transactions.md`):
+Rules (K, G: `docs/transactions.md`):
 
-- Whatever a request decides, it decides on the stored record, and changes that on the version read:
-  nothing of a key is in memory but who holds it, so restarts and moves of the coordinator, and two
-  leaders at once, change nothing (K6).  What a last group has committed is remembered, without its
-  winners: no write changes it any more, and the key that names that group is read all the same.
-- OPEN of a key that is not there puts a record without epoch first, then reads the floor: what was
-  deleted before that put is heard of, and what is deleted after it goes by its version (K7).
-- Keys are counted in rounds, so their bound is one that is reached late.
-- What a key tells of its last group's commit is folded in from that one's header whenever the key
-  is looked at, and stored with the next change (G5).
-- An OPEN or BEGIN that was begun is finished even if the one who asked goes away.
+- K1: OPEN raises the epoch on the version read.
+- K2: it aborts what an older epoch left open before it is answered; a round does so for an OPEN
+  that was interrupted.
+- K3: BEGIN puts the header, then has the key name the transaction, on the version read.
+- K4: work under an epoch that meets an ended transaction checks the epoch again.
+- K5: a connection is remembered before the epoch is read.
+- K6: every request is decided on the stored record.  Nothing of a key is in memory but its holders,
+  and what a last group has committed, which is final.
+- K7: a key is deleted after the floor was raised.  OPEN of a key that does not exist puts a record
+  without epoch first, and then reads the floor.
+- G5: a last group's commit is folded into the key whenever it is read, and stored with its next
+  change.
 """
 
 from collections import OrderedDict
@@ -80,24 +82,24 @@ class KeyedTransactions(Protocol):
         key_epoch: KeyEpoch | None = None,
         group: Group | None = None,
     ) -> TxnId:
-        """A new transaction of that owner, or a group."""
+        """Begin a transaction, or a group, of an owner."""
         ...
 
     async def read_header(self, txn: TxnId) -> StoredHeader | None:
-        """Read the stored header; None if there is none (any more)."""
+        """Read the stored header; None if there is none."""
         ...
 
     async def abort(self, txn: TxnId) -> TxnState | None:
-        """How it ended, by this or before; None if there is none (any more)."""
+        """Abort a transaction unless it has ended; return its end, None if it is gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KeySnapshot:
-    """A key as a request finds it, with what the header of its last transaction tells.
+    """A key as a request finds it, with the state of its last transaction.
 
-    `record` is folded (G5).  `header` is None if that is collected, or there is
-    none, and may be if it was committed.
+    `record` is folded (G5).  `header` is that of the last transaction, if it is a group; None if
+    that was collected or noted, and perhaps if it has committed.
     """
 
     stored: StoredKey
@@ -108,29 +110,32 @@ class KeySnapshot:
 
 @dataclass(slots=True)
 class KeyTally:
-    """Keys of one coordinator, as the last round found them and as they were made since."""
+    """The count of a coordinator's keys: those that the last round found, and new ones since."""
 
     count: int = 0
     highest_epoch: int = NO_EPOCH
     oldest_ms: int | None = None
-    """When the oldest one was made."""
+    """The time at which the oldest key was created."""
 
     def add(self, record: KeyRecord) -> None:
-        """Count one."""
+        """Count a key."""
         self.count += 1
         self.highest_epoch = max(self.highest_epoch, record.epoch)
         made_ms = record.created_ms
         self.oldest_ms = made_ms if self.oldest_ms is None else min(self.oldest_ms, made_ms)
 
     def opened(self, record: KeyRecord, *, is_new: bool) -> None:
-        """One has a new epoch."""
+        """Take in that a key has a new epoch."""
         if is_new:
             self.add(record)
         self.highest_epoch = max(self.highest_epoch, record.epoch)
 
 
 class TransactionKeys:
-    """The transaction keys of one coordinator."""
+    """The transaction keys of one coordinator.
+
+    An OPEN or BEGIN that was begun is finished even if its caller is cancelled.
+    """
 
     def __init__(self, transactions: KeyedTransactions, parts: TransactionParts) -> None:
         self.holders = KeyHolders()
@@ -140,24 +145,25 @@ class TransactionKeys:
         self._store = TransactionKeyStore(parts.store.metadata, transactions.coordinator_id)
         self._clock = parts.clock
         self._commits: OrderedDict[TxnId, Header] = OrderedDict()
-        """The headers of last groups that have committed, without winners."""
+        """Headers of last groups that have committed, without winners; no write changes them."""
         # Callers get the failures, and may be gone.
         self._tasks = BackgroundTasks(expected=(Exception,))
 
     async def close(self) -> None:
-        """Remember nobody, and finish what was begun."""
+        """Forget all holders, and finish the requests in progress."""
         self.holders.clear()
         await self._tasks.wait()
 
-    # What clients ask for
+    # Requests of clients
 
     async def open(
         self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None = None
     ) -> OpenedKey:
-        """A new epoch, when all of older ones has ended (K1, K2); `holder` has it from then on.
+        """Open a key: return a new epoch, after all of older ones has ended (K1, K2).
 
-        One that a newer OPEN overtook meanwhile is refused: that one did not find its holder (K5).
-        Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
+        `holder` then holds it.  An OPEN that a newer one overtook is refused, as that one did not
+        find its holder (K5).  Raises `TransactionKeyFenced`, `TooManyTransactionKeys`,
+        `MetadataError`.
         """
         if holder is not None:
             self.holders.require_capacity(name, holder)
@@ -170,7 +176,7 @@ class TransactionKeys:
         return OpenedKey(record.epoch, last.txn, last.ended, record.committed)
 
     async def attach(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
-        """That connection uses the key under its present epoch (K5).
+        """Have a connection hold the key under its present epoch (K5).
 
         Raises `TransactionKeyFenced`, `TooManyTransactionKeys`, `MetadataError`.
         """
@@ -178,7 +184,7 @@ class TransactionKeys:
         await self._remember_holder(name, epoch, holder)
 
     async def begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
-        """Begin the key's one transaction (K3).
+        """Begin the one transaction that a key may have open (K3).
 
         Raises `TransactionKeyFenced`, `InvalidTxnStatus` while another one is open,
         `TooManyTransactions`, `MetadataError`.
@@ -186,19 +192,20 @@ class TransactionKeys:
         return await self.run_shielded(self._begin(name, epoch, beginner, timeout_ms))
 
     async def begin_group(self, now: KeySnapshot, nonce: str, timeout_ms: int) -> TxnId | None:
-        """The key's open group of that nonce, or a new one (G3); None: read the key again.
+        """The key's open group of a nonce, or a new one (G3); None: read the key again.
 
-        Raises `InvalidTxnStatus` if that nonce has had its group, or while something else is open;
-        `TooManyTransactions`, `MetadataError`.
+        Raises `InvalidTxnStatus` if the group of this nonce has ended, or another transaction is
+        open; `TooManyTransactions`, `MetadataError`.
         """
         return await self._begin_one(now, nonce, timeout_ms, new_group(nonce))
 
     async def read_snapshot(self, name: KeyName, epoch: int) -> KeySnapshot:
-        """The key now, and its last transaction (G5, K6).
+        """Read a key under an epoch, and the state of its last transaction (G5, K6).
 
         Raises `TransactionKeyFenced`, `MetadataError`.
         """
         while True:
+            # K6: read even if the commit of its last group is remembered.
             stored = await self._store.read(name)
             record = require_epoch(name, None if stored is None else stored.record, epoch)
             assert stored is not None, "a record that has the epoch is stored"
@@ -213,41 +220,47 @@ class TransactionKeys:
             header = await self._transactions.read_header(last.txn)
             if header is not None:
                 self._remember(header)
+                # G5: stored with the next change of the key.
                 record = fold_commit(record, last.txn, header.header)
                 return KeySnapshot(stored, record, header.header.state, header)
-            # It was collected, so the record tells by now, unless nobody may know (K8).
+            # The header was collected, so its end is noted in the record by now (K8).  If the
+            # record has not changed, the end is lost.
             again = await self._store.read(name)
             if again is not None and again.version == stored.version:
                 return KeySnapshot(stored, record, None, None)
 
     async def find(self, name: KeyName) -> KeyRecord | None:
-        """The record, under whatever epoch.  Raises `MetadataError`."""
+        """Read the record of a key, whatever its epoch.  Raises `MetadataError`."""
         stored = await self._store.read(name)
         return None if stored is None else stored.record
 
     async def require(self, name: KeyName, epoch: int) -> KeyRecord:
-        """The record of a key that has that epoch (K4, K5, K6).  Raises `TransactionKeyFenced`."""
+        """Read the record of a key that has this epoch (K4, K5, K6).
+
+        Raises `TransactionKeyFenced`, `MetadataError`.
+        """
+        # K6: from the store, as another leader may have raised the epoch.
         stored = await self._store.read(name)
         return require_epoch(name, None if stored is None else stored.record, epoch)
 
     async def under(self, name: KeyName, epoch: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work under that epoch and return its result (K4).
+        """Do `work` under an epoch and return its result (K4).
 
-        If its transaction has ended meanwhile, or is collected already, a newer epoch is why, and
-        is told.
-        Raises `TransactionKeyFenced`, and what `work` does.
+        Raises `TransactionKeyFenced`, and the errors of `work`.
         """
         await self.require(name, epoch)
         try:
             return await work()
         except (InvalidTxnStatus, TransactionNotFound):
+            # K4: if a newer epoch has ended the transaction, the caller has to know that it is
+            # fenced.
             await self.require(name, epoch)
             raise
 
-    # What operators ask for
+    # Requests of operators
 
     async def get(self, name: KeyName) -> StoredKey:
-        """One key.  Raises `TransactionKeyNotFound`."""
+        """Read a key.  Raises `TransactionKeyNotFound`."""
         stored = await self._store.read(name)
         if stored is None:
             raise TransactionKeyNotFound(
@@ -257,11 +270,11 @@ class TransactionKeys:
         return stored
 
     async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
-        """Keys whose encoded name is above `after`; where the next page begins, "" if nowhere."""
+        """Keys whose encoded name is above `after`; and `after` for the next page, "" if none."""
         return await self._store.page(after, limit)
 
     async def last_state(self, record: KeyRecord) -> TxnState | None:
-        """Return the state of the key's last transaction; None if there is none, or unknown."""
+        """The state of the key's last transaction; None if there is none, or it is unknown."""
         last = record.last
         if last is None or last.ended is not None:
             return None if last is None else last.ended
@@ -269,9 +282,10 @@ class TransactionKeys:
         return None if header is None else header.header.state
 
     async def delete(self, name: KeyName) -> None:
-        """End what is open, and forget the key; its next epoch is above all that it had (K7).
+        """Abort the key's open transaction, and delete the key (K7).
 
-        Raises `TransactionKeyNotFound`, `TooManyTransactionKeys`.
+        A key of this name that is opened later has higher epochs.  Raises
+        `TransactionKeyNotFound`, `TooManyTransactionKeys`.
         """
         for _ in range(TXN_KEY_DELETIONS):
             stored = await self.get(name)
@@ -291,9 +305,9 @@ class TransactionKeys:
     # Rounds
 
     async def collect(self, retention_ms: int) -> None:
-        """One round: delete what is idle, end what an OPEN that was cut short left open (K2, K7).
+        """Run one round: delete idle keys (K7), finish OPENs that were interrupted (K2).
 
-        Raises `MetadataError`; of a single key it is logged.
+        Raises `MetadataError` when keys cannot be listed; errors of single keys are logged.
         """
         due_ms, tally = self._clock.now_ms() - retention_ms, KeyTally()
         async for page in self._store.pages():
@@ -311,8 +325,9 @@ class TransactionKeys:
         self.tally = tally
 
     async def _collect(self, stored: StoredKey, due_ms: int) -> bool:
-        """Whether it was deleted."""
+        """Delete a key if it is idle; whether it was deleted."""
         record = stored.record
+        # K2: an OPEN that was interrupted may have left the earlier transaction open.
         if record.before is not None and record.transaction is None and not record.before.ended:
             await self._transactions.abort(record.before.txn)
         if record.last_used_ms > due_ms:
@@ -329,27 +344,29 @@ class TransactionKeys:
         return True
 
     async def _delete(self, stored: StoredKey, *, unless_held: bool = False) -> bool:
-        """The floor first, then the key, on the version read (K7); whether it was deleted.
+        """Raise the floor, then delete the key on the version read (K7); whether it was deleted.
 
-        One who attached since the version was read has changed nothing of it, but is remembered.
         Raises `VersionConflict`.
         """
+        # K7: the floor first.  A crash in between leaves a floor that is too high, which is safe.
         if stored.record.epoch != NO_EPOCH:
             await self._store.raise_floor(stored.record.epoch)
+        # K7: an ATTACH since the read has not changed the record, but its holder is known by now.
         if unless_held and self.holders.is_held(stored.name):
             return False
         await self._store.delete(stored)
         self.holders.close_older(stored.name, None)
         return True
 
-    # Within
+    # Internals
 
     async def _remember_holder(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
-        """Remember the connection before reading the epoch, so that a later OPEN finds it (K5).
+        """Remember a connection, and check the epoch after that (K5).
 
         A connection that is known already keeps its epoch until the read.
         Raises `TransactionKeyFenced`, `MetadataError`.
         """
+        # K5: in this order, so that an OPEN which raises the epoch meanwhile finds the connection.
         is_new = self.holders.epoch_of(name, holder) is None
         if is_new:
             self.holders.remember(name, epoch, holder)
@@ -364,14 +381,14 @@ class TransactionKeys:
     async def _open(
         self, name: KeyName, presented: int, opener: str, holder: KeyHolder | None
     ) -> KeyRecord:
-        """The record under the new epoch, with how the last transaction before it has ended."""
+        """Raise the epoch and end the older ones; the record, with the end of the last before."""
         record = await self._raise_epoch(name, presented, opener)
         record = await self._abort_earlier(name, record)
         self.holders.close_older(name, record.epoch, holder)
         return record
 
     async def _raise_epoch(self, name: KeyName, presented: int, opener: str) -> KeyRecord:
-        """K1: raise the epoch on the version read."""
+        """Raise the epoch on the version read (K1, K7)."""
         while True:
             stored = await self._store.read(name)
             verdict = decide_open(None if stored is None else stored.record, presented, opener)
@@ -384,8 +401,11 @@ class TransactionKeys:
                     self._require_capacity()
                     stored = await self._store.create(name, new_key_record(self._clock.now_ms()))
                 is_new = stored.record.epoch == NO_EPOCH
+                # K7: after the put.  A deletion before it has raised the floor; a later one fails
+                # this change.
                 floor = await self._store.read_floor() if is_new else NO_EPOCH
                 record = raise_epoch(stored.record, floor, opener, self._clock.now_ms())
+                # K1: of two OPENs at once one fails, and decides anew.
                 await self._store.change(stored, record)
             except VersionConflict:
                 continue
@@ -394,7 +414,8 @@ class TransactionKeys:
             return record
 
     async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
-        """K2: abort what an earlier epoch left open; what was committed meanwhile stays so."""
+        """Abort the transaction that an earlier epoch left open, unless it has committed (K2)."""
+        # K2: before the answer, so that nothing of an older epoch commits after it.
         last = record.before
         if last is None or last.ended:
             return record
@@ -405,7 +426,7 @@ class TransactionKeys:
                 return note_earlier_end(fold_commit(record, last.txn, header.header), ended)
             ended = None
         if ended is None:
-            # Its header was collected, so the record tells by now (K8, G5).
+            # The header was collected, so the record has its end by now (K8, G5).
             stored = await self._store.read(name)
             now = None if stored is None else stored.record.before
             ended = now.ended if now is not None and now.txn == last.txn else None
@@ -414,11 +435,9 @@ class TransactionKeys:
         return note_earlier_end(record, ended)
 
     async def _begin(self, name: KeyName, epoch: int, beginner: str, timeout_ms: int) -> TxnId:
-        """K3: put the header, then have the key name it, on the version on which it may.
-
-        Whatever is asked is asked of what is stored (K6).
-        """
+        """Begin a transaction, with retries while the key changes (K3, K6)."""
         while True:
+            # K6: each try decides on the stored record.
             now = await self.read_snapshot(name, epoch)
             txn = await self._begin_one(now, beginner, timeout_ms)
             if txn is not None:
@@ -427,7 +446,7 @@ class TransactionKeys:
     async def _begin_one(
         self, now: KeySnapshot, beginner: str, timeout_ms: int, group: Group | None = None
     ) -> TxnId | None:
-        """One try of K3, and G3; None: the key was used meanwhile."""
+        """Try once to begin a transaction or group (K3, G3); None: the key has changed."""
         name, record, is_group = now.stored.name, now.record, group is not None
         verdict = decide_begin(record, beginner, now.state, is_group=is_group)
         if verdict is BeginVerdict.SPENT:
@@ -436,6 +455,7 @@ class TransactionKeys:
             if verdict is BeginVerdict.AGAIN:
                 return record.last.txn
             raise key_busy_error(name, record.last.txn)
+        # K3: the header first, so that a key never names a transaction without one.
         txn = await self._transactions.begin(
             timeout_ms, name.owner or None, KeyEpoch(name.key, record.epoch), group
         )
@@ -445,9 +465,9 @@ class TransactionKeys:
     async def _name_in_key(
         self, stored: StoredKey, txn: TxnId, beginner: str, *, is_group: bool = False
     ) -> bool:
-        """Whether the key names it, on the version read; if not it is aborted (K3).
+        """Have the key name a transaction, on the version read (K3); else abort it.
 
-        What the last group committed is folded in by the same change (G5).
+        Whether the key names it.  The commit of the last group is stored by the same change (G5).
         """
         record = name_transaction(
             stored.record, txn, beginner, self._clock.now_ms(), is_group=is_group
@@ -455,6 +475,7 @@ class TransactionKeys:
         try:
             await self._store.change(stored, record)
         except VersionConflict:
+            # K3: a transaction that the key does not name must not stay open.
             await self._transactions.abort(txn)
             return False
         except MetadataError:
@@ -465,7 +486,10 @@ class TransactionKeys:
         return True
 
     async def _is_named(self, name: KeyName, txn: TxnId) -> bool:
-        """Read whether the key names it, after a write of unknown outcome; False if unreadable."""
+        """Whether the key names a transaction, after a write of unknown outcome.
+
+        False also if the key cannot be read.
+        """
         try:
             stored = await self._store.read(name)
         except MetadataError:
@@ -474,7 +498,7 @@ class TransactionKeys:
         return named is not None and named.txn == txn
 
     def _remember(self, stored: StoredHeader) -> None:
-        """Remember what a group has committed, if it has."""
+        """Remember the commit of a group, if it has committed."""
         group = stored.header.group
         if stored.header.state is not TxnState.COMMITTED or group is None or group.commit is None:
             return
@@ -484,6 +508,7 @@ class TransactionKeys:
             self._commits.popitem(last=False)
 
     def _require_capacity(self) -> None:
+        # Keys are counted in rounds, so there may be some more than the bound.
         count = 0 if self.tally is None else self.tally.count
         if count >= TXN_KEYS_OF_COORDINATOR:
             raise TooManyTransactionKeys(

@@ -1,10 +1,10 @@
-"""Who owns what, among the brokers that share their stores."""
+"""Ownership of topics, segments and leads among the brokers that share their stores."""
 
 from broker.placement.placement import (
     BrokerAddress,
+    LookupResult,
     OneBroker,
     OwnedElsewhere,
-    Placed,
     Placement,
     PlacementCounters,
     PlacementNotReady,
@@ -12,9 +12,9 @@ from broker.placement.placement import (
 
 __all__ = [
     "BrokerAddress",
+    "LookupResult",
     "OneBroker",
     "OwnedElsewhere",
-    "Placed",
     "Placement",
     "PlacementCounters",
     "PlacementNotReady",

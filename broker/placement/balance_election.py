@@ -1,12 +1,6 @@
-"""The broker that looks after balance: it holds the ephemeral record `/loadbalance/leader`.
+"""The election of the broker that balances load.
 
-Rules:
-
-- The record is Pulsar's, JSON.  Every broker stands for it, when it starts with its session and
-  whenever the record goes; one of its own id by an earlier process is taken over.
-- The watch is taken before the record is read, also when a watch broke.
-- Two who think that they lead move some topics twice, and nothing worse.
-- A record that cannot be read is replaced: nobody leads by it.
+The leader holds Pulsar's ephemeral record `/loadbalance/leader`, JSON.
 """
 
 import asyncio
@@ -28,7 +22,11 @@ LEADER = "/loadbalance/leader"
 
 
 class BalanceElection:
-    """This broker's part in electing the one that looks after balance; see the module's rules."""
+    """This broker's part in the election of the leader that balances load.
+
+    Every broker stands when it has a session, and again whenever the record goes.  Two brokers that
+    both think they lead move some topics twice, and do no other harm.
+    """
 
     def __init__(self, metadata: MetadataStore, me: BrokerAddress) -> None:
         self._metadata = metadata
@@ -36,12 +34,12 @@ class BalanceElection:
         self._session: Session | None = None
         self._election = Election(metadata, _encode(me), self._may_replace)
         self._leaders = KnownLeaders[str, BrokerAddress](me)
-        self._following = Following(lambda: metadata.watch_key(LEADER), self._look, self._take)
+        self._following = Following(lambda: metadata.watch_key(LEADER), self._read, self._take)
         self._tasks = BackgroundTasks(log)
 
     @property
     def known(self) -> BrokerAddress | None:
-        """Who leads, as far as it is known here."""
+        """The leader, as far as it is known here; None while there is none."""
         return self._leaders.leaders.get(LEADER)
 
     @property
@@ -51,37 +49,38 @@ class BalanceElection:
         return session is not None and not session.lost and self.known == self._me
 
     def start(self) -> None:
-        """Stand, and go on doing so whenever there is no leader."""
+        """Follow the record, and stand whenever there is no leader."""
         self._tasks.keep("leader", self._following.run)
 
     async def stop(self) -> None:
-        """Stand no more.  What is held goes with its session."""
+        """Stand no more.  A record of this broker goes with its session."""
         await self._tasks.stop()
         self._following.close()
 
-    def left(self) -> None:
-        """The session was lost."""
+    def session_lost(self) -> None:
+        """Take in that the session was lost, and the lead with it."""
         self._session = None
         self._leaders.lose([LEADER], all_of_them=False)
 
     def stand(self, session: Session) -> None:
-        """Lead under this session if nobody does.  What fails is tried again."""
+        """Lead under this session if nobody does; retry while the store fails."""
         self._session = session
-        self._tasks.see_through("leadership", self._stand_surely)
+        self._tasks.see_through("leadership", self._stand_until_answered)
 
-    async def _look(self) -> None:
-        await self._heard_of(await self._metadata.get(LEADER))
+    async def _read(self) -> None:
+        await self._apply(await self._metadata.get(LEADER))
 
     async def _take(self, event: Event) -> None:
-        await self._heard_of(event.record)
+        await self._apply(event.record)
 
-    async def _heard_of(self, record: Record | None) -> None:
+    async def _apply(self, record: Record | None) -> None:
         leader = None if record is None else _decode(record)
         self._leaders.hear_of(LEADER, leader)
+        # A record with this broker's id may be an earlier process's, which is taken over.
         if leader is None or leader.broker_id == self._me.broker_id:
-            await self._stand_surely()
+            await self._stand_until_answered()
 
-    async def _stand_surely(self) -> None:
+    async def _stand_until_answered(self) -> None:
         while (session := self._session) is not None and not session.lost:
             try:
                 await self._stand(session)
@@ -101,6 +100,7 @@ class BalanceElection:
             log.info("broker_leads")
 
     def _may_replace(self, record: Record) -> bool:
+        # An unreadable record names no leader: it is replaced.
         leader = _decode(record)
         return leader is None or (leader.broker_id == self._me.broker_id and not self.is_me)
 
@@ -116,7 +116,7 @@ def _encode(address: BrokerAddress) -> bytes:
 
 
 def _decode(record: Record) -> BrokerAddress | None:
-    """None if it cannot be read, which is logged; then anybody takes its place."""
+    """The leader in a record; None if the record is unreadable, which is logged."""
     try:
         value = json.loads(record.value)
         tls = value.get("pulsarServiceUrlTls")

@@ -1,16 +1,4 @@
-"""Which live broker gets what nobody owns, and what moves when load is uneven.  Pure.
-
-Rules:
-
-- A broker's *cost* is what it owns, weighted with how busy it is.  What nobody owns goes to the
-  cheapest; among equals the name decides (rendezvous hashing), so that all who see the same choose
-  the same, and a name comes back to the broker it had while nothing else has changed.
-- Who gets a scalable topic that nobody leads is decided by its name alone: all brokers have to
-  send its consumers to the same one, and a lead costs little.
-- A *fair share* is what each would own if all were equally costly.  A broker sheds once it is above
-  UNEVEN times that and one more, and then down to it: between both nothing moves (hysteresis).
-- A round moves few, never what has moved lately, and nothing to a broker at its own share.
-"""
+"""The broker that is chosen for an unowned name, and the moves that even out load.  Pure."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -18,12 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 UNEVEN: Final = 1.25
-"""Above so many times its fair share a broker gives something away."""
+"""A broker gives names away once it owns more than this many times its fair share, plus one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A broker that takes topics.  `load`: its busiest resource, 1.0 when there is no room."""
+    """A broker that takes topics.
+
+    `owned` counts its names; `load` is the use of its busiest resource, from 0.0 to 1.0.
+    """
 
     broker_id: str
     owned: int
@@ -31,12 +22,12 @@ class Candidate:
 
     @property
     def weight(self) -> float:
-        """What one topic costs there."""
+        """The cost of one topic on this broker: 1.0 when it is idle, 2.0 when it is busy."""
         return 1.0 + max(0.0, self.load)
 
     @property
     def cost(self) -> float:
-        """What everything costs there, with one topic more."""
+        """The cost of all its topics and one more."""
         return (self.owned + 1) * self.weight
 
 
@@ -50,26 +41,35 @@ class Move:
 
 
 def rendezvous(name: str, broker_id: str) -> bytes:
-    """How much a name belongs to a broker, whoever else there is; compare bytewise."""
+    """The rank of a broker for a name (rendezvous hashing): the highest bytes win.
+
+    It depends on no other broker, so a broker that comes or goes changes few choices.
+    """
     return hashlib.blake2b(f"{broker_id}\n{name}".encode(), digest_size=8).digest()
 
 
 def choose(name: str, candidates: Collection[Candidate]) -> str | None:
-    """The id of the broker that gets it; None when there is none to choose from."""
+    """The id of the broker with the lowest cost; None when there are no candidates."""
     if not candidates:
         return None
+    # Among equals the name decides: brokers that know the same choose the same, and a name returns
+    # to the broker it had while nothing else has changed.
     lowest = min(one.cost for one in candidates)
     ids = [one.broker_id for one in candidates if one.cost == lowest]
     return ids[0] if len(ids) == 1 else choose_by_name(name, ids)
 
 
 def choose_by_name(name: str, broker_ids: Collection[str]) -> str | None:
-    """The id of the broker that a name chooses; None when there is none to choose from."""
+    """The id of the broker with the highest rank for a name; None when there are none.
+
+    It decides alone for leads of scalable topics: all brokers have to send their consumers to the
+    same one, and a lead costs little.
+    """
     return max(broker_ids, key=lambda one: (rendezvous(name, one), one), default=None)
 
 
 def fair_shares(candidates: Collection[Candidate]) -> dict[str, float]:
-    """What each would own of all that is owned, if everybody's cost were the same."""
+    """How many names each broker would own, by its id, if the costs of all were equal."""
     total = sum(one.owned for one in candidates)
     parts = sum(1.0 / one.weight for one in candidates)
     return {one.broker_id: total / one.weight / parts for one in candidates}
@@ -82,20 +82,24 @@ def plan_moves(
     limit: int,
     keep: Collection[str] = (),
 ) -> list[Move]:
-    """What one round moves, at most `limit`, never a name in `keep`.
+    """The moves of one round: at most `limit`, never a name in `keep`.
 
-    `owned` has the names of each broker; brokers that are no candidates are left alone.
+    `owned` has the names of each broker; brokers that are no candidates are left alone.  A broker
+    well above its fair share gives names away down to that share, each to the broker that is
+    furthest below its own.
     """
     shares = fair_shares(candidates)
     counts = {one.broker_id: one.owned for one in candidates}
     moves: list[Move] = []
     for source in sorted(counts, key=lambda one: (shares[one] - counts[one], one)):
+        # Between its share and this limit a broker keeps what it has, so that no name goes to and
+        # fro (hysteresis).
         if counts[source] <= shares[source] * UNEVEN + 1:
             continue
         names = [name for name in owned.get(source, ()) if name not in keep]
         names.sort(key=lambda name: (rendezvous(name, source), name))
         for name in names:
-            target = _roomiest(counts, shares, source)
+            target = _furthest_below_share(counts, shares, source)
             if len(moves) >= limit or counts[source] - 1 < shares[source] or target is None:
                 break
             counts[source] -= 1
@@ -104,8 +108,10 @@ def plan_moves(
     return moves
 
 
-def _roomiest(counts: Mapping[str, int], shares: Mapping[str, float], source: str) -> str | None:
-    """Who is furthest below its share."""
+def _furthest_below_share(
+    counts: Mapping[str, int], shares: Mapping[str, float], source: str
+) -> str | None:
+    """The id of the broker furthest below its share, other than `source`; None if none is."""
     others = [one for one in counts if one != source]
     if not others:
         return None

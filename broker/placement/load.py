@@ -1,20 +1,16 @@
-"""How busy this broker is, from counters that are looked at from time to time.  Pure.
-
-Rules: rates are those between two looks, smoothed, so that a moment decides nothing; a counter that
-fell (its topic was unloaded) counts as one that stood still.
-"""
+"""The load of this broker, computed from samples of its counters.  Pure."""
 
 from dataclasses import dataclass
 
 from broker.placement.members import Load
 
 SMOOTHING = 0.5
-"""What the newest look counts for."""
+"""The weight of the newest sample, between 0 and 1, so that one peak decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters of one process at one moment.  `cpu_s` is the time that it used of a core."""
+    """The counters of one process at one moment.  `cpu_s` is the processor time it has used."""
 
     cpu_s: float = 0.0
     messages_in: int = 0
@@ -25,7 +21,7 @@ class Totals:
 
 
 class LoadMeter:
-    """Turns counters into the rates and the processor share that members report.
+    """Turns samples of the counters into the smoothed rates that members report.
 
     Times are monotonic seconds.
     """
@@ -34,8 +30,8 @@ class LoadMeter:
         self._before: tuple[Totals, float] | None = None
         self._load = Load()
 
-    def look(self, totals: Totals, now_s: float) -> Load:
-        """The load by now."""
+    def sample(self, totals: Totals, now_s: float) -> Load:
+        """Take a sample; return the load by now.  The first one has no rates yet."""
         before, self._before = self._before, (totals, now_s)
         if before is None or now_s <= before[1]:
             self._load = Load(topics=totals.topics)
@@ -43,6 +39,7 @@ class LoadMeter:
         then, seconds = before[0], now_s - before[1]
 
         def rate(now: float, past: float, known: float) -> float:
+            # A counter falls when its topic is unloaded: then its rate counts as 0.
             return known + SMOOTHING * (max(0.0, now - past) / seconds - known)
 
         known = self._load

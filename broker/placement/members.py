@@ -1,14 +1,6 @@
 """The live brokers: an ephemeral record for each, with its addresses and its load.
 
-Rules:
-
-- Records are Pulsar's, `/loadbalance/brokers/<broker id>`, JSON; what only we need is under
-  `properties`, as Pulsar leaves room for there.
-- Each start of a broker is another *incarnation*.  A record of this id by an earlier one is taken
-  over; one by a later one means that this process is superseded: it owns nothing any more.
-- The watch is taken before the records are read; a resync, and a watch that broke, read them again
-  and compare.
-- A record that cannot be read is logged, and its broker is not there for us.
+Records are Pulsar's, `/loadbalance/brokers/<broker id>`, JSON.
 """
 
 import asyncio
@@ -43,7 +35,7 @@ _LOAD_MANAGER = "magnetar.placement"
 
 
 class MemberState(enum.Enum):
-    """What a broker does with topics that nobody owns."""
+    """The state of a broker; only a SERVING one acquires topics without an owner."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -52,7 +44,7 @@ class MemberState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a broker is.  Rates are of one second; `cpu` is the share of one core."""
+    """The load of a broker.  Rates are per second; `cpu` is in cores, 1.0 for one in full use."""
 
     cpu: float = 0.0
     messages_in: float = 0.0
@@ -62,7 +54,10 @@ class Load:
     topics: int = 0
 
     def differs(self, other: "Load", share: float) -> bool:
-        """Whether any number moved by more than this share of the larger one, and noticeably."""
+        """Whether any number differs by more than this share of the larger one.
+
+        Each number also has to differ by a least amount, so that small loads make no noise.
+        """
         pairs = (
             (self.cpu, other.cpu, 0.05),
             (self.messages_in, other.messages_in, 10.0),
@@ -76,7 +71,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One broker as its record tells."""
+    """A live broker, as its record describes it.
+
+    Each start of a broker has another `incarnation`.
+    """
 
     address: BrokerAddress
     incarnation: str
@@ -93,7 +91,9 @@ class Superseded(MetadataError):
 class Members:
     """The live brokers, followed by a watch, and this broker's own ephemeral record among them.
 
-    `me` changes by `update`.
+    `me` changes by `update`.  A record with this broker's id by an earlier incarnation is taken
+    over; one by a later incarnation supersedes this process.  A broker with an unreadable record,
+    which is logged, counts as gone.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Members:
         changed: Callable[[], None],
         superseded: Callable[[], None],
     ) -> None:
-        """`changed`: brokers came, went, or changed; `superseded`: this one was."""
+        """Call `changed` when brokers come, go or change, `superseded` when this one is."""
         self.me = me
         self._metadata = metadata
         self._changed = changed
@@ -120,30 +120,30 @@ class Members:
 
     @property
     def live(self) -> Mapping[str, Member]:
-        """By broker id, with this one while its session lives."""
+        """The live brokers by id; this one is among them while its session is alive."""
         if self._session is None or self._session.lost:
             return self._others
         return {**self._others, self.me.address.broker_id: self.me}
 
     def address_of(self, broker_id: str) -> BrokerAddress | None:
-        """Where a live broker is reached."""
+        """The address of a live broker; None if it is not alive."""
         if broker_id == self.me.address.broker_id:
             return self.me.address
         found = self._others.get(broker_id)
         return None if found is None else found.address
 
     def state_of(self, broker_id: str) -> MemberState | None:
-        """What a broker does, None when it is not there."""
+        """The state of a broker; None if it is not alive."""
         found = self.live.get(broker_id)
         return None if found is None else found.state
 
     async def start(self) -> None:
-        """Read who is there and follow it.  Raises `MetadataError`."""
+        """Read the records of all brokers and follow them.  Raises `MetadataError`."""
         await self._following.begin()
         self._tasks.keep("brokers", self._following.run)
 
     async def stop(self) -> None:
-        """Follow nothing more.  The record goes with its session."""
+        """Stop following.  This broker's record goes with its session."""
         await self._tasks.stop()
         self._following.close()
 
@@ -157,13 +157,13 @@ class Members:
             self._session = session
         self._changed()
 
-    def left(self) -> None:
-        """The session was lost, and the record with it."""
+    def session_lost(self) -> None:
+        """Take in that the session was lost, and this broker's record with it."""
         self._session = None
         self._changed()
 
     async def update(self, *, state: MemberState | None = None, load: Load | None = None) -> None:
-        """Tell the others.  Raises `Superseded`, `MetadataError`."""
+        """Change this broker's record.  Raises `Superseded`, `MetadataError`."""
         self.me = replace(self.me, state=state or self.me.state, load=load or self.me.load)
         if self._session is not None:
             async with self._writing:
@@ -182,14 +182,19 @@ class Members:
                 continue
             self._version, self._entered = put.version, True
             return
-        raise MetadataError(f"The record {key} changes all the time: look who else writes it.")
+        raise MetadataError(
+            f"The record {key} was changed by other writers {RECORD_CHANGE_TRIES} times in a row: "
+            "give each broker its own advertised_host and http_port."
+        )
 
     async def _settle_conflict(self, key: str) -> None:
-        """Whose record it is: an earlier process's, ours by an unknown outcome, a later one's."""
+        """Choose the version to overwrite.  Raises `Superseded`."""
         record = await self._metadata.get(key)
         found = None if record is None else decode_member(record)
         if record is None:
             self._version = ABSENT
+        # The record is unreadable; or ours, by a write without a known outcome; or, as long as we
+        # have written none, an earlier incarnation's.  Afterwards another one is a later one's.
         elif found is None or found.incarnation == self.me.incarnation or not self._entered:
             self._version = record.version
         else:
@@ -205,7 +210,7 @@ class Members:
         mine, others = self.me.address.broker_id, dict[str, Member]()
         for record in records:
             if name_of(record.key) == mine:
-                await self._look_at_own(record)
+                await self._check_own(record)
             elif (member := decode_member(record)) is not None:
                 others[member.address.broker_id] = member
         if others != self._others:
@@ -215,7 +220,7 @@ class Members:
     async def _take(self, event: Event) -> None:
         broker_id = name_of(event.key)
         if broker_id == self.me.address.broker_id:
-            await self._look_at_own(event.record)
+            await self._check_own(event.record)
             return
         member = None if event.record is None else decode_member(event.record)
         if member == self._others.get(broker_id):
@@ -229,11 +234,12 @@ class Members:
             self._others[broker_id] = member
         self._changed()
 
-    async def _look_at_own(self, record: Record | None) -> None:
-        """A later process with this id puts its record over ours; an event of old may say less."""
+    async def _check_own(self, record: Record | None) -> None:
+        """Notice that a later process with this id has put its record over ours."""
         member = None if record is None else decode_member(record)
         if not self._entered or member is None or member.incarnation == self.me.incarnation:
             return
+        # The event may be older than our own record, so the newest one decides.
         newest = await self._metadata.get(member_key(self.me.address.broker_id))
         member = None if newest is None else decode_member(newest)
         if member is not None and member.incarnation != self.me.incarnation:
@@ -241,12 +247,15 @@ class Members:
 
 
 def member_key(broker_id: str) -> str:
-    """Where a broker's record is."""
+    """The key of a broker's record."""
     return f"{BROKERS}/{broker_id}"
 
 
 def report_of(member: Member) -> dict[str, object]:
-    """Pulsar's BrokerLookupData, with the load that its LocalBrokerData has."""
+    """Pulsar's BrokerLookupData as JSON, with the load that its LocalBrokerData has.
+
+    Pulsar has `properties` for members that are not its own: state and incarnation are there.
+    """
     address, load = member.address, member.load
     return {
         "webServiceUrl": address.web_url,
@@ -271,12 +280,12 @@ def report_of(member: Member) -> dict[str, object]:
 
 
 def encode_member(member: Member) -> bytes:
-    """A broker's record."""
+    """Encode the record of a broker."""
     return json.dumps(report_of(member), separators=(",", ":")).encode()
 
 
 def decode_member(record: Record) -> Member | None:
-    """None if it cannot be read, which is logged."""
+    """Decode the record of a broker; None if it is unreadable, which is logged."""
     try:
         value = json.loads(record.value)
         properties = value["properties"]

@@ -1,16 +1,6 @@
-"""Who owns which topic, segment or scalable topic: one ephemeral record for each that is owned.
+"""The owners of topics, segments and scalable topics: one ephemeral record for each owned name.
 
-Rules:
-
-- A record is `/loadbalance/owners/<level>/<name>`, JSON, put by create-only under this process's
-  session.  One of this broker's own id from an earlier process, which has not expired yet, is
-  taken over.
-- Every broker knows all of them: watches first, then lists; after a resync, or when a watch broke,
-  lists are compared.
-- What this process holds it knows from its own writes.  An event that says otherwise may be of the
-  past, so the record is read before anything is given up.
-- With the session everything is lost at once, and whoever listens is told of each name.
-- Acquiring and releasing one name wait for each other.
+A record is `/loadbalance/owners/<level>/<name>`, JSON.
 """
 
 import asyncio
@@ -56,14 +46,19 @@ OWNERS = "/loadbalance/owners"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process that owns something."""
+    """A process that owns a name: its broker's id, and its incarnation."""
 
     broker_id: str
     incarnation: str
 
 
 class Ownership:
-    """Acquires, releases and follows the ephemeral records that name the owner of a topic."""
+    """Acquires, releases and follows the ephemeral records that name the owner of a topic.
+
+    A record is created under this process's session, and lost with it.  Every broker follows the
+    records of all.  A record with this broker's id by an earlier process, which has not expired
+    yet, is taken over.
+    """
 
     def __init__(
         self,
@@ -73,9 +68,9 @@ class Ownership:
         changed: Callable[[str], None],
         state_of: Callable[[str], MemberState | None],
     ) -> None:
-        """`changed` is told a name that has another owner now, or none; from the loop.
+        """Call `changed`, on the loop, with each name that has another owner now, or none.
 
-        `state_of` a broker that is not there is None.
+        `state_of` returns the state of a broker, None if it is not alive.
         """
         self._metadata = metadata
         self._me = me
@@ -86,10 +81,10 @@ class Ownership:
         self._held: dict[str, Version] = {}
         self._owners: dict[str, Owner] = {}
         self._counts: Counter[str] = Counter()
-        self._looking: dict[str, int] = {}
-        """Names whose record is being read, and how often they were heard of since that began."""
+        self._events_while_reading: dict[str, int] = {}
+        """Names whose record is being read, and the number of events of them since that began."""
         self._former: dict[str, str] = {}
-        """Ids of the last owners of what nobody owns now, to tell a take-over from a move."""
+        """Ids of the last owners of names without an owner, to tell a take-over from a move."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._following = [
             Following(
@@ -104,41 +99,41 @@ class Ownership:
 
     @property
     def held(self) -> Mapping[str, Version]:
-        """What this process holds."""
+        """The names that this process owns, with the versions of their records."""
         return self._held
 
     @property
     def owners(self) -> Mapping[str, Owner]:
-        """Who owns what, as far as it is known here."""
+        """The owner of each name, as far as it is known here."""
         return self._owners
 
     def count(self, broker_id: str) -> int:
-        """How much a broker owns, as far as it is known here."""
+        """How many names a broker owns, as far as it is known here."""
         return self._counts[broker_id]
 
     def holds(self, name: str) -> bool:
-        """Whether this process holds it, and its session lives."""
+        """Whether this process owns a name, and its session is alive."""
         return name in self._held and self._session is not None and not self._session.lost
 
     async def start(self) -> None:
-        """Read who owns what and follow it.  Raises `MetadataError`."""
+        """Read the records of all owners and follow them.  Raises `MetadataError`."""
         await asyncio.gather(*(one.begin() for one in self._following))
         for one in self._following:
             self._followers.keep("owners", one.run)
 
     async def stop(self) -> None:
-        """Follow nothing more.  What is still held goes with the session."""
+        """Stop following.  Records that are still held go with the session."""
         await self._followers.stop()
         for one in self._following:
             one.close()
         await self._tasks.end()
 
     def use(self, session: Session) -> None:
-        """What is acquired from now on hangs on this session."""
+        """Acquire names under this session from now on."""
         self._session = session
 
     def session_lost(self) -> None:
-        """Everything that was held is lost."""
+        """Take in that the session was lost; `changed` is called for each name that was held."""
         self._session = None
         held, self._held = self._held, {}
         self._counters.lost += len(held)
@@ -151,8 +146,8 @@ class Ownership:
     # Taking and giving up
 
     async def acquire(self, name: str) -> None:
-        """Hold it.  Raises `OwnedElsewhere`, `PlacementNotReady`, `MetadataError`."""
-        async with self._lock(name):
+        """Own a name.  Raises `OwnedElsewhere`, `PlacementNotReady`, `MetadataError`."""
+        async with self._lock(name):  # acquiring and releasing one name wait for each other
             if self.holds(name):
                 return
             session = self._session
@@ -177,27 +172,32 @@ class Ownership:
         key, expect = owner_key(name), ABSENT
         known = self._owners.get(name)
         if known is not None and known != self._me:
-            # Most likely it is still so, and then a read is all it takes.
-            expect = await self._free(name)
+            # Most likely that owner still has it: then one read is enough to refuse.
+            expect = await self._vacant_version(name)
         for _ in range(RECORD_CHANGE_TRIES):
             try:
                 put = await self._metadata.put(
                     key, _encode(self._me), expect=expect, session=session
                 )
             except VersionConflict:
-                expect = await self._free(name)
+                expect = await self._vacant_version(name)
             else:
                 return put.version
-        raise MetadataError(f"The owner of {name} changes all the time: look who takes it.")
+        raise MetadataError(
+            f"The owner of {name} changed {RECORD_CHANGE_TRIES} times in a row: look it up again."
+        )
 
-    async def _free(self, name: str) -> Version:
-        """The version at which it may be taken.  Raises `OwnedElsewhere`."""
+    async def _vacant_version(self, name: str) -> Version:
+        """The version at which a name may be taken.  Raises `OwnedElsewhere`.
+
+        It is that of no record, or of one by an earlier process of this broker.
+        """
         record = await self._metadata.get(owner_key(name))
         owner = None if record is None else _decode(record)
         if record is None:
             return ABSENT
         if owner is None or owner.broker_id != self._me.broker_id:
-            # The watch tells who it is: what was read may be older than what it has told already.
+            # The owner known here stays as it is: a newer event may have come before this read.
             raise OwnedElsewhere(
                 f"{name} is served by {'another broker' if owner is None else owner.broker_id}: "
                 "look it up again."
@@ -205,7 +205,7 @@ class Ownership:
         return record.version
 
     async def release(self, name: str) -> None:
-        """Let go of it; a record that could not be removed stays until the session ends."""
+        """Give up a name; a record that could not be deleted stays until the session ends."""
         async with self._lock(name):
             version = self._held.pop(name, None)
             if version is None:
@@ -215,7 +215,7 @@ class Ownership:
                 await self._metadata.delete(owner_key(name), expect=version)
             except VersionConflict:
                 log.debug("owner_was_another", topic=name)
-                self._tasks.start(self._look_at_held(name))
+                self._tasks.start(self._check_held(name))
             except MagnetarError as error:
                 log.warning("owner_not_removed", topic=name, error=str(error))
                 return
@@ -235,44 +235,46 @@ class Ownership:
         number = int(name_of(level))
         gone = [name for name in self._owners if name not in found and level_of(name) == number]
         for name, owner in found.items():
-            self._heard(name, owner)
+            self._apply(name, owner)
         for name in gone:
-            self._heard(name, None)
+            self._apply(name, None)
 
     async def _take_event(self, event: Event) -> None:
         name = _name_in(event.key)
         if name is not None:
-            self._heard(name, None if event.record is None else _decode(event.record))
+            self._apply(name, None if event.record is None else _decode(event.record))
 
-    def _heard(self, name: str, owner: Owner | None) -> None:
-        """What a list or an event says about a name."""
-        if name in self._looking:
-            self._looking[name] += 1
+    def _apply(self, name: str, owner: Owner | None) -> None:
+        """Take in the owner of a name that a list or an event shows."""
+        if name in self._events_while_reading:
+            self._events_while_reading[name] += 1
         if name in self._held:
+            # Our own write says that we own it.  An event that says otherwise may be older, so the
+            # record is read before the name is given up.
             if owner != self._me:
-                self._tasks.start(self._look_at_held(name))
+                self._tasks.start(self._check_held(name))
             return
         before = self._owners.get(name)
         if before != owner:
             self._set_owner(name, owner)
             self._changed(name)
 
-    async def _look_at_held(self, name: str) -> None:
-        """Who owns it really; events may be of the time before it was ours."""
+    async def _check_held(self, name: str) -> None:
+        """Read the record of a name, and take in that another process owns it, if so."""
         async with self._lock(name):
             version = self._held.get(name)
-            self._looking[name] = 0
+            self._events_while_reading[name] = 0
             try:
                 record = await self._metadata.get(owner_key(name))
             except MagnetarError as error:
                 log.warning("owner_not_read", topic=name, error=str(error))
-                self._tasks.start(self._look_again_at_held(name))
+                self._tasks.start(self._check_held_later(name))
                 return
             finally:
-                heard = self._looking.pop(name)
+                events = self._events_while_reading.pop(name)
             owner = None if record is None else _decode(record)
-            if heard or self._held.get(name) != version:
-                return  # what was heard meanwhile is newer, and was acted upon
+            if events or self._held.get(name) != version:
+                return  # the events that came meanwhile are newer, and were taken in
             if version is not None and owner == self._me:
                 return
             if version is not None:
@@ -282,9 +284,9 @@ class Ownership:
             self._set_owner(name, owner)
         self._changed(name)
 
-    async def _look_again_at_held(self, name: str) -> None:
+    async def _check_held_later(self, name: str) -> None:
         await asyncio.sleep(PLACEMENT_RETRY_MAX_S)
-        await self._look_at_held(name)
+        await self._check_held(name)
 
     def _set_owner(self, name: str, owner: Owner | None) -> None:
         before = self._owners.pop(name, None)
@@ -314,12 +316,12 @@ def level_of(name: str) -> int:
 
 
 def owner_key(name: str) -> str:
-    """Where the owner of a full name is recorded."""
+    """The key of the record of a full name's owner."""
     return f"{OWNERS}/{level_of(name)}/{encode_name(name)}"
 
 
 def _name_in(key: str) -> str | None:
-    """The full name that a record is about; None, which is logged, if it is none of ours."""
+    """The full name in the key of a record; None if it is unreadable, which is logged."""
     try:
         return decode_name(name_of(key))
     except MagnetarError as error:
@@ -340,7 +342,10 @@ def _encode(owner: Owner) -> bytes:
 
 
 def _decode(record: Record) -> Owner | None:
-    """None if it cannot be read, which is logged: then nobody can take it before it is gone."""
+    """The owner in a record; None if it is unreadable, which is logged.
+
+    Nobody can take such a name before its record is gone.
+    """
     try:
         value = json.loads(record.value)
         return Owner(str(value["brokerId"]), str(value["incarnation"]))

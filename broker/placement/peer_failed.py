@@ -1,6 +1,6 @@
-"""What a call to another broker came to.
+"""The error of a call to another broker.
 
-Rule: apart from the calls themselves, so that a single broker never loads what makes them.
+It is not in `peers.py`, so that a single broker never loads the HTTP client.
 """
 
 from http import HTTPStatus
@@ -10,9 +10,9 @@ from magnetar.protocol.server_error import PeerError, ServerError
 
 
 class PeerFailed(PeerError):
-    """Another broker could not be asked, or refused; `http_status` is what it answered.
+    """Another broker could not be reached, or refused the call with `http_status`.
 
-    `error_code` is that of the error there, if the answer told it.
+    `error_code` is the code of its error, if the answer has one.
     """
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY

@@ -1,14 +1,4 @@
-"""Who owns what, and under which addresses: the door through which all others ask.
-
-Rules:
-
-- Every lookup, layout, assignment and redirect takes its addresses from here.
-- A topic or segment is acquired before it is loaded and released after it is unloaded; so is a
-  scalable topic (its `topic://` name) by who controls it.
-- What is told here decides where clients go and nothing else: that no two owners acknowledge is
-  kept by the fencing of ledgers and by conditional writes.
-- `OneBroker` owns everything, writes nothing and watches nothing.
-"""
+"""The interface to the placement of topics on brokers, and its form for a single broker."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,29 +13,29 @@ from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.store import Session
 
 OwnerListener = Callable[[TopicName], None]
-"""Called with a name that has another owner now, or none."""
+"""A function that is called with a name that has another owner now, or none."""
 
 
 class OwnedElsewhere(PeerError):
-    """Another broker serves it: look it up again."""
+    """Another broker owns the topic: look it up again."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
 class PlacementNotReady(PeerError):
-    """This broker takes nothing now: look it up again, another broker may have it."""
+    """This broker acquires no topics now: look the topic up again, another broker may own it."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
     http_status: ClassVar[HTTPStatus] = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class SupersededProcess(PlacementNotReady, EndsForGood):
-    """A later process has this broker's id: it has no session any more, and never will."""
+    """Another process has this broker's id now; this process never gets a session again."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where clients reach a broker.  `url_tls` is None while it has no TLS port."""
+    """The addresses at which clients reach a broker.  `url_tls` is None without a TLS port."""
 
     url: str
     url_tls: str | None = None
@@ -54,8 +44,12 @@ class BrokerAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The answer to a lookup: `connect` there, or else ask there, which is then authoritative."""
+class LookupResult:
+    """The answer to a lookup.
+
+    With `connect` the client connects to `address`; else it looks up again there, and that lookup
+    is authoritative.  `here`: the address is this broker's.
+    """
 
     address: BrokerAddress
     connect: bool
@@ -64,21 +58,29 @@ class Placed:
 
 @dataclass(slots=True)
 class PlacementCounters:
-    """What is counted while this process runs."""
+    """Counts since this process started."""
 
     acquired: int = 0
     taken_over: int = 0
-    """Of those acquired: what another owner had lost, by its end and not by giving it up."""
+    """The part of `acquired` whose former owner was gone, and had not released it."""
     released: int = 0
     lost: int = 0
     redirects: int = 0
     sessions_lost: int = 0
     moves: int = 0
-    """Topics that this process, as leader, had moved."""
+    """Topics that this process, as leader, has had moved to other brokers."""
 
 
 class Placement(ABC):
-    """Interface: which broker owns a name, its addresses, and how to own one here."""
+    """Interface: which broker owns a name, its addresses, and how to own one here.
+
+    Every lookup, layout, assignment and redirect takes its addresses from here.  A topic or segment
+    is acquired before it is loaded and released after it is unloaded; its controller acquires a
+    scalable topic by its `topic://` name.
+
+    Placement only decides where clients go.  It does not prevent two owners: the fencing of ledgers
+    and conditional writes see to it that at most one of them acknowledges.
+    """
 
     shared: ClassVar[bool]
     """Whether there may be other brokers."""
@@ -90,7 +92,7 @@ class Placement(ABC):
         self.counters = PlacementCounters()
 
     def listening(self, *, port: int | None = None, http_port: int | None = None) -> None:
-        """Take in the ports really used, once the sockets are open."""
+        """Set the ports that are really used, once the sockets are open."""
         self._port = self._port if port is None else port
         self._http_port = self._http_port if http_port is None else http_port
 
@@ -111,54 +113,54 @@ class Placement(ABC):
 
     @property
     def me(self) -> BrokerAddress:
-        """This broker."""
+        """The address of this broker."""
         return BrokerAddress(self.broker_url, None, self.web_url, self.broker_id)
 
     @property
     @abstractmethod
     def brokers(self) -> Mapping[str, BrokerAddress]:
-        """The live ones, by broker id."""
+        """The addresses of the live brokers, by broker id."""
 
     @property
     @abstractmethod
     def candidates(self) -> Sequence[str]:
-        """Ids of the live brokers that take what nobody owns, sorted."""
+        """Ids of the live brokers that acquire names without an owner, sorted."""
 
     @property
     @abstractmethod
     def leader(self) -> BrokerAddress | None:
-        """The broker that looks after balance, if there is one just now."""
+        """The broker that balances load, if there is one now."""
 
     @property
     @abstractmethod
     def draining(self) -> bool:
-        """Whether this broker lets go of everything and takes nothing."""
+        """Whether this broker gives up all it owns and acquires nothing."""
 
     @property
     @abstractmethod
     def owned(self) -> Sequence[str]:
-        """Full names of what this process holds; nothing is written down by a single broker."""
+        """Full names that this process owns; empty for a single broker, which keeps no record."""
 
     @abstractmethod
     def owners(self) -> Mapping[str, str]:
-        """The broker id of every owner that is known, by full name; {} of a single broker."""
+        """The broker ids of all known owners, by full name; empty for a single broker."""
 
     @property
     @abstractmethod
     def cpu_percent(self) -> float:
-        """How much of a core this broker uses, as it last told the others; 0 if it tells nobody."""
+        """The processor use that this broker last reported, in percent of one core; 0 if none."""
 
     @abstractmethod
     def load_report(self) -> Mapping[str, object]:
-        """This broker's record as the others see it, in Pulsar's form."""
+        """This broker's record as other brokers see it, in Pulsar's form."""
 
     @abstractmethod
     def known_owner(self, name: TopicName) -> BrokerAddress | None:
-        """The live broker that owns it; None when nobody does, as far as is known."""
+        """The live broker that owns a name, as far as is known; None without an owner."""
 
     @abstractmethod
     def owner_of(self, name: TopicName) -> BrokerAddress:
-        """As far as known: the owner, else the one that would be chosen now."""
+        """The owner of a name, as far as is known, else the broker that would be chosen now."""
 
     def controller_of(self, name: TopicName) -> BrokerAddress:
         """The broker whose controller assigns a scalable topic's segments: owner of its name."""
@@ -166,31 +168,32 @@ class Placement(ABC):
 
     @abstractmethod
     def owns(self, name: TopicName) -> bool:
-        """Whether this process holds it, and its session lives."""
+        """Whether this process owns a name, and its session is alive."""
 
     @abstractmethod
-    def place(self, name: TopicName, *, authoritative: bool) -> Placed:
-        """Where a client goes.  `authoritative`: another broker has chosen this one.
+    def place(self, name: TopicName, *, authoritative: bool) -> LookupResult:
+        """Answer a lookup.  `authoritative`: another broker has chosen this one.
 
-        Takes nothing: whoever is then asked to serve it does.  Raises `PlacementNotReady`.
+        It acquires nothing: the broker that is then asked to serve the topic does.  Raises
+        `PlacementNotReady`.
         """
 
     @abstractmethod
     async def acquire(self, name: TopicName) -> None:
-        """Hold it; done before a topic is loaded.  May be asked again.
+        """Own a name; called before a topic is loaded.  A name that is owned already is no error.
 
         Raises `OwnedElsewhere`, `PlacementNotReady`, `MetadataError`.
         """
 
     @abstractmethod
     async def release(self, name: TopicName) -> None:
-        """Let go of it, after it is unloaded.  What is not held is no error; never raises."""
+        """Give up a name, after it is unloaded.  Never raises; a name not owned is no error."""
 
     @abstractmethod
     def on_change(self, listener: OwnerListener) -> Callable[[], None]:
         """Call `listener` when a name has another owner, or none; returns its removal.
 
-        Also when this process lost it: with its session, or to a later process.
+        It is also called when this process lost the name: with its session, or to a later process.
         """
 
     @abstractmethod
@@ -199,9 +202,10 @@ class Placement(ABC):
 
     @abstractmethod
     async def live_session(self) -> Session:
-        """The session that this broker's ephemerals hang on, as soon as there is a live one.
+        """Wait for a live session of this broker; its ephemeral records belong to it.
 
-        Raises `SupersededProcess` when there never will be, `PlacementNotReady` of a single broker.
+        Raises `SupersededProcess` when there never will be one, and `PlacementNotReady` for a
+        single broker.
         """
 
     @abstractmethod
@@ -215,11 +219,11 @@ class Placement(ABC):
         body: object = None,
         timeout_s: float = PEER_TIMEOUT_S,
     ) -> object:
-        """Ask another broker over REST; its answer, decoded.  Raises `PeerFailed`."""
+        """Call another broker over REST and return its decoded answer.  Raises `PeerFailed`."""
 
 
 class OneBroker(Placement):
-    """The placement of a single broker: it owns everything."""
+    """The placement of a single broker: it owns everything, writes nothing, watches nothing."""
 
     shared: ClassVar[bool] = False
 
@@ -240,7 +244,7 @@ class OneBroker(Placement):
 
     @property
     def draining(self) -> bool:
-        """See `Placement`.  A single broker has nobody to give anything to."""
+        """See `Placement`.  A single broker has no other to give its topics to."""
         return False
 
     @property
@@ -258,7 +262,7 @@ class OneBroker(Placement):
         return 0.0
 
     def load_report(self) -> Mapping[str, object]:
-        """See `Placement`.  There is nobody to tell a load to."""
+        """See `Placement`.  It has no load, as there is no other broker to report it to."""
         return {"webServiceUrl": self.web_url, "pulsarServiceUrl": self.broker_url}
 
     def known_owner(self, name: TopicName) -> BrokerAddress | None:
@@ -277,9 +281,9 @@ class OneBroker(Placement):
         """See `Placement`."""
         return True
 
-    def place(self, name: TopicName, *, authoritative: bool) -> Placed:
+    def place(self, name: TopicName, *, authoritative: bool) -> LookupResult:
         """See `Placement`."""
-        return Placed(self.me, connect=True, here=True)
+        return LookupResult(self.me, connect=True, here=True)
 
     async def acquire(self, name: TopicName) -> None:
         """See `Placement`."""
@@ -296,7 +300,7 @@ class OneBroker(Placement):
         return _nothing
 
     async def live_session(self) -> Session:
-        """See `Placement`.  Here everybody has his own."""
+        """See `Placement`.  With a single broker each part opens its own session."""
         raise PlacementNotReady("A single broker shares no session: open one.")
 
     async def call(
@@ -309,7 +313,7 @@ class OneBroker(Placement):
         body: object = None,
         timeout_s: float = PEER_TIMEOUT_S,
     ) -> object:
-        """See `Placement`.  There is nobody to ask."""
+        """See `Placement`.  There is no other broker to call."""
         raise PlacementNotReady(f"{address.broker_id} is no broker of this cluster: ask this one.")
 
 

@@ -1,15 +1,4 @@
-"""The placement of one broker among several that share their stores.
-
-Rules:
-
-- Everything of this broker hangs on one session.  When that is lost it owns nothing any more, at
-  once; then another one is opened, for as long as it takes, and its record is put again.
-- A choice made for a name that nobody owns is a promise: for a while it is repeated, and counts as
-  owned, so that many names asked for together do not all go to the same broker.
-- Nothing is taken while draining, and lookups are sent to the others.
-- A process that was superseded (a later one has its id) owns nothing and takes nothing for good:
-  whoever waits for its session is refused.
-"""
+"""The placement of one broker among several that share their stores."""
 
 import asyncio
 import random
@@ -36,8 +25,8 @@ from broker.placement.ownership import Owner, Ownership
 from broker.placement.peers import Peers
 from broker.placement.placement import (
     BrokerAddress,
+    LookupResult,
     OwnerListener,
-    Placed,
     Placement,
     PlacementNotReady,
     SupersededProcess,
@@ -61,19 +50,26 @@ log = structlog.get_logger(__name__)
 
 _FIRST_RETRY_S = 0.05
 _LOAD_CHANGE = 0.1
-"""A load that moved by more than this share is written at once."""
+"""A load that differs by more than this share from the written one is written at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """What a broker's record says about it beside its addresses."""
+    """The version and start time, in a broker's record beside its addresses."""
 
     version: str
     started_ms: int
 
 
 class SeveralBrokers(Placement):
-    """`Placement` over shared stores: members, ownership and the leader's shedding."""
+    """`Placement` over shared stores: members, ownership and the leader's shedding.
+
+    All records of this broker belong to one session.  When it is lost the broker owns nothing, at
+    once; another session is opened, for as long as it takes, and the member record is put again.
+
+    A draining broker acquires nothing and sends lookups to others.  So does a superseded process,
+    whose broker id a later process has; it never gets a session again.
+    """
 
     shared: ClassVar[bool] = True
 
@@ -88,7 +84,7 @@ class SeveralBrokers(Placement):
         totals: Callable[[], Totals],
         unload: Unload,
     ) -> None:
-        """`totals` are this broker's counters; `unload` has anything moved, wherever it is."""
+        """`totals` reads this broker's counters; `unload` asks any owner to unload a topic."""
         super().__init__(advertised_host)
         self.shedding = Shedding(self, unload)
         self._metadata = metadata
@@ -112,10 +108,10 @@ class SeveralBrokers(Placement):
         self._broker_listeners: dict[object, Callable[[], None]] = {}
         self._tasks = BackgroundTasks(log)
 
-    # Life
+    # Start, session and stop
 
     async def start(self) -> None:
-        """Be there, as one that takes nothing yet.  Raises `MetadataError`."""
+        """Join the cluster, as a broker that acquires nothing yet.  Raises `MetadataError`."""
         me = Member(
             self.me,
             self._incarnation,
@@ -126,7 +122,7 @@ class SeveralBrokers(Placement):
             self._metadata,
             me,
             self._brokers_changed,
-            self._give_way_soon,
+            self._supersede_soon,
         )
         self._ownership = Ownership(
             self._metadata,
@@ -143,13 +139,13 @@ class SeveralBrokers(Placement):
         self._tasks.see_through("broker_session", self._keep_session)
 
     async def announce(self) -> None:
-        """Take what nobody owns, from now on.  Raises `MetadataError`."""
+        """Acquire topics without an owner from now on.  Raises `MetadataError`."""
         await self._members.update(state=MemberState.SERVING)
         self._tasks.keep("load_report", self._report_load)
         self.shedding.start()
 
     async def begin_drain(self) -> None:
-        """Take nothing more, and have the others know."""
+        """Acquire nothing more, and tell the other brokers."""
         self._draining = True
         try:
             await self._members.update(state=MemberState.DRAINING)
@@ -157,10 +153,10 @@ class SeveralBrokers(Placement):
             log.warning("draining_not_told", error=str(error))
 
     async def stop(self) -> None:
-        """Be gone.  May be called when starting failed.  Raises `MetadataError`."""
+        """Leave the cluster.  May be called when starting failed.  Raises `MetadataError`."""
         await self.shedding.stop()
         if hasattr(self, "_members"):
-            await self._members.stop()  # before the tasks: it has this broker give way
+            await self._members.stop()  # before the tasks, as it may start one of them
         await self._tasks.stop()
         if hasattr(self, "_members"):
             await self._ownership.stop()
@@ -185,12 +181,12 @@ class SeveralBrokers(Placement):
 
     @property
     def session(self) -> Session:
-        """The session that everything hangs on.  Raises `PlacementNotReady` while there is none."""
+        """The session of all records.  Raises `PlacementNotReady` while there is none."""
         if self._superseded:
             raise _superseded()
         if self._session is None:
             raise PlacementNotReady(
-                "This broker has no session with the metadata store just now: try again."
+                "This broker has no session with the metadata store now: try again."
             )
         return self._session
 
@@ -218,8 +214,9 @@ class SeveralBrokers(Placement):
         self._leader.stand(session)
 
     async def _keep_session(self) -> None:
-        """Until superseded.  Begun anew after an error, it may find a loss half told."""
+        """Open another session whenever one is lost, until this process is superseded."""
         if self._session is None:
+            # This task was started again after an error, perhaps in the middle of `_session_lost`.
             self._session_lost()
         while not self._superseded:
             if self._session is not None:
@@ -241,16 +238,16 @@ class SeveralBrokers(Placement):
 
     def _session_lost(self) -> None:
         self._session = None
-        self._members.left()
-        self._leader.left()
+        self._members.session_lost()
+        self._leader.session_lost()
         self._ownership.session_lost()
 
-    def _give_way_soon(self) -> None:
+    def _supersede_soon(self) -> None:
         if not self._superseded:
-            self._tasks.see_through("giving_way", self._give_way)
+            self._tasks.see_through("giving_way", self._supersede)
 
-    async def _give_way(self) -> None:
-        """Another process has this broker's id."""
+    async def _supersede(self) -> None:
+        """Give up everything: another process has this broker's id."""
         session = self._session
         self._set_superseded("its record is another process's")
         self._session_lost()
@@ -286,7 +283,7 @@ class SeveralBrokers(Placement):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this broker is the one."""
+        """Whether this broker is the leader that balances load."""
         return self._leader.is_me
 
     @property
@@ -311,12 +308,12 @@ class SeveralBrokers(Placement):
         if candidates != self._candidates:
             self._candidates = candidates
             for listener in list(self._broker_listeners.values()):
-                _told(listener)
+                _call_listener(listener)
 
     async def _report_load(self) -> None:
         meter, written, written_s = LoadMeter(), Load(), self._loop.time()
         while True:
-            load = meter.look(self._totals(), self._loop.time())
+            load = meter.sample(self._totals(), self._loop.time())
             due = self._loop.time() - written_s >= LOAD_REPORT_MAX_S
             if due or load.differs(written, _LOAD_CHANGE):
                 try:
@@ -347,7 +344,7 @@ class SeveralBrokers(Placement):
         return report_of(self._members.me)
 
     def count_of(self, broker_id: str) -> int:
-        """How much a broker owns, as far as is known."""
+        """How many names a broker owns, as far as is known."""
         return self._ownership.count(broker_id)
 
     def known_owner(self, name: TopicName) -> BrokerAddress | None:
@@ -363,31 +360,31 @@ class SeveralBrokers(Placement):
         """See `Placement`."""
         return self._ownership.holds(str(name))
 
-    def place(self, name: TopicName, *, authoritative: bool) -> Placed:
+    def place(self, name: TopicName, *, authoritative: bool) -> LookupResult:
         """See `Placement`."""
         mine = self.broker_id
         owner = self.known_owner(name)
         if owner is not None and (owner.broker_id != mine or not self.draining or self.owns(name)):
-            # Ours may be of an earlier process: whoever is asked to serve it takes it over.
-            return Placed(owner, connect=True, here=owner.broker_id == mine)
+            # It may be an earlier process's of this broker: serving it takes that over.
+            return LookupResult(owner, connect=True, here=owner.broker_id == mine)
         if authoritative and not self.draining:
             if self._session is None:
-                # Sent on, it would come back: brokers lose their sessions together.
+                # Brokers lose their sessions together: another one would send the client back.
                 raise PlacementNotReady(
                     f"{name} was to be taken here, and this broker has no session with the "
                     "metadata store now: ask again."
                 )
-            return Placed(self.me, connect=True, here=True)
+            return LookupResult(self.me, connect=True, here=True)
         chosen = self.me if owner is not None else self._chosen(str(name))
         if chosen.broker_id != mine:
             self.counters.redirects += 1
-            return Placed(chosen, connect=False, here=False)
+            return LookupResult(chosen, connect=False, here=False)
         if self.draining:
             raise PlacementNotReady(
                 f"{name} has no owner, and this broker stops: look it up again when another one "
                 "is there."
             )
-        return Placed(self.me, connect=True, here=True)
+        return LookupResult(self.me, connect=True, here=True)
 
     async def acquire(self, name: TopicName) -> None:
         """See `Placement`."""
@@ -416,14 +413,15 @@ class SeveralBrokers(Placement):
             log.error("owned_name_unreadable", name=text, error=str(error))
             return
         for listener in list(self._owner_listeners.values()):
-            _told(partial(listener, name))
+            _call_listener(partial(listener, name))
 
     # Choosing
 
     def _chosen(self, name: str) -> BrokerAddress:
-        """Who gets what nobody owns: as promised before, else who has the least to do.
+        """The broker for a name that nobody owns.
 
-        Leads of scalable topics go by name alone.
+        It is the one of a recent choice, else the one with the lowest cost.  Leads of scalable
+        topics go by name alone.
         """
         if name.startswith(f"{TopicDomain.TOPIC.value}://"):
             by_name = choose_by_name(name, self._candidates)
@@ -438,13 +436,15 @@ class SeveralBrokers(Placement):
         chosen = choose(name, self._choice_of())
         if chosen is None:
             return self.me
+        # The choice is a promise: it is repeated for a while and counts as owned, so that many
+        # names asked for together do not all go to the same broker.
         self._promises[name] = (chosen, now_s + PLACEMENT_PROMISE_S)
         self._promised[chosen] += 1
         self._forget_old_promises(now_s)
         return self._members.address_of(chosen) or self.me
 
     def candidates_with_load(self) -> list[Candidate]:
-        """Who may get something, without what is only promised to them."""
+        """The brokers that may get a topic, with what they own; promises are not counted."""
         live = self._members.live
         return [
             Candidate(one, self._ownership.count(one), _load_of(live[one].load))
@@ -464,7 +464,7 @@ class SeveralBrokers(Placement):
             self._promised[promise[0]] -= 1
 
     def _forget_old_promises(self, now_s: float) -> None:
-        """They are in the order in which they were made."""
+        """Forget promises that are over, or too many: they are in the order of their time."""
         while self._promises:
             name, (_, until_s) = next(iter(self._promises.items()))
             if until_s > now_s and len(self._promises) <= PLACEMENT_PROMISES:
@@ -480,12 +480,12 @@ def _superseded() -> SupersededProcess:
 
 
 def _load_of(load: Load) -> float:
-    """In tenths, so that brokers with the same to do are equals; see `Candidate.load`."""
+    """`Candidate.load` in tenths, so that brokers with about the same load are equals."""
     return round(min(load.cpu, 1.0), 1)
 
 
-def _told(listener: Callable[[], None]) -> None:
-    """Whatever becomes of one listener, the others hear of it, and of all that follows."""
+def _call_listener(listener: Callable[[], None]) -> None:
+    """Call one listener; its error is logged, so that the others are called too."""
     try:
         listener()
     except Exception:

@@ -1,11 +1,4 @@
-"""The leader's rounds: which owner is asked to let go of what, and for whom.
-
-Rules:
-
-- Only the leader moves anything, a few topics or segments in a round; what was moved stays where it
-  is for a while.  What moves is planned by `choice.plan_moves`.
-- The owner is asked to close it, and has the target load it.  What fails is left for a later round.
-"""
+"""Load shedding: rounds in which the leader has topics moved from busy brokers to others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,33 +16,37 @@ from magnetar.protocol.server_error import MagnetarError
 log = structlog.get_logger(__name__)
 
 Unload = Callable[[TopicName, str], Awaitable[None]]
-"""Has a name's owner close it, for the broker with that id to take."""
+"""Asks the owner of a name to close it and to have the broker with that id load it."""
 
 
 class PlacementView(Protocol):
-    """The placement as the leader's rounds know it."""
+    """The placement, as the leader's rounds use it."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether this broker moves anything."""
+        """Whether this broker is the leader that balances load."""
 
     @property
     def draining(self) -> bool:
-        """Whether it is about to stop."""
+        """Whether this broker is about to stop."""
 
     @property
     def counters(self) -> PlacementCounters:
-        """Where moves are counted."""
+        """The counters, of which `moves` is counted here."""
 
     def owners(self) -> Mapping[str, str]:
         """Broker ids by full name, as far as known."""
 
     def candidates_with_load(self) -> Sequence[Candidate]:
-        """Who may get something, without what is only promised to them."""
+        """The brokers that may get a topic, with what they own; promises are not counted."""
 
 
 class Shedding:
-    """Runs on the leader: compares loads and asks overloaded owners to unload topics."""
+    """Runs on the leader: compares loads and asks overloaded owners to unload topics.
+
+    A round moves at most SHEDDING_MOVES topics or segments, as `choice.plan_moves` says.  A name
+    stays where it is for SHEDDING_REST_S after it was moved, or could not be moved.
+    """
 
     def __init__(self, placement: PlacementView, unload: Unload) -> None:
         self._placement = placement
@@ -59,11 +56,11 @@ class Shedding:
         self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
-        """A round now and then."""
+        """Run a round every SHEDDING_ROUND_S from now on."""
         self._tasks.keep("shedding", self._run)
 
     async def stop(self) -> None:
-        """No more rounds.  May be called again."""
+        """Run no more rounds.  May be called again."""
         await self._tasks.stop()
 
     async def _run(self) -> None:
@@ -72,7 +69,7 @@ class Shedding:
             await self.round()
 
     async def round(self) -> int:
-        """Move what is to move, if this broker leads; how much was moved."""
+        """Run one round if this broker leads; return how many names were moved."""
         if not self._placement.is_leader or self._placement.draining:
             self._moved.clear()
             return 0
@@ -84,6 +81,7 @@ class Shedding:
             try:
                 await self._unload(parse_topic_name(move.name), move.target)
             except MagnetarError as error:
+                # It is no worse than before; a later round may try it again.
                 log.warning("topic_not_moved", topic=move.name, error=str(error))
                 continue
             log.info("topic_moved", topic=move.name, source=move.source, target=move.target)
@@ -94,6 +92,7 @@ class Shedding:
     def _plan(self) -> list[Move]:
         owned: dict[str, list[str]] = {}
         for name, broker_id in self._placement.owners().items():
+            # Leads of scalable topics go by name alone and do not move.
             if not name.startswith(f"{TopicDomain.TOPIC.value}://"):
                 owned.setdefault(broker_id, []).append(name)
         return plan_moves(

@@ -1,1 +1,1 @@
-"""Tenants and namespaces, and what they prescribe."""
+"""Tenants, namespaces and their policies; compatibility of schemas."""

@@ -1,13 +1,6 @@
-"""Tenants, namespaces and their policies.
+"""Tenants and namespaces with their policies, in Pulsar's own metadata records.
 
-Rules:
-
-- Records are Pulsar's: `/admin/policies/<tenant>` and `/admin/policies/<tenant>/<namespace>`, JSON;
-  members this broker does not know are kept as they are.
-- Policies are cached for each namespace asked for, and a watch on the record keeps the copy true;
-  after a resync, and when a watch broke, the record is read again.
-- A change is a compare-and-set of the whole record, tried again on conflict a bounded number of
-  times.
+The records are `/admin/policies/<tenant>` and `/admin/policies/<tenant>/<namespace>`, JSON.
 """
 
 import asyncio
@@ -54,14 +47,14 @@ class TenantNotFound(PeerError):
 
 
 class NamespaceExists(PeerError):
-    """A tenant or namespace of that name is there already."""
+    """A tenant or namespace of that name exists already."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
 
 
 class NotEmpty(PeerError):
-    """It still holds something: delete that first."""
+    """A tenant or namespace that is to be deleted is not empty."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
@@ -97,7 +90,7 @@ class Policies:
 
     @property
     def offload_threshold_bytes(self) -> int | None:
-        """How much of a topic may be there without a copy; below 0 anything may."""
+        """Bytes of a topic that may stay without an offloaded copy; below 0: any number."""
         value = self.raw.get("offload_threshold")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -105,7 +98,7 @@ class Policies:
 
     @property
     def offload_deletion_lag_ms(self) -> int | None:
-        """How long a ledger stays beside its copy; -1 until it is asked for."""
+        """How long a ledger is kept after it was offloaded; -1: until a request deletes it."""
         value = self.raw.get("offload_deletion_lag_ms")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -113,7 +106,7 @@ class Policies:
 
     @property
     def auto_topic_creation(self) -> bool | None:
-        """Whether a missing topic is made on first use; not while the namespace is deleted."""
+        """Whether a missing topic is created on first use; False in a deleted namespace."""
         if self.raw.get("deleted") is True:
             return False
         value = self._section("autoTopicCreationOverride").get("allowAutoTopicCreation")
@@ -129,7 +122,7 @@ class Policies:
 
     @property
     def schema_compatibility(self) -> CompatibilityStrategy:
-        """Which schema may follow which; FULL unless set, as in Pulsar."""
+        """The strategy by which new schemas are checked; FULL unless set, as in Pulsar."""
         name = self.raw.get("schema_compatibility_strategy")
         known = CompatibilityStrategy.__members__
         return (
@@ -138,7 +131,7 @@ class Policies:
 
 
 def retention(minutes: int, megabytes: int) -> Retention:
-    """Pulsar's units into ours; -1 stays without limit."""
+    """Convert Pulsar's minutes and megabytes; -1 means without limit in both."""
     return Retention(
         time_ms=minutes if minutes < 0 else minutes * MINUTE_MS,
         size_bytes=megabytes if megabytes < 0 else megabytes * MIB,
@@ -146,7 +139,10 @@ def retention(minutes: int, megabytes: int) -> Retention:
 
 
 class Namespaces:
-    """Creates, deletes and reads tenants and namespaces, and follows their policies."""
+    """Creates, deletes and reads tenants and namespaces, and follows their policies.
+
+    The policies of a namespace are cached when they are first required; a watch keeps them current.
+    """
 
     def __init__(self, metadata: MetadataStore, settings: Settings) -> None:
         self._metadata = metadata
@@ -156,7 +152,7 @@ class Namespaces:
         self._followers: dict[NamespaceName, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Make the default tenants and namespaces."""
+        """Create the default tenants and namespaces."""
         for name in DEFAULT_NAMESPACES:
             for make in (self._make_tenant(name.tenant), self.create(name)):
                 try:
@@ -171,7 +167,7 @@ class Namespaces:
         await self._tasks.stop()
 
     async def require(self, name: NamespaceName) -> Policies:
-        """The policies.  Raises `NamespaceNotFound`."""
+        """The policies of a namespace.  Raises `NamespaceNotFound`, `MetadataError`."""
         cached = self._cache.get(name)
         if cached is not None:
             return cached
@@ -209,17 +205,17 @@ class Namespaces:
         return _decode(record)
 
     async def create_tenant(self, tenant: str, info: JsonObject) -> None:
-        """Make it.  Raises `NamespaceExists`."""
+        """Create a tenant.  Raises `NamespaceExists`."""
         NamespaceName(tenant, "default")
         await self._make_tenant(tenant, info)
 
     async def update_tenant(self, tenant: str, info: JsonObject) -> None:
-        """Replace its TenantInfo.  Raises `TenantNotFound`."""
+        """Replace a tenant's TenantInfo.  Raises `TenantNotFound`."""
         await self.tenant(tenant)
         await self._metadata.put(f"{ROOT}/{tenant}", _encode(info))
 
     async def delete_tenant(self, tenant: str) -> None:
-        """Remove it.  Raises `NotEmpty` while it has namespaces."""
+        """Delete a tenant.  Raises `TenantNotFound`, `NotEmpty` while it has namespaces."""
         await self.tenant(tenant)
         if await self._metadata.children(f"{ROOT}/{tenant}"):
             raise NotEmpty(f"The tenant {tenant} still has namespaces: delete them first.")
@@ -231,7 +227,7 @@ class Namespaces:
         return [f"{tenant}/{name}" for name in await self._metadata.children(f"{ROOT}/{tenant}")]
 
     async def create(self, name: NamespaceName, policies: JsonObject | None = None) -> None:
-        """Make it, with these policies.  It is in this cluster, and has one bundle.
+        """Create a namespace with these policies, in this cluster, with one bundle.
 
         Raises `TenantNotFound`, `NamespaceExists`.
         """
@@ -247,16 +243,24 @@ class Namespaces:
             raise NamespaceExists(f"The namespace {name} exists already.") from error
 
     async def delete(self, name: NamespaceName) -> None:
-        """Remove the record.  The caller has seen to it that it is empty."""
+        """Delete a namespace's record.  The caller has checked that it is empty.
+
+        Raises `NamespaceNotFound`.
+        """
         await self.require(name)
         await self._metadata.delete(_key(name))
         self._forget(name)
 
     async def change(self, name: NamespaceName, change: Callable[[JsonObject], object]) -> Policies:
-        """Apply `change` to the record.  Raises `NamespaceNotFound`, `VersionConflict`."""
+        """Apply `change` to the record, and write it if nobody else changed it meanwhile.
+
+        `change` may be called up to RECORD_CHANGE_TRIES times, each time with a record that was
+        read anew.  Raises `NamespaceNotFound`, and `VersionConflict` after the last conflict.
+        """
         for tries_left in reversed(range(RECORD_CHANGE_TRIES)):
             await self.require(name)
             record = await self._metadata.get(_key(name))
+            # The whole record is written: members that this broker does not know stay.
             value = _decode(record) if record else {}
             change(value)
             try:
@@ -280,7 +284,7 @@ class Namespaces:
 
     def _following(self, name: NamespaceName, ready: asyncio.Event) -> Following:
         async def read() -> None:
-            # The first time whoever asked reads the record, once the watch is there.
+            # The first time `require` reads the record itself, once the watch is open.
             if ready.is_set():
                 self._take(name, await self._metadata.get(_key(name)))
             ready.set()

@@ -1,15 +1,4 @@
-"""May this schema follow those?  Pure decisions.
-
-Rules:
-
-- A strategy says who must read whom: BACKWARD, the new schema reads the old data; FORWARD, the old
-  schema reads the new data; FULL, both.  The transitive ones ask it of every version, the others
-  of the newest.
-- A schema never changes its type under any strategy but ALWAYS_COMPATIBLE.
-- JSON and AVRO schemas are Avro definitions and are resolved by Avro's rules, but that the record
-  itself may change its name, as in Pulsar.  Of all other types
-  two schemas are compatible when their types are equal, and, for structured ones, their bytes.
-"""
+"""Compatibility of a new schema, or of a reader's schema, with a topic's schemas.  Pure."""
 
 import enum
 import json
@@ -29,7 +18,7 @@ class IncompatibleSchema(PeerError):
 
 
 class SchemaType(enum.IntEnum):
-    """The numbers of the wire (Schema.Type)."""
+    """The types of schemas, by their number on the wire (Schema.Type)."""
 
     NONE = 0
     STRING = 1
@@ -62,7 +51,7 @@ STRUCTURED = frozenset({SchemaType.PROTOBUF, SchemaType.PROTOBUF_NATIVE, SchemaT
 
 @dataclass(frozen=True, slots=True)
 class SchemaDefinition:
-    """What a client sends: type, definition bytes, properties."""
+    """A schema as a client sends it: type, definition bytes, name, properties."""
 
     kind: SchemaType
     data: bytes
@@ -70,12 +59,17 @@ class SchemaDefinition:
     properties: dict[str, str] = field(default_factory=dict, hash=False)
 
     def same_as(self, other: "SchemaDefinition") -> bool:
-        """Equal for the history: type and bytes."""
+        """Whether type and definition bytes are equal: then both are one version."""
         return self.kind is other.kind and self.data == other.data
 
 
 class CompatibilityStrategy(enum.Enum):
-    """The names that namespaces' policies use."""
+    """Pulsar's strategies, by the names in namespace policies.
+
+    BACKWARD: the new schema reads data of the old one.  FORWARD: the old schema reads data of the
+    new one.  FULL: both.  The transitive ones compare with every version, the others with the
+    newest.
+    """
 
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
     ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
@@ -113,7 +107,7 @@ TRANSITIVE = frozenset(
 
 
 def check_definition(schema: SchemaDefinition) -> None:
-    """Refuse a definition that is no definition.  Raises `IncompatibleSchema`."""
+    """Check that JSON and AVRO schemas are Avro definitions.  Raises `IncompatibleSchema`."""
     if schema.kind in AVRO_DEFINED:
         _parse(schema)
 
@@ -121,7 +115,10 @@ def check_definition(schema: SchemaDefinition) -> None:
 def check_successor(
     new: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
 ) -> None:
-    """Raise `IncompatibleSchema` unless `new` may be added after `history` (oldest first)."""
+    """Raise `IncompatibleSchema` unless `new` may be added after `history` (oldest first).
+
+    The type of a topic's schemas changes only under ALWAYS_COMPATIBLE.
+    """
     check_definition(new)
     if not history or strategy is CompatibilityStrategy.ALWAYS_COMPATIBLE:
         return
@@ -170,6 +167,7 @@ def _check_reads(reader: SchemaDefinition, writer: SchemaDefinition, complaint: 
             f"Schemas of type {reader.kind.name} must stay as they are: use the topic's own, or "
             "set the namespace's strategy to ALWAYS_COMPATIBLE."
         )
+    # Loaded here as in `_parse`.
     from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
     checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
@@ -186,17 +184,18 @@ def _check_reads(reader: SchemaDefinition, writer: SchemaDefinition, complaint: 
 def _parse(
     schema: SchemaDefinition, *, known_as: avro.schema.Schema | None = None
 ) -> avro.schema.Schema:
-    """The definition; a record may have been `known_as` another: records are not told by name."""
+    """The Avro definition; `known_as` is a schema that a record may replace under another name."""
     # The resolver is only loaded for topics that have Avro or JSON schemas.
     from avro.errors import AvroException
     from avro.schema import RecordSchema, make_avsc_object
 
     try:
         definition = json.loads(schema.data)
+        # As in Pulsar, the outer record may change its name: an alias has Avro's rules accept it.
         if isinstance(known_as, RecordSchema) and definition.get("type") == "record":
             definition["aliases"] = [*definition.get("aliases", ()), known_as.fullname]
         return make_avsc_object(definition)
     except (AvroException, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IncompatibleSchema(
-            f"The {schema.kind.name} schema is not an Avro definition ({error}): mend it."
+            f"The {schema.kind.name} schema is not an Avro definition ({error}): correct it."
         ) from error

@@ -1,7 +1,6 @@
-"""The commands that scalable topics send, made of values.
+"""Functions that build the commands of scalable topics.
 
-Rules: every required field is set, assignments and names are complete, and errors travel in the
-answer of their own command with the error's code and sentence.
+An error is sent in the answer of its own command, with its code and message.
 """
 
 from collections.abc import Iterable
@@ -15,12 +14,12 @@ from magnetar.protocol.server_error import MagnetarError
 
 
 def dag_update(session_id: int, dag: pb.ScalableTopicDAG, resolved: TopicName) -> pb.BaseCommand:
-    """SCALABLE_TOPIC_UPDATE with a layout."""
+    """Build a SCALABLE_TOPIC_UPDATE with a layout."""
     return _dag_update(session_id=session_id, dag=dag, resolved_topic_name=str(resolved))
 
 
 def dag_error(session_id: int, error: MagnetarError) -> pb.BaseCommand:
-    """SCALABLE_TOPIC_UPDATE instead of a first layout."""
+    """Build a SCALABLE_TOPIC_UPDATE with an error, in place of the first layout."""
     return _dag_update(session_id=session_id, error=_code(error), message=str(error))
 
 
@@ -42,7 +41,7 @@ def assignment_of(
 def assignment_update(
     consumer_id: int, assignment: pb.ScalableConsumerAssignment
 ) -> pb.BaseCommand:
-    """SCALABLE_TOPIC_ASSIGNMENT_UPDATE."""
+    """Build a SCALABLE_TOPIC_ASSIGNMENT_UPDATE."""
     return pb.BaseCommand(
         type=pb.BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE,
         scalable_topic_assignment_update=pb.CommandScalableTopicAssignmentUpdate(
@@ -52,36 +51,36 @@ def assignment_update(
 
 
 def subscribed(request_id: int, assignment: pb.ScalableConsumerAssignment) -> pb.BaseCommand:
-    """SCALABLE_TOPIC_SUBSCRIBE_RESPONSE with the first assignment."""
+    """Build a SCALABLE_TOPIC_SUBSCRIBE_RESPONSE with the first assignment."""
     return _subscribe_response(request_id=request_id, assignment=assignment)
 
 
 def subscribe_error(request_id: int, error: MagnetarError) -> pb.BaseCommand:
-    """SCALABLE_TOPIC_SUBSCRIBE_RESPONSE with an error."""
+    """Build a SCALABLE_TOPIC_SUBSCRIBE_RESPONSE with an error."""
     return _subscribe_response(request_id=request_id, error=_code(error), message=str(error))
 
 
 def success(request_id: int) -> pb.BaseCommand:
-    """SUCCESS."""
+    """Build a SUCCESS."""
     return pb.BaseCommand(
         type=pb.BaseCommand.SUCCESS, success=pb.CommandSuccess(request_id=request_id)
     )
 
 
 def topics_snapshot(watch_id: int, topics: Iterable[str]) -> pb.BaseCommand:
-    """WATCH_SCALABLE_TOPICS_UPDATE with all names."""
+    """Build a WATCH_SCALABLE_TOPICS_UPDATE with all names."""
     snapshot = pb.ScalableTopicsSnapshot(topics=sorted(topics))
     return _topics_update(watch_id=watch_id, snapshot=snapshot)
 
 
 def topics_diff(watch_id: int, added: Iterable[str], removed: Iterable[str]) -> pb.BaseCommand:
-    """WATCH_SCALABLE_TOPICS_UPDATE with what came and went."""
+    """Build a WATCH_SCALABLE_TOPICS_UPDATE with the names added and removed."""
     diff = pb.ScalableTopicsDiff(added=sorted(added), removed=sorted(removed))
     return _topics_update(watch_id=watch_id, diff=diff)
 
 
 def topics_error(watch_id: int, error: MagnetarError) -> pb.BaseCommand:
-    """WATCH_SCALABLE_TOPICS_UPDATE instead of a first snapshot."""
+    """Build a WATCH_SCALABLE_TOPICS_UPDATE with an error, in place of the first snapshot."""
     return _topics_update(watch_id=watch_id, error=_code(error), message=str(error))
 
 

@@ -1,17 +1,4 @@
-"""Which ordered consumer has which segment: pure functions over immutable values.
-
-Rules:
-
-- Parents first: a segment is given to a STREAM subscription only when *everything* above it in the
-  DAG is drained, sealed intermediates included; a drained sealed segment is given to nobody.
-  A CHECKPOINT group has no such gate, its positions say where it stands.
-- Release before grant: a segment that changes hands is first taken out of its owner's assignment,
-  and granted again (even to the same consumer) only when `release` has been told that the owner
-  is off it.  So no segment is ever granted to two.
-- Balance: each consumer has the same number of segments, give or take one.  From nothing, the
-  segments in order of range are dealt round robin to the consumers in order of name, as Apache
-  Pulsar does; from there on only what balance demands is moved.
-"""
+"""The assignment of segments to ordered consumers: pure functions over immutable values."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +8,16 @@ from broker.scalable.layout import Layout, Segment
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Who has what.  No segment is in both maps."""
+    """The consumers that have segments, by segment id.  No segment is in both maps.
+
+    A segment that changes its consumer goes from `granted` to `releasing`, and is granted again
+    (even to the same consumer) only after `release`.  So no segment is ever granted to two.
+    """
 
     granted: Mapping[int, str] = field(default_factory=dict)
-    """Segment to the consumer in whose assignment it is."""
+    """The consumer whose assignment has the segment."""
     releasing: Mapping[int, str] = field(default_factory=dict)
-    """Segment to the consumer that has yet to let it go."""
+    """The former consumer, which has not detached from the segment yet."""
 
     def of(self, consumer: str) -> frozenset[int]:
         """The segments in a consumer's assignment."""
@@ -37,7 +28,9 @@ def assignable(layout: Layout, drained: Collection[int], *, ordered: bool) -> tu
     """The segments that consumers may have now, in order of range.
 
     `drained` are sealed segments of which the subscription may read everything and has acknowledged
-    it (W14); `ordered` is True for STREAM subscriptions.
+    it (W14); `ordered` is True for STREAM subscriptions.  They get a segment only when all its
+    ancestors are drained, and never a drained sealed one.  CHECKPOINT consumers get all segments,
+    as they have positions of their own.
     """
     if ordered:
         chosen = [
@@ -52,10 +45,14 @@ def assignable(layout: Layout, drained: Collection[int], *, ordered: bool) -> tu
 
 
 def rebalance(holdings: Holdings, segments: Sequence[int], consumers: Collection[str]) -> Holdings:
-    """The holdings after dealing `segments` (in order of range) to `consumers`.
+    """The holdings after `segments` (in order of range) are shared among `consumers`.
 
-    What an owner must give up goes to `releasing`; what waits there is not dealt.
+    All get the same number of segments, give or take one, and no more segments move than that
+    needs.  A segment that its consumer must give up goes to `releasing`; those that are there
+    already are not granted.
     """
+    # The preferred consumers are those of Pulsar's assignment: segments in order of range, round
+    # robin over the consumers in order of name.
     names = sorted(consumers)
     target = {s: names[i % len(names)] for i, s in enumerate(segments)} if names else {}
     held: dict[str, list[int]] = {name: [] for name in names}
@@ -80,13 +77,13 @@ def rebalance(holdings: Holdings, segments: Sequence[int], consumers: Collection
 
 
 def release(holdings: Holdings, segment_id: int) -> Holdings:
-    """The holdings once the former owner is off a segment."""
+    """The holdings after the former consumer of a segment has detached from it."""
     left = {s: owner for s, owner in holdings.releasing.items() if s != segment_id}
     return Holdings(holdings.granted, left)
 
 
 def _quotas(held: Mapping[str, Sequence[int]], count: int) -> dict[str, int]:
-    """How many segments each may have: the odd ones stay with those who have most."""
+    """The number of segments that each may have; those with most keep the odd ones."""
     if not held:
         return {}
     base, odd = divmod(count, len(held))

@@ -1,15 +1,4 @@
-"""The controller of each topic: who consumes it in order, and which segments each one has.
-
-Rules:
-
-- A registration is stored before it is answered, and removed when the consumer has left.  After a
-  restart registered consumers are there as disconnected, with a whole grace period.
-- Registrations of one topic are stored and removed one after the other, so a consumer that comes
-  back while its leaving is written ends up registered.
-- A subscription serves STREAM or CHECKPOINT consumers, as its first one did.
-- STREAM consumers subscribe to segments with the subscription's name; CHECKPOINT ones read with
-  names of their own, so they are known by their consumer's name alone.
-"""
+"""The controller of a topic: its ordered consumers, and the segments that each one has."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -18,10 +7,10 @@ from typing import ClassVar
 import structlog
 
 from broker.scalable.group_controller import GroupController
-from broker.scalable.held_places import HeldPlaces
 from broker.scalable.live_topics import LiveTopic, not_found
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind, segment_of
+from broker.scalable.reserved_subscriptions import ReservedSubscriptions
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
 from broker.topics.client_connection import ClientConnection
@@ -43,7 +32,11 @@ class WrongConsumerKind(PeerError):
 class TopicController:
     """Assigns the segments of one scalable topic to its ordered consumers.
 
-    One for each topic that has, or had, ordered consumers.
+    There is one for each topic that has, or had, ordered consumers.  A registration is stored
+    before it is answered, and removed when the consumer has left.  After a restart registered
+    consumers count as disconnected, each with a whole grace period (`grace_s`).
+
+    All consumers of a subscription are of one kind, that of the first: STREAM or CHECKPOINT.
     """
 
     def __init__(
@@ -54,13 +47,15 @@ class TopicController:
         self._store = store
         self._segments = segments
         self._grace_s = grace_s
-        self._places: dict[str, HeldPlaces] = {}
+        self._reserved: dict[str, ReservedSubscriptions] = {}
+        # Registrations are stored and removed one after the other: a consumer that comes back while
+        # its leaving is stored ends up registered.
         self._registrations = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._closed_by: MagnetarError | None = None
 
     async def restore(self) -> None:
-        """Take in what is registered."""
+        """Read the stored registrations."""
         for subscription, kind in (await self._store.subscriptions(self.live.name)).items():
             if kind in _CONSUMER_KINDS:
                 names = await self._store.consumers(self.live.name, subscription)
@@ -68,13 +63,13 @@ class TopicController:
                     await self._add_group(subscription, kind, names)
 
     def send_away(self, why: MagnetarError) -> None:
-        """Another broker leads the topic: whoever is registered here has to register there."""
+        """Close the registered consumers' connections: another broker leads the topic now."""
         self._closed_by = why
         for group in self.groups.values():
             group.send_away(str(why))
 
     async def close(self) -> None:
-        """The topic is gone, or the broker stops."""
+        """End the controller: the topic is gone, or this broker no longer controls it."""
         self._closed_by = self._closed_by or not_found(self.live.name)
         async with self._registrations:
             pass
@@ -85,12 +80,12 @@ class TopicController:
 
     @property
     def idle(self) -> bool:
-        """Whether everything it knows is stored, and nobody is there."""
+        """Whether it has no consumers, and all that it knows is stored."""
         return (
             not self._tasks.busy
             and not self._registrations.locked()
             and all(group.idle for group in self.groups.values())
-            and all(places.decided for places in self._places.values())
+            and all(reserved.decided for reserved in self._reserved.values())
         )
 
     # Consumers
@@ -103,9 +98,10 @@ class TopicController:
         connection: ClientConnection,
         consumer_id: int,
     ) -> ScalableConsumerAssignment:
-        """Register a consumer durably; its assignment.
+        """Register a consumer durably; return its assignment.
 
-        Raises `WrongConsumerKind`, and why the controller has ended, if it has.
+        Raises `WrongConsumerKind`, `MetadataError`, and after `send_away` or `close` the error that
+        ended the controller.
         """
         async with self._registrations:
             self._require_open()
@@ -116,7 +112,7 @@ class TopicController:
                     f"consumers: use another one for {kind.value}."
                 )
             await self._store.put_consumer(self.live.name, subscription, name)
-            # What ends meanwhile has sent everybody away: this one would never be told anything.
+            # A controller that ended meanwhile would never send this consumer anything.
             self._require_open()
             return group.register(name, connection, consumer_id)
 
@@ -127,9 +123,9 @@ class TopicController:
     async def _new_group(self, subscription: str, kind: SubscriptionKind) -> GroupController:
         await self._store.put_subscription(self.live.name, subscription, kind)
         if kind is SubscriptionKind.STREAM and self.live.layout.sealed:
-            places = HeldPlaces(self.live, subscription, self._segments)
-            await places.hold()
-            self._places[subscription] = places
+            reserved = ReservedSubscriptions(self.live, subscription, self._segments)
+            await reserved.reserve()
+            self._reserved[subscription] = reserved
         return await self._add_group(subscription, kind, [])
 
     async def _add_group(
@@ -141,9 +137,9 @@ class TopicController:
         if kind is SubscriptionKind.STREAM:
             for segment in self.live.layout.sealed:
                 await self._segments.load(segment_of(self.live.name, segment))
-        # What has ended would deal out, and have removed, what others look after now.
+        # A controller that ended meanwhile must not assign or remove anything: another one does.
         self._require_open()
-        # From here to the end nothing waits, so no event is missed.
+        # Nothing is awaited from here to the end, so no event is missed.
         running = {
             segment: state
             for segment in self.live.layout.segments.values()
@@ -179,7 +175,7 @@ class TopicController:
         await asyncio.gather(*self._tasks.running, return_exceptions=True)
 
     def drop(self, subscription: str) -> None:
-        """The subscription is deleted."""
+        """Forget the consumers of a subscription that is deleted."""
         group = self.groups.pop(subscription, None)
         if group is not None:
             group.close()
@@ -187,30 +183,33 @@ class TopicController:
     # Events
 
     def layout_changed(self) -> None:
-        """The layout is a newer one."""
+        """Assign the segments of a newer layout."""
         for group in self.groups.values():
             group.layout_changed()
 
-    def look_at_drained(self) -> None:
-        """Segments were sealed: see who has nothing to get from them."""
-        self._in_background(self._look_at_drained())
+    def check_drained(self) -> None:
+        """Check which groups have drained the sealed segments, after segments were sealed."""
+        self._in_background(self._check_sealed())
 
-    async def _look_at_drained(self) -> None:
+    async def _check_sealed(self) -> None:
         for group in list(self.groups.values()):
             if group.kind is not SubscriptionKind.STREAM:
                 continue
             for segment in self.live.layout.sealed:
                 name = segment_of(self.live.name, segment)
                 await self._segments.load(name)
-                self._look_at(segment.segment_id, group)
+                self._check_segment(segment.segment_id, group)
 
     def backlog_changed(self, segment_id: int, subscription: str | None = None) -> None:
-        """A subscription (any, if none is named) has drained a segment, or was set back on it."""
+        """Check whether a subscription (None: each one) has drained a segment.
+
+        It has reached the segment's end, or was set back by a seek.
+        """
         for group in list(self.groups.values()):
             if subscription in (None, group.subscription) and group.kind is SubscriptionKind.STREAM:
-                self._look_at(segment_id, group)
+                self._check_segment(segment_id, group)
 
-    def _look_at(self, segment_id: int, group: GroupController) -> None:
+    def _check_segment(self, segment_id: int, group: GroupController) -> None:
         """Take in whether a group has drained a segment, if that is known."""
         segment = self.live.layout.segments.get(segment_id)
         if segment is not None:
@@ -219,16 +218,19 @@ class TopicController:
                 group.mark_drained(segment_id, state.drained(group.subscription))
 
     def attached(self, segment_id: int, subscription: str, consumer: SegmentConsumer) -> None:
-        """A consumer was attached to a segment."""
+        """Take in that a consumer was attached to a segment."""
         for group in list(self.groups.values()):
             if self._concerns(group, subscription, consumer, segment_id):
                 group.attached(segment_id, consumer)
-        places = self._places.get(subscription)
-        if places is not None and places.awaits(segment_id):
-            self._in_background(places.decide(segment_id))
+        reserved = self._reserved.get(subscription)
+        if reserved is not None and reserved.awaits(segment_id):
+            self._in_background(reserved.decide(segment_id))
 
     def detached(self, consumer: SegmentConsumer, *, by_command: bool, seen: bool = True) -> None:
-        """A consumer is gone from a segment; unless `seen`, nobody knows how."""
+        """Take in that a consumer is detached from a segment.
+
+        `by_command`: it closed itself.  `seen` is False if it is not known how it was detached.
+        """
         for group in list(self.groups.values()):
             group.detached(consumer, by_command=by_command, seen=seen)
 
@@ -238,6 +240,8 @@ class TopicController:
     ) -> bool:
         if group.kind is SubscriptionKind.STREAM:
             return group.subscription == subscription
+        # CHECKPOINT consumers read segments with subscriptions of their own, so the name of the
+        # consumer alone tells whose they are.
         base = consumer.name.removesuffix(f"-seg-{segment_id}")
         return base != consumer.name and group.speaks_at_segments(base)
 

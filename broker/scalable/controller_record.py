@@ -1,13 +1,4 @@
-"""Who controls a topic, as Pulsar's tools see it: its ephemeral record `.../controller`.
-
-Rules:
-
-- A claim hangs on a session with the store.  When that was lost (the process stood still for too
-  long) another one is opened, and claims are made anew as they are needed; who does not hold the
-  claim assigns nothing.
-- With several brokers who leads is decided before (see `topic_leadership`): the record tells of
-  it, and one that an earlier leader left is overwritten.
-"""
+"""The ephemeral record `.../controller` that shows Pulsar's tools the leader of a topic."""
 
 import asyncio
 import json
@@ -26,7 +17,14 @@ log = structlog.get_logger(__name__)
 
 
 class ControllerRecord:
-    """The claims of this broker, each the record of one topic; see the module's rules."""
+    """Keeps the controller records of the topics that this broker leads.
+
+    A record belongs to a session with the store, and goes with it.  After a lost session it is put
+    again when it is next claimed.
+
+    Several brokers decide by placement who leads (see `topic_leadership`): the record only shows
+    it, and one of an earlier leader is overwritten.  On a single broker the record itself decides.
+    """
 
     def __init__(self, broker: ScalableHost) -> None:
         self._broker = broker
@@ -37,16 +35,16 @@ class ControllerRecord:
         self._election = Election(broker.metadata, self._value, self._is_ours)
 
     async def claim(self, name: TopicName) -> None:
-        """Show that this broker leads the topic.
+        """Put the record of a topic, unless it is there under the live session.
 
-        Raises `NotController`; `PlacementNotReady` among several brokers, if their session is lost
-        meanwhile or for good, and `SessionLost` on one broker.
+        Raises `NotController` if another broker leads; among several brokers `PlacementNotReady`,
+        when the session is lost meanwhile or for good; on a single broker `SessionLost`.
         """
         session = await self._live_session()
         if self._held.get(name) is session:
             return
         if self._broker.placement.shared:
-            await self._show(name, session)
+            await self._overwrite(name, session)
         else:
             await self._stand(name, session)
         self._held[name] = session
@@ -60,13 +58,13 @@ class ControllerRecord:
                 "up again and ask the controller named there."
             )
         if not outcome.won:
-            # The record went, or was put again: by a session of ours, as no other broker is there.
+            # The record was deleted or put again, by this broker, as there is no other one.
             await self._election.overwrite(key, session)
 
     def _is_ours(self, record: Record) -> bool:
         return record.value == self._value
 
-    async def _show(self, name: TopicName, session: Session) -> None:
+    async def _overwrite(self, name: TopicName, session: Session) -> None:
         try:
             await self._election.overwrite(controller_path(name), session)
         except SessionLost as error:
@@ -76,7 +74,7 @@ class ControllerRecord:
             ) from error
 
     async def stop(self) -> None:
-        """Give up what is led, if that does not end with the process's own session."""
+        """Give up all records; those under the process's own session go with that."""
         self._held.clear()
         if not self._broker.placement.shared and self._session is not self._broker.session:
             await self._session.close()
@@ -94,5 +92,5 @@ class ControllerRecord:
             return self._session
 
     def forget(self, name: TopicName) -> None:
-        """The topic is gone, and its record with it."""
+        """Forget the record of a topic that is gone or is not led any more."""
         self._held.pop(name, None)

@@ -1,20 +1,4 @@
-"""The controllers of all topics of this broker, and what each connection registered with them.
-
-Rules:
-
-- A controller is made when the first ordered consumer of its topic comes, and lasts until the topic
-  goes or nobody has used it for long; it takes in what is registered before it answers.
-- A registration is known by its connection and consumer id.  SCALABLE_TOPIC_UNSUBSCRIBE takes it
-  back, also while it is still being stored; unknown ids are none of our business and succeed.
-- A controller ends when this broker's lead of the topic ends; the connections registered with it
-  are closed, as nothing else makes a client look for its controller again.
-- Where another broker leads, the consumer is relayed to it (see `relay`).  A client never tries a
-  first registration again, so it is tried here for REGISTRATION_TRIES_S while nobody serves the
-  topic: each time to lead it, as whoever is asked may, and else at who does.  A metadata store that
-  fails is no reason to refuse either, where there are several brokers: whatever was stored, who
-  registers again is the same consumer.
-- Work that a client began goes on when its connection ends: what it stored must be told of.
-"""
+"""The controllers of this broker's topics, and the ordered consumers of each connection."""
 
 import asyncio
 from dataclasses import dataclass
@@ -56,12 +40,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LED_ELSEWHERE = (NotController, PlacementNotReady)
-_NOT_TOLD = (MetadataError, OwnerStopped)
-"""Errors that say nothing of who leads."""
+_LEADER_UNKNOWN = (MetadataError, OwnerStopped)
+"""Errors after which it is not known whether another broker leads the topic."""
 
 
-class RegistrationTakenBack(PeerError):
-    """The consumer was unsubscribed, or the broker stops, while it was being registered."""
+class RegistrationCancelled(PeerError):
+    """The consumer was unsubscribed, or its connection lost, while it was being registered."""
 
     code: ClassVar[ServerError] = ServerError.CONSUMER_NOT_FOUND
 
@@ -74,16 +58,27 @@ class EmptyName(PeerError):
 
 @dataclass(eq=False, slots=True)
 class Registration:
-    """One SCALABLE_TOPIC_SUBSCRIBE, and who serves it: nobody until a controller has stored it."""
+    """One SCALABLE_TOPIC_SUBSCRIBE.
+
+    `served_by` is None until a controller has stored it, or a relay was begun.
+    """
 
     subscription: str
     consumer_name: str
     served_by: TopicController | Relay | None = None
-    taken_back: bool = False
+    cancelled: bool = False
 
 
 class Controllers:
-    """Makes and ends the topic controllers of this broker, and routes registrations."""
+    """Makes and ends the topic controllers of this broker, and registers ordered consumers.
+
+    A controller is made for the first ordered consumer of a topic.  It ends with the topic, with
+    this broker's lead of the topic, or when nobody has used it for long.  With the lead the
+    connections registered with it are closed: nothing else makes a client look its controller up
+    again.
+
+    Where another broker leads, consumers are relayed to it (see `relay`).
+    """
 
     def __init__(
         self,
@@ -97,7 +92,7 @@ class Controllers:
         *,
         grace_s: float,
     ) -> None:
-        """`feeds` tells of segments at other brokers; None on one broker."""
+        """`feeds` follows segments at other brokers; None on a single broker."""
         self._topics = topics
         self._store = store
         self._segments = segments
@@ -127,10 +122,13 @@ class Controllers:
     async def subscribe(
         self, connection: ClientConnection, request: CommandScalableTopicSubscribe
     ) -> None:
-        """SCALABLE_TOPIC_SUBSCRIBE: answered in its own response, whatever happens."""
+        """SCALABLE_TOPIC_SUBSCRIBE: register a consumer; the answer is sent in any case.
+
+        The registration goes on when the connection ends, as it may be stored already.
+        """
         registration = Registration(request.subscription, request.consumer_name)
         try:
-            # Before anything is awaited: an UNSUBSCRIBE right behind must find it.
+            # Before anything is awaited: an UNSUBSCRIBE that follows at once must find it.
             self._enter(connection, request.consumer_id, registration)
         except TooManySessions as error:
             connection.send(subscribe_error(request.request_id, error))
@@ -159,7 +157,7 @@ class Controllers:
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
-        """Have the consumer registered, here or elsewhere, and its first assignment sent."""
+        """Register the consumer, here or at the leader, and have its first assignment sent."""
         if not request.subscription.strip() or not request.consumer_name.strip():
             raise EmptyName("An ordered consumer needs names for subscription and consumer: set.")
         name = parse_topic_name(request.topic)
@@ -169,10 +167,13 @@ class Controllers:
         time_s = asyncio.get_running_loop().time
         until_s = time_s() + REGISTRATION_TRIES_S
         backoff = Backoff(REGISTRATION_RETRY_S, REGISTRATION_RETRY_MAX_S)
+        # A client never retries a first registration, so it is retried here while no broker serves
+        # the topic.  A failing metadata store is retried too: even if it stored the registration,
+        # the next try registers the same consumer.
         while True:
             try:
                 await self._register_at_leader(name, connection, request, registration)
-            except (*_LED_ELSEWHERE, *_NOT_TOLD, LeaderNotReady):
+            except (*_LED_ELSEWHERE, *_LEADER_UNKNOWN, LeaderNotReady):
                 registration.served_by = None
                 if not self._relays.may_relay(connection) or time_s() >= until_s:
                     raise
@@ -192,8 +193,8 @@ class Controllers:
         try:
             live = await self._topics.get(name)
             await self._register_here(live, connection, request, registration)
-        except (*_LED_ELSEWHERE, *_NOT_TOLD) as error:
-            if isinstance(error, _NOT_TOLD) and not self._relays.is_led(name):
+        except (*_LED_ELSEWHERE, *_LEADER_UNKNOWN) as error:
+            if isinstance(error, _LEADER_UNKNOWN) and not self._relays.is_led(name):
                 raise
             self._require_awaited(connection, request, registration)
             relay = self._relays.begin(connection, request, name)
@@ -219,9 +220,9 @@ class Controllers:
             request.consumer_id,
         )
         registration.served_by = controller
-        if registration.taken_back:
-            await self._take_back(connection, request.consumer_id, registration)
-            raise _taken_back(request)
+        if registration.cancelled:
+            await self._unregister(connection, request.consumer_id, registration)
+            raise _cancelled(request)
         connection.send(subscribed(request.request_id, assignment))
 
     def _require_awaited(
@@ -230,18 +231,21 @@ class Controllers:
         request: CommandScalableTopicSubscribe,
         registration: Registration,
     ) -> None:
-        """Try no more for a consumer that has left, came again, or lost its connection."""
+        """Raise if the consumer has left, subscribed again, or lost its connection."""
         if self._registered.get(connection, {}).get(request.consumer_id) is not registration:
-            raise _taken_back(request)
+            raise _cancelled(request)
 
     async def unsubscribe(self, connection: ClientConnection, consumer_id: int) -> None:
-        """SCALABLE_TOPIC_UNSUBSCRIBE: the consumer leaves now."""
+        """SCALABLE_TOPIC_UNSUBSCRIBE: the consumer leaves, even while it is still being registered.
+
+        Unknown consumer ids are ignored.
+        """
         registration = self._registered.get(connection, {}).pop(consumer_id, None)
         if registration is not None:
-            registration.taken_back = True
-            await self._take_back(connection, consumer_id, registration)
+            registration.cancelled = True
+            await self._unregister(connection, consumer_id, registration)
 
-    async def _take_back(
+    async def _unregister(
         self, connection: ClientConnection, consumer_id: int, registration: Registration
     ) -> None:
         served_by = registration.served_by
@@ -253,10 +257,10 @@ class Controllers:
                 group.unregister(registration.consumer_name, connection, consumer_id)
                 await served_by.settled()
 
-    # Life
+    # Controllers
 
     async def _lead(self, live: LiveTopic) -> TopicController:
-        """The topic's controller, made by the first who asks and shared by all."""
+        """Take the lead of a topic; return its controller, which all callers share."""
         await self._leads.take(live.name)
         await self._controller_record.claim(live.name)
         making = self._making.get(live.name)
@@ -279,13 +283,13 @@ class Controllers:
         if former is not None:
             await former.close()
         controller = TopicController(live, self._store, self._segments, grace_s=self._grace_s)
-        # Known before it is complete: what happens at the segments meanwhile must reach it.
+        # Added before it is complete, so that events of segments reach it meanwhile.
         self._controllers[live.name] = controller
         try:
             if self._feeds is not None:
                 await self._feeds.follow(live.name)
             await controller.restore()
-            # It may have been lost and taken again: then another controller is made, or there.
+            # The lead may have been lost and taken again: then another controller is made.
             known = self._controllers.get(live.name)
             if known is not controller or not self._leads.leads(live.name):
                 raise not_led(live.name)
@@ -302,7 +306,10 @@ class Controllers:
         return self._controllers.pop(name, None)
 
     def lead_ended(self, name: TopicName) -> None:
-        """Another broker leads the topic, or may: who is registered here has to register there."""
+        """End the controller of a topic: another broker leads it, or may.
+
+        The connections registered with it are closed, so that clients register there.
+        """
         self._controller_record.forget(name)
         controller = self._forget(name)
         if controller is not None:
@@ -314,7 +321,7 @@ class Controllers:
         self._closing.start(controller.close())
 
     async def topic_deleted(self, name: TopicName) -> None:
-        """The topic is going: its consumers are forgotten."""
+        """End the controller of a topic that is being deleted."""
         making = self._making.get(name)
         if making is not None:
             await asyncio.wait((making,))
@@ -324,10 +331,10 @@ class Controllers:
             await controller.close()
 
     async def stop(self) -> None:
-        """The broker stops: registrations stay, for the next start or leader.
+        """End all controllers; stored registrations stay, for the next start or leader.
 
-        Those under way go on at another broker, if there may be one, until `close`; what is being
-        stored is waited for CONTROLLER_CLOSE_S then, and by `close`.
+        Among several brokers, registrations in progress are tried at another broker until `close`,
+        and registrations that are being stored delay this call by CONTROLLER_CLOSE_S at most.
         """
         work: list[asyncio.Task[object]] = [*self._making.values()]
         if not self._relays.shared:
@@ -340,27 +347,27 @@ class Controllers:
             if controller is not None:
                 self._close_soon(controller)
         if self._closing.busy:
-            # What is being stored goes on, elsewhere then: a slow store must not hold up a drain.
+            # A slow store must not hold up a drain; `close` waits for what is still being stored.
             at_most_s = CONTROLLER_CLOSE_S if self._relays.shared else None
             await asyncio.wait(self._closing.running, timeout=at_most_s)
         await self._controller_record.stop()
 
     async def close(self) -> None:
-        """Nobody is connected any more."""
+        """End all registrations in progress; no client is connected any more."""
         self._work.cancel()
         ending = (*self._work.running, *self._closing.running)
         await asyncio.gather(*ending, return_exceptions=True)
         self._relays.stop()
 
     def is_idle(self, name: TopicName) -> bool:
-        """Whether the topic has no controller, or one that may go."""
+        """Whether the topic has no controller, or one that nobody uses."""
         controller = self._controllers.get(name)
         return name not in self._making and (controller is None or controller.idle)
 
-    async def let_go(self, name: TopicName) -> None:
-        """Nobody uses the topic: the next ordered consumer makes its controller anew.
+    async def unload(self, name: TopicName) -> None:
+        """End the controller of a topic that nobody uses; the next ordered consumer makes another.
 
-        The topic stays led by this process; that costs no more than its name.
+        This process still leads the topic.
         """
         controller = self._forget(name)
         if controller is not None:
@@ -387,7 +394,7 @@ class Controllers:
         earlier = registered.get(consumer_id)
         registered[consumer_id] = registration
         if earlier is not None and isinstance(earlier.served_by, Relay):
-            # Nobody else would: the leader knows of another connection for each registration.
+            # The leader sees another connection for each registration and closes none of them.
             earlier.served_by.close()
 
     def _connection_closed(self, connection: ClientConnection) -> None:
@@ -401,7 +408,7 @@ class Controllers:
             del registered[consumer_id]
 
 
-def _taken_back(request: CommandScalableTopicSubscribe) -> RegistrationTakenBack:
-    return RegistrationTakenBack(
+def _cancelled(request: CommandScalableTopicSubscribe) -> RegistrationCancelled:
+    return RegistrationCancelled(
         f"Consumer {request.consumer_name!r} was unsubscribed meanwhile: subscribe again."
     )

@@ -1,12 +1,4 @@
-"""The layout as the wire carries it, real and synthetic.  Pure.
-
-Rules:
-
-- All segments that are not pruned are told, SEALED ones included; brokers only for ACTIVE ones;
-  the controller's address always, so that a client never has to guess.
-- A regular `persistent://` topic is shown as segments that name the topic itself (or each of its
-  partitions) as their legacy topic: clients attach to that, and it is never a real layout.
-"""
+"""DAG messages: the layout of a scalable topic, or of a regular topic as if it were one.  Pure."""
 
 from broker.placement import BrokerAddress, Placement
 from broker.scalable.layout import Layout, Segment, even_ranges
@@ -16,7 +8,11 @@ from magnetar.protocol.pulsar_pb2 import ACTIVE, SEALED, ScalableTopicDAG, Segme
 
 
 def dag_of(name: TopicName, layout: Layout, placement: Placement) -> ScalableTopicDAG:
-    """The DAG message of a scalable topic."""
+    """The DAG message of a scalable topic.
+
+    It has all segments that are not pruned, SEALED ones included, the brokers of the ACTIVE ones,
+    and always the address of the controller, so that a client never has to guess it.
+    """
     dag = ScalableTopicDAG(
         epoch=layout.epoch,
         segments=[_segment(segment) for segment in layout.segments.values()],
@@ -33,7 +29,10 @@ def dag_of(name: TopicName, layout: Layout, placement: Placement) -> ScalableTop
 def synthetic_dag(
     name: TopicName, partitions: int, placement: Placement, *, now_ms: int
 ) -> ScalableTopicDAG:
-    """The DAG message of a regular topic: one segment for each partition, or one for the topic."""
+    """The DAG message of a regular topic: one segment for each partition, or one for the topic.
+
+    Each segment names the topic or partition as its legacy topic, and clients attach to that.
+    """
     dag = ScalableTopicDAG(epoch=0)
     for number, (start, end) in enumerate(even_ranges(max(partitions, 1))):
         segment = Segment(

@@ -1,12 +1,5 @@
 """The history of a topic: one entry for each change of its layout, and for each move of its lead.
 Pure.
-
-Rules:
-
-- Entries are kept under sequence keys, so they are in the order in which they were written.
-- An entry follows the change of the record; a process that dies in between leaves a gap, which
-  `missing` fills from the layout itself (the entry of a creation goes before the record).  A write
-  whose outcome was unknown may be there twice: `readable` shows each change once.
 """
 
 import enum
@@ -18,7 +11,7 @@ from broker.scalable.layout import Layout, Reshape
 
 
 class ChangeKind(enum.Enum):
-    """What happened to a topic."""
+    """The kind of a change in a topic's history."""
 
     CREATE = "create"
     SPLIT = "split"
@@ -29,7 +22,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One change.  `parents` are the segments it ended, `children` those it made."""
+    """One change.  `parents` are the segments it ended, `children` those it created."""
 
     time_ms: int
     kind: ChangeKind
@@ -49,12 +42,12 @@ class HistoryEntry:
 
 
 def encode(entry: HistoryEntry) -> bytes:
-    """The stored form."""
+    """Encode the record of an entry."""
     return json.dumps(entry.to_json(), separators=(",", ":")).encode()
 
 
 def decode(value: bytes) -> HistoryEntry:
-    """The entry in a stored record.  Raises ValueError, KeyError."""
+    """Decode the record of an entry.  Raises ValueError, KeyError, TypeError."""
     members = json.loads(value)
     return HistoryEntry(
         int(members["timeMs"]),
@@ -87,19 +80,27 @@ def of_creation(layout: Layout, *, now_ms: int) -> HistoryEntry:
 
 
 def readable(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
-    """The entries in order, of each change of a layout the last one."""
+    """The entries in order, one for each change.
+
+    A write without a known outcome may have stored an entry twice: the last one counts.
+    """
     changes = {entry.epoch: entry for entry in entries if entry.kind is not ChangeKind.MOVE}
     return [e for e in entries if e.kind is ChangeKind.MOVE or changes[e.epoch] is e]
 
 
 def missing(layout: Layout, entries: Sequence[HistoryEntry], *, now_ms: int) -> list[HistoryEntry]:
-    """The entries that changes of a layout should have and do not, in order."""
+    """The entries that the changes of a layout lack, in order, derived from the layout.
+
+    An entry is written after the change of the record (that of a creation before it), so a process
+    that dies in between leaves a gap.
+    """
     recorded = {entry.epoch for entry in entries if entry.kind is not ChangeKind.MOVE}
     epochs = [epoch for epoch in range(layout.epoch + 1) if epoch not in recorded]
     found = [_derived(layout, epoch, now_ms) for epoch in epochs]
     prunes = [number for number, entry in enumerate(found) if entry.kind is ChangeKind.PRUNE]
     if prunes:
-        # Which of several prunes took which segment is not known any more: tell it of the last.
+        # With several prunes missing it is not known which one removed which segment: the last one
+        # gets them all.
         made = {child for entry in (*entries, *found) for child in entry.children}
         ended = {s for e in entries if e.kind is ChangeKind.PRUNE for s in e.parents}
         last = found[prunes[-1]]

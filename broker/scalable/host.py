@@ -1,4 +1,4 @@
-"""What scalable topics need of the broker that they run in."""
+"""The interface of the broker, as scalable topics use it."""
 
 import random
 from typing import Protocol
@@ -16,14 +16,14 @@ from storage.metadata.store import Session
 
 
 class ScalableHost(Protocol):
-    """The services below."""
+    """The services of a broker that scalable topics use."""
 
     settings: Settings
     clock: Clock
     random: random.Random
     metadata: CountedMetadata
     session: Session
-    """Of this process, for ephemeral records."""
+    """The session of this process, for its ephemeral records."""
     managed_ledgers: ManagedLedgerFactory
     placement: Placement
     namespaces: Namespaces

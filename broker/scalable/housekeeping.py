@@ -1,15 +1,4 @@
-"""Work on topics that nobody asked for: what was left half done, and what may be pruned.
-
-Rules:
-
-- One broker finishes at its start what an earlier process left, before anybody is let in.
-- With several brokers that is done by who leads the topic, when he takes the lead.  A topic with
-  something left and no leader is taken by the live broker that its name chooses: as soon as its
-  leader or a broker is seen to go, and in each round.
-- A step that could be neither finished nor undone is tried again soon, as ordered consumers may
-  wait for it: after pauses that double from RESTART_PAUSE_MIN_S to the time between two rounds.
-- A round that breaks off is followed by the next.
-"""
+"""Background work on scalable topics: steps that were left unfinished, and pruning."""
 
 import asyncio
 import contextlib
@@ -35,9 +24,15 @@ log = structlog.get_logger(__name__)
 
 
 class Housekeeping:
-    """Finishes or undoes steps that a crash cut off, and prunes sealed segments.
+    """Finishes or undoes steps that a crash interrupted, and prunes sealed segments.
 
-    `recover` finishes or undoes one step, under its topic's lock.
+    A single broker recovers the steps of an earlier process in `start`.  Among several brokers a
+    topic's leader does, when it takes the lead.  A topic with steps and without a leader is taken
+    by the live broker that its name chooses, as soon as its leader or a broker goes, and in each
+    round.
+
+    `recover` finishes or undoes one step, under its topic's lock; `interval_s` is the time between
+    rounds.
     """
 
     def __init__(
@@ -72,19 +67,19 @@ class Housekeeping:
         )
 
     async def start(self) -> None:
-        """Recover, where that is nobody else's business; then look from time to time."""
+        """Recover all steps if this is the only broker; then run a round every `interval_s`."""
         if not self._placement.shared:
             await self._take_up(await self._store.begun())
-        self._tasks.keep("housekeeping", self._keep_house)
+        self._tasks.keep("housekeeping", self._run_rounds)
         self._tasks.keep("leftovers", self._finish_leftovers)
 
     async def stop(self) -> None:
-        """No more looks.  May be called again."""
+        """Run no more rounds.  May be called again."""
         for forget in self._forget:
             forget()
         await self._tasks.stop()
 
-    async def _keep_house(self) -> None:
+    async def _run_rounds(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
@@ -98,7 +93,7 @@ class Housekeeping:
                 log.warning("housekeeping_failed", error=str(error))
 
     async def prune_all(self) -> None:
-        """One round: leftovers first, then every topic with sealed segments."""
+        """Run one round: leftovers first, then every topic with sealed segments."""
         await self._recover_steps(self._leftovers.all())
         if self._placement.shared:
             steps = await self._store.begun()
@@ -120,12 +115,12 @@ class Housekeeping:
     # Steps
 
     async def lead_taken(self, name: TopicName) -> None:
-        """This broker leads the topic now: take up what an earlier leader left."""
+        """Recover the steps that an earlier leader left, as this broker leads the topic now."""
         await self._topics.refresh(name)
         await self._take_up(await self._store.begun_for(name))
 
     def _is_stray(self, step: Step) -> bool:
-        """Whether nobody is at it: an earlier leader's note that came late."""
+        """Whether nobody works on a step: an earlier leader's note was stored late."""
         live = self._topics.known(step.topic)
         busy = self._topics.is_changing(step.topic) or (live is not None and live.work.busy)
         return self._leads.leads(step.topic) and not busy
@@ -133,6 +128,7 @@ class Housekeeping:
     async def _finish_leftovers(self) -> None:
         while True:
             await self._leftovers.wait()
+            # Ordered consumers may wait for these steps, so the first pauses are short.
             backoff = Backoff(RESTART_PAUSE_MIN_S, self._interval_s)
             while self._leftovers.all():
                 if await self._leftovers.added_within(backoff.pause_s()):
@@ -141,10 +137,10 @@ class Housekeeping:
                 await self._recover_steps(self._leftovers.all())
 
     async def _take_up(self, steps: Iterable[Step]) -> None:
-        """Recover what others began; what fails is tried again while the broker runs."""
+        """Recover steps that others began; one that fails is tried again while the broker runs."""
         found = list(steps)
         for step in found:
-            # All before the first: a defect at one of them must not make the others forgotten.
+            # All are added before the first is tried: an error in one must not lose the others.
             self._leftovers.add(step)
         await self._recover_steps(found)
 
@@ -164,13 +160,13 @@ class Housekeeping:
                 return
             await self._recover(step)
             if not self._leads.leads(step.topic):
-                return  # it is the next leader's
+                return  # the next leader recovers it
         log.info("step_recovered", step=step.key)
 
     # Leaders
 
     async def _find_leaders(self) -> None:
-        """Lead topics that have something left, nobody who leads them, and this broker's name."""
+        """Lead topics that have steps and no leader, and whose names choose this broker."""
         for name in sorted(self._without_leader):
             self._without_leader.discard(name)
             if not self._leads.leads(name) and self._chosen(name):
@@ -186,7 +182,7 @@ class Housekeeping:
         return self._chosen(name) and await self._leads.try_to_take(name)
 
     def _chosen(self, name: TopicName) -> bool:
-        """Whether this is the live broker that everybody chooses for a name."""
+        """Whether this is the live broker that all brokers choose for a name."""
         chosen = choose_by_name(str(name), self._placement.candidates)
         return chosen == self._placement.broker_id
 

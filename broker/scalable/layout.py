@@ -1,14 +1,4 @@
-"""The layout of a scalable topic: a DAG of range segments, as immutable values.  Pure.
-
-Rules, which `verify` checks and every change keeps:
-
-- The ranges of the ACTIVE segments cover 0..65535, each hash exactly once, so `route` always finds
-  one segment.
-- Every change raises the epoch.  Ids rise and are never used again.
-- Links are mutual: a child names its parents, a parent its children, as long as both are in the
-  DAG.  ACTIVE segments have no children, SEALED ones do; segments are pruned parents first.
-- Hash ranges are inclusive at both ends, as in segment names and on the wire.
-"""
+"""The layout of a scalable topic: a DAG of range segments, as immutable values.  Pure."""
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -60,13 +50,13 @@ class IllegalSegmentCount(IllegalReshape):
 
 
 class CorruptLayout(InternalError):
-    """A layout that breaks the module's rules."""
+    """A layout is broken: it is not what `Layout` says of every layout."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
 
 class SegmentState(enum.Enum):
-    """ACTIVE takes new messages; SEALED only gives what it has."""
+    """An ACTIVE segment takes new messages; a SEALED one is only read."""
 
     ACTIVE = "ACTIVE"
     SEALED = "SEALED"
@@ -74,7 +64,11 @@ class SegmentState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One node of the DAG.  Times are wall-clock milliseconds."""
+    """One node of the DAG.
+
+    The hash range is inclusive at both ends, as in segment names and on the wire.  Times are
+    wall-clock milliseconds.
+    """
 
     segment_id: int
     hash_start: int
@@ -95,17 +89,23 @@ class Segment:
 
     @property
     def range_key(self) -> tuple[int, int, int]:
-        """Pulsar's order of segments: by range, then id."""
+        """The key of Pulsar's order of segments: by range, then id."""
         return (self.hash_start, self.hash_end, self.segment_id)
 
     def covers(self, key_hash: int) -> bool:
-        """Whether the range holds that hash."""
+        """Whether the range contains a hash."""
         return self.hash_start <= key_hash <= self.hash_end
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The whole DAG at one epoch.  `segments` holds them by id, in id order."""
+    """The whole DAG at one epoch.  `segments` has them by id, in the order of ids.
+
+    The ranges of the ACTIVE segments cover each hash of 0..65535 exactly once.  Every change raises
+    the epoch; ids rise and are never used again.  Links are mutual: a child names its parents and a
+    parent its children, as long as both are in the DAG.  ACTIVE segments have no children, SEALED
+    ones do.  `verify` checks all of this after every change.
+    """
 
     epoch: int
     next_segment_id: int
@@ -132,7 +132,7 @@ class Layout:
         return found
 
     def route(self, key_hash: int) -> Segment:
-        """The one ACTIVE segment whose range holds a 16-bit hash."""
+        """The ACTIVE segment whose range contains a 16-bit hash."""
         for segment in self.active:
             if segment.covers(key_hash):
                 return segment
@@ -142,11 +142,11 @@ class Layout:
         )
 
     def ancestors(self, segment_id: int) -> frozenset[int]:
-        """Ids of everything above a segment that is still in the DAG."""
+        """Ids of all ancestors of a segment that are still in the DAG."""
         return self._closure(segment_id, lambda segment: segment.parent_ids)
 
     def descendants(self, segment_id: int) -> frozenset[int]:
-        """Ids of everything below a segment."""
+        """Ids of all descendants of a segment."""
         return self._closure(segment_id, lambda segment: segment.child_ids)
 
     def _closure(
@@ -164,7 +164,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """A layout after a split or merge, the segments it sealed and those it made."""
+    """A layout after a split or merge, the segments it sealed and those it created."""
 
     layout: Layout
     parents: tuple[Segment, ...]
@@ -172,14 +172,14 @@ class Reshape:
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
-    """The keyspace in `count` ranges of equal width; the last takes the rest."""
+    """Divide the key space into `count` ranges of equal width; the last takes the rest."""
     width = KEYSPACE // count
     starts = range(0, count * width, width)
     return [(start, start + width - 1) for start in starts[:-1]] + [(starts[-1], KEYSPACE - 1)]
 
 
 def initial(count: int, *, now_ms: int) -> Layout:
-    """`count` segments of equal width, at epoch 0.
+    """The layout of a new topic: `count` segments of equal width, at epoch 0.
 
     Raises `IllegalSegmentCount`.
     """
@@ -195,7 +195,7 @@ def initial(count: int, *, now_ms: int) -> Layout:
 
 
 def split(layout: Layout, segment_id: int, *, now_ms: int) -> Reshape:
-    """Cut an ACTIVE segment in two halves; the lower one is the larger if the width is odd.
+    """Split an ACTIVE segment into halves; the lower one is the larger if the width is odd.
 
     Raises `UnknownSegment`, `SegmentNotActive`, `SegmentTooNarrow`.
     """
@@ -215,7 +215,7 @@ def split(layout: Layout, segment_id: int, *, now_ms: int) -> Reshape:
 
 
 def merge(layout: Layout, first_id: int, second_id: int, *, now_ms: int) -> Reshape:
-    """Make one segment of two ACTIVE neighbours, given in either order.
+    """Merge two ACTIVE neighbours, given in either order, into one segment.
 
     Raises `UnknownSegment`, `SegmentNotActive`, `SegmentsNotAdjacent`.
     """
@@ -230,7 +230,7 @@ def merge(layout: Layout, first_id: int, second_id: int, *, now_ms: int) -> Resh
 
 
 def prune(layout: Layout, segment_ids: Collection[int]) -> Layout:
-    """Drop SEALED segments that have no parent left outside `segment_ids`, and unlink them.
+    """Drop SEALED segments, parents before or together with their children.
 
     Raises `UnknownSegment`, `IllegalReshape`.
     """
@@ -256,7 +256,7 @@ def prune(layout: Layout, segment_ids: Collection[int]) -> Layout:
 
 
 def verify(layout: Layout) -> Layout:
-    """The same layout, if it keeps the module's rules.  Raises `CorruptLayout`."""
+    """Return the layout if it is as `Layout` says.  Raises `CorruptLayout`."""
     problem = next(_problems(layout), None)
     if problem is not None:
         raise CorruptLayout(

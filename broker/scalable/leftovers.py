@@ -1,4 +1,4 @@
-"""Steps that were begun here, or by an earlier leader, and are neither finished nor undone."""
+"""Steps, begun here or by an earlier leader, that are neither finished nor undone."""
 
 import asyncio
 
@@ -16,28 +16,28 @@ class Leftovers:
         self._added = asyncio.Event()
 
     def add(self, step: Step) -> None:
-        """It is to be tried again; it takes the place of an earlier step of the same key."""
+        """Have a step tried again; it replaces an earlier step of the same key."""
         if self._steps.get(step.key) != step:
             self._steps[step.key] = step
             self._added.set()
 
     def discard(self, step: Step) -> None:
-        """Nothing is left to do at it, or not by this broker; one that took its place stays."""
+        """Forget a step that is done, or is another broker's; one that replaced it stays."""
         if self._steps.get(step.key) == step:
             del self._steps[step.key]
 
     def all(self) -> list[Step]:
-        """Every one."""
+        """All steps."""
         return list(self._steps.values())
 
     async def wait(self) -> None:
-        """Return when there is one."""
+        """Return when there is at least one step."""
         while not self._steps:
             self._added.clear()
             await self._added.wait()
 
     async def added_within(self, seconds: float) -> bool:
-        """Wait so long; True as soon as another one is added."""
+        """Wait until another step is added, at most this long; whether one was."""
         self._added.clear()
         try:
             async with asyncio.timeout(seconds):

@@ -1,16 +1,4 @@
-"""How scalable topics come and go.
-
-Rules:
-
-- A topic exists from the moment its record does; segments get their backing when they are first
-  used, so nothing is left over if creation fails.
-- Anybody may create a topic; only its leader deletes it.  Where a deletion is noted still, a
-  creator takes the lead first, which is refused while the deleter is at work.
-- Deletion is noted first, then the record goes, then the segments with their data, then what hangs
-  on the record.  A start finishes it; until then the name cannot be used again.
-- DAG sessions of a deleted topic are told nothing (an error would end them for good, and closing
-  their connections would let clients create the topic anew).
-"""
+"""The creation and deletion of scalable topics."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -35,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class ScalableTopicInUse(PeerError):
-    """Somebody is connected to the topic."""
+    """The topic has producers or consumers, and is not deleted without force."""
 
     code: ClassVar[ServerError] = ServerError.CONSUMER_BUSY
     http_status: ClassVar[HTTPStatus] = HTTPStatus.PRECONDITION_FAILED
@@ -50,7 +38,15 @@ class DeletionUnfinished(InternalError):
 class Lifecycle:
     """Creates and deletes scalable topics, each in steps that a restart can finish.
 
-    `deleting` is told when a topic has begun to go.
+    A topic exists as soon as its record does; segments get their ledgers when they are first used,
+    so a creation that fails leaves nothing behind.  Any broker may create a topic, only its leader
+    deletes it.
+
+    A deletion is noted first; then the record goes, then the segments with their data, then all
+    other records of the topic.  Its DAG sessions get no message: an error would end them for good,
+    and closed connections would let clients create the topic anew.
+
+    `deleting` is called with the name when a deletion has begun.
     """
 
     def __init__(
@@ -74,9 +70,10 @@ class Lifecycle:
     async def create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
     ) -> LiveTopic:
-        """Make one.
+        """Create a topic.
 
-        Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`, `RecordTooLarge`.
+        Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`, `RecordTooLarge`,
+        and as `delete` if an earlier topic of that name is not all deleted.
         """
         name = twin(name)
         require_creatable(name)
@@ -87,7 +84,7 @@ class Lifecycle:
             if await self._topics.find(name) is not None:
                 raise ScalableTopicExists(f"{name} exists already: use it, or choose another name.")
             await self._clear_leftover(name)
-            # Before the record: a topic without its first entry cannot be, a stray entry can.
+            # Before the record: an entry without a topic is harmless, and no topic lacks its first.
             await self._store.append_history(name, history.of_creation(first, now_ms=now_ms))
             record = ScalableTopicRecord(first, dict(properties))
             live = self._topics.add(await self._store.create(name, record))
@@ -95,7 +92,7 @@ class Lifecycle:
         return live
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Remove a topic with its data.
+        """Delete a topic with its data.
 
         Raises `ScalableTopicNotFound`; without `force` also `ScalableTopicInUse`;
         `DeletionUnfinished` when the topic is gone and parts of it are not yet.
@@ -138,6 +135,7 @@ class Lifecycle:
     async def _clear_leftover(self, name: TopicName) -> None:
         leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
         if leftover is not None:
+            # The lead is refused while the broker that deletes the topic is still at work.
             await self._leads.take(name)
             await self.recover(leftover)
 
@@ -151,7 +149,7 @@ class Lifecycle:
             raise
 
     async def _finish(self, step: Step) -> None:
-        """Remove everything that a record no longer names."""
+        """Delete the segments and all other records of a topic whose record is gone."""
         others = [s for s in await self._store.begun_for(step.topic) if s.key != step.key]
         segments = {*step.ends, *(s for other in others for s in (*other.ends, *other.makes))}
         failures: list[MagnetarError] = []
@@ -170,6 +168,6 @@ class Lifecycle:
             raise DeletionUnfinished(
                 f"{step.topic} is led by another broker now, which removes what is left of it."
             )
-        await self._store.remove_what_hangs_on(step.topic)
+        await self._store.remove_dependents(step.topic)
         for done in (*others, step):
             await self._store.end(done)

@@ -1,19 +1,4 @@
-"""The scalable topics that this process has looked at, each with its newest record.
-
-Rules:
-
-- One `LiveTopic` for each name, loaded once, dropped when the topic is deleted, let go of when
-  nobody uses it.  While somebody still holds one that was let go of, that same one is found again.
-- Its record only ever moves to a higher epoch, and listeners hear of each such move once, in order,
-  in the same turn of the loop in which the change became known.  One that fails is told in the log
-  and hides the change from no other: it is known already, so nothing would tell it again.
-- Who changes a topic (create, reshape, prune, delete) holds `lock(name)`.  Finding one takes no
-  lock, as those who change it wait for segments whose loading asks for the topic; a topic that is
-  being deleted is not found, and one that was deleted while it was read is looked for again.
-- Where other brokers change topics too, the record of each topic in memory is followed by watch.
-  An event only says that the record is to be read; what is read and seems to be of the past is read
-  again, so that it proves that the topic is gone, or that another one has its name.
-"""
+"""The scalable topics that this process has in memory, each with its newest record."""
 
 import asyncio
 from collections.abc import Callable
@@ -48,11 +33,11 @@ class LiveTopic:
         self.name = stored.name
         self.stored = stored
         self.uses = 0
-        """How often it was asked for."""
+        """How often the topic was asked for; idle topics are known by it."""
         self.sealing: set[int] = set()
         """Segments SEALED in the layout whose subscriptions are not all carried over yet."""
         self.work = BackgroundTasks(log, failure_event="reshape_failed")
-        """What goes on for it in the background; ended before it is deleted."""
+        """Background tasks for the topic; they are ended before it is deleted."""
 
     @property
     def layout(self) -> Layout:
@@ -61,7 +46,17 @@ class LiveTopic:
 
 
 class LiveTopics:
-    """The newest known record of each scalable topic that this process uses, with listeners."""
+    """The scalable topics in memory, with the newest known record of each, and listeners.
+
+    There is one `LiveTopic` for each name.  While anybody still refers to one that was unloaded,
+    that same one is found again.  The epoch of its layout only rises, and layout listeners are
+    called once for each rise, in order, in the turn of the loop in which the change became known.
+
+    Creating, reshaping, pruning and deleting a topic hold `lock(name)`.
+
+    With `shared`, where other brokers change topics too, the record of each topic in memory is
+    followed by a watch.
+    """
 
     def __init__(
         self,
@@ -70,7 +65,7 @@ class LiveTopics:
         shared: bool = False,
         is_awaited: Callable[[TopicName], bool] = lambda name: False,
     ) -> None:
-        """`shared`: others change topics too.  `is_awaited`: a deleted name's next life matters."""
+        """`is_awaited`: whether a deleted topic's name is watched, as it may be created again."""
         self._store = store
         self._shared = shared
         self._is_awaited = is_awaited
@@ -89,7 +84,7 @@ class LiveTopics:
         self._listeners.append(listener)
 
     def on_renewal(self, listener: NameListener) -> None:
-        """Call `listener` when another topic of a name is there than the one known before."""
+        """Call `listener` with a name under which a topic was deleted and another one created."""
         self._renewal_listeners.append(listener)
 
     def all(self) -> list[LiveTopic]:
@@ -100,32 +95,36 @@ class LiveTopics:
         """The topic, if it is in memory."""
         return self._held.get(name)
 
-    def let_go(self, live: LiveTopic) -> None:
-        """Nobody uses it: the next one who asks for it reads its record again."""
+    def unload(self, live: LiveTopic) -> None:
+        """Drop a topic that nobody uses from memory; its next use reads its record again."""
         self._topics.pop(live.name, None)
         self._unwatch(live.name)
 
     def is_changing(self, name: TopicName) -> bool:
-        """Whether somebody holds the topic's lock."""
+        """Whether the topic's lock is held."""
         lock = self._locks.get(name)
         return lock is not None and lock.locked()
 
     def lock(self, name: TopicName) -> asyncio.Lock:
-        """What serializes changes of a topic."""
+        """The lock that serialises changes of a topic."""
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
 
     async def get(self, name: TopicName) -> LiveTopic:
-        """The topic of that name, or the twin of a persistent one.  `ScalableTopicNotFound`."""
+        """The topic of a name, or of its twin.  Raises `ScalableTopicNotFound`, `CorruptLayout`."""
         found = await self.find(name)
         if found is None:
             raise not_found(name)
         return found
 
     async def find(self, name: TopicName) -> LiveTopic | None:
-        """As `get`, but None when there is none."""
+        """As `get`, but None when there is none, or when it is being deleted.
+
+        It takes no lock: changes hold the lock while they wait for segments whose loading calls
+        this.
+        """
         name = twin(name)
         while True:
             live = self._used(name)
@@ -134,7 +133,7 @@ class LiveTopics:
             deletions = self._deletions
             stored = await self._store.load(name)
             if deletions != self._deletions:
-                continue
+                continue  # the topic may have been deleted while it was read
             live = self._used(name)
             if live is not None or stored is None:
                 return live
@@ -149,7 +148,7 @@ class LiveTopics:
         return live
 
     async def reload_locked(self, name: TopicName) -> LiveTopic | None:
-        """As `find`, with the record as it is stored now, for a holder of the lock."""
+        """As `find`, with the record read anew.  The caller holds the topic's lock."""
         live = self._used(name)
         stored = await self._store.load(name)
         if stored is None:
@@ -161,7 +160,7 @@ class LiveTopics:
         return live
 
     def add(self, stored: StoredTopic) -> LiveTopic:
-        """Take in a topic that was just created or loaded and is not in memory."""
+        """Add a topic that was just created or loaded and is not in memory."""
         live = self._topics[stored.name] = self._held[stored.name] = LiveTopic(stored)
         self._watch(stored.name)
         return live
@@ -171,34 +170,36 @@ class LiveTopics:
         self._held.pop(name, None)
 
     def publish(self, live: LiveTopic, stored: StoredTopic) -> None:
-        """The record has changed: tell everybody, if the layout is a newer one."""
+        """Take in a changed record; call the layout listeners if its epoch is higher."""
         newer = stored.record.layout.epoch > live.layout.epoch
         live.stored = stored
         if newer:
             for listener in self._listeners:
-                _told(listener, live, name=live.name)
+                _call_listener(listener, live, name=live.name)
 
-    # What others do
+    # Changes by other brokers
 
     async def refresh(self, name: TopicName) -> StoredTopic | None:
-        """The record as it is stored now, taken in if the topic is in memory."""
+        """Read a topic's record, and take it in if the topic is in memory."""
         while True:
             before = self._known_record(name)
             stored = await self._store.load(name)
             if before is not None and not _follows(before, stored):
+                # The read may be older than the known record.  A fresh one proves that the topic is
+                # gone, or that another one has its name.
                 stored = await self._store.load_fresh(name)
             if self._known_record(name) is before:
                 self._take_in(name, before, stored)
                 return stored
 
     def forget_names(self) -> None:
-        """Watch no longer what is deleted and awaited by nobody."""
+        """Stop watching the names of deleted topics that nobody waits for."""
         for name in list(self._watching):
             if name not in self._held and not self._is_awaited(name):
                 self._unwatch(name)
 
     async def stop(self) -> None:
-        """Follow nothing more."""
+        """Stop all watches."""
         self._watching.clear()
         await self._tasks.stop()
 
@@ -224,19 +225,20 @@ class LiveTopics:
         if stored is not None and (before is not None or self._is_awaited(name)):
             log.info("scalable_topic_renewed", topic=str(name))
             for listener in self._renewal_listeners:
-                _told(listener, name, name=name)
+                _call_listener(listener, name, name=name)
 
     def _watch(self, name: TopicName) -> None:
         if not self._shared or name in self._watching:
             return
 
-        async def look() -> None:
-            await self._look(name)
+        async def read() -> None:
+            await self._refresh_until_read(name)
 
         async def take(_: Event) -> None:
-            await self._look(name)
+            # The event only says that the record is to be read.
+            await self._refresh_until_read(name)
 
-        following = Following(partial(self._store.watch, name), look, take)
+        following = Following(partial(self._store.watch, name), read, take)
         self._watching[name] = self._tasks.keep("topic_record", following.run)
 
     def _unwatch(self, name: TopicName) -> None:
@@ -244,7 +246,7 @@ class LiveTopics:
         if watching is not None:
             watching.cancel()
 
-    async def _look(self, name: TopicName) -> None:
+    async def _refresh_until_read(self, name: TopicName) -> None:
         while True:
             try:
                 await self.refresh(name)
@@ -255,13 +257,13 @@ class LiveTopics:
                 return
 
     def begin_deletion(self, live: LiveTopic) -> None:
-        """From now on the topic is not found."""
+        """Have the topic not found from now on."""
         self._deletions += 1
         self._deleting.add(live.name)
         self._drop(live.name)
 
     def end_deletion(self, name: TopicName) -> None:
-        """The name is free again."""
+        """Have the name found, or created, again."""
         self._deletions += 1
         self._deleting.discard(name)
 
@@ -274,21 +276,22 @@ def twin(name: TopicName) -> TopicName:
 
 
 def not_found(name: TopicName) -> ScalableTopicNotFound:
-    """The error for a topic that is not there."""
+    """The error for a topic that does not exist."""
     return ScalableTopicNotFound(
         f"Scalable topic not found: {twin(name)}. Create it, or check its name."
     )
 
 
-def _told(listener: Callable[[_T], None], what: _T, *, name: TopicName) -> None:
+def _call_listener(listener: Callable[[_T], None], argument: _T, *, name: TopicName) -> None:
     try:
-        listener(what)
+        listener(argument)
     except Exception:
+        # The other listeners are called too: the change is known now and will not come again.
         log.exception("topic_record_listener_failed", topic=str(name))
 
 
 def _follows(before: StoredTopic, stored: StoredTopic | None) -> bool:
-    """Whether a record is the same as before, or what became of it."""
+    """Whether a record is the known one, or a later version of the same topic."""
     if stored is None:
         return False
     return stored.version == before.version or stored.modifications > before.modifications

@@ -1,21 +1,6 @@
-"""What a topic's leader knows of segments: those that run here, and those that others tell of.
-Pure.
+"""The state of segments that a topic's leader sees: local ones, and mirrors of remote ones.  Pure.
 
-Rules:
-
-- `Mirrors` is pure: messages of owners in, calls out.  The calls are those that running segments
-  make here, so a controller cannot tell where its segments are.
-- A snapshot replaces what was known.  Who is missing in it was lost from sight: nobody saw him
-  close anything.  Who is new is told before who is gone, so a consumer that came back by another
-  connection never seems to be away.
-- While a segment moves, two owners may tell of it; all of their consumers count, and it is drained
-  when all of them say so.  A former owner says when it is gone there, or is gone itself: who else
-  tells of it was not believed until then, so it is looked at again.
-- What is told of a broker that is gone is lost from sight.  It tells no more, so a listener that
-  fails then is told in the log, and everybody else who is gone is told all the same.
-- A message is understood before anything is done about it: what goes wrong after that is a defect
-  here.  Then nobody knows what was heard, so the next snapshot tells again who is there and who has
-  gone; listeners ignore what they know.
+A mirror is kept up to date by the messages of the segment's owner (see `feed`).
 """
 
 import enum
@@ -38,30 +23,30 @@ log = structlog.get_logger(__name__)
 
 
 class FeedMessage(enum.Enum):
-    """What an owner says."""
+    """The kinds of messages from an owner of segments to a topic's leader."""
 
     SNAPSHOT = "snapshot"
-    """Everything of a topic that is loaded there."""
+    """All segments of a topic that are loaded there."""
     SEGMENT = "segment"
-    """Everything of one segment: it was loaded or sealed."""
+    """The whole state of one segment: it was loaded or sealed."""
     ATTACHED = "attached"
     DETACHED = "detached"
     AT_END = "atEnd"
-    """Whether a subscription of a sealed segment has nothing more to get."""
+    """Whether a subscription has nothing more to read in a sealed segment."""
     GONE = "gone"
     """One segment is not loaded there any more."""
 
 
 class MalformedFeed(ValueError):
-    """An owner said something that means nothing."""
+    """A message of an owner is malformed."""
 
 
 class SegmentConsumer(Protocol):
-    """A consumer at a segment.  `connection` is None if it is another broker's."""
+    """A consumer of a segment.  `connection` is None if it is connected to another broker."""
 
     @property
     def name(self) -> str:
-        """As it gave it in SUBSCRIBE."""
+        """The consumer's name in SUBSCRIBE."""
         ...
 
     @property
@@ -71,14 +56,14 @@ class SegmentConsumer(Protocol):
 
 
 class SegmentState(Protocol):
-    """A loaded segment, as far as a controller looks at it."""
+    """A loaded segment, as a controller uses it."""
 
     def drained(self, subscription: str) -> bool:
-        """Whether a subscription has nothing more to get, now and for ever."""
+        """Whether a subscription has nothing more to read, now and for ever."""
         ...
 
     def consumers(self) -> Sequence[tuple[str, SegmentConsumer]]:
-        """Everybody who is attached, with the name of the subscription."""
+        """All attached consumers, each after the name of its subscription."""
         ...
 
 
@@ -109,7 +94,10 @@ class RemoteConsumer:
 
 @dataclass(eq=False, slots=True)
 class MirroredSegment:
-    """What one owner told of one segment.  `at_end` has every subscription."""
+    """The state of one segment at one owner.
+
+    `at_end` has all subscriptions, `attached` the consumers by the ids that the owner gave them.
+    """
 
     sealed: bool = False
     empty: bool = False
@@ -117,13 +105,13 @@ class MirroredSegment:
     attached: dict[str, RemoteConsumer] = field(default_factory=dict)
 
     def take_over(self, former: "MirroredSegment | None") -> None:
-        """Who was known before, by the id that its owner gave it, is the same consumer."""
+        """Keep the objects of consumers that were known before by the same id."""
         if former is not None:
             for consumer_id in self.attached.keys() & former.attached.keys():
                 self.attached[consumer_id] = former.attached[consumer_id]
 
     def keep(self, former: "MirroredSegment | None") -> None:
-        """Those who may not have been told as gone count as attached."""
+        """Count former consumers as attached: listeners may not know that they are gone."""
         if former is not None:
             self.attached = former.attached | self.attached
 
@@ -134,36 +122,40 @@ class MirroredSegment:
         )
 
 
-class _Told:
-    """What all owners told of one segment."""
+class _CombinedState:
+    """The state of one segment at all brokers that report it.
 
-    def __init__(self, told: Sequence[MirroredSegment]) -> None:
-        self._told = told
+    While a segment moves two owners may report it.  All of their consumers count, and it is drained
+    only if all say so.
+    """
+
+    def __init__(self, states: Sequence[MirroredSegment]) -> None:
+        self._states = states
 
     def drained(self, subscription: str) -> bool:
-        return all(each.drained(subscription) for each in self._told)
+        return all(each.drained(subscription) for each in self._states)
 
     def consumers(self) -> Sequence[tuple[str, SegmentConsumer]]:
-        return [(c.subscription, c) for each in self._told for c in each.attached.values()]
+        return [(c.subscription, c) for each in self._states for c in each.attached.values()]
 
 
 class FeedListener(Protocol):
-    """Who hears of what happens at segments of other brokers; as `TopicEvents` of those here."""
+    """Gets the events of segments at other brokers, as `TopicEvents` gets those of local ones."""
 
     def remote_attached(
         self, topic: TopicName, segment_id: int, subscription: str, consumer: RemoteConsumer
     ) -> None:
-        """A consumer is there; may be told again."""
+        """A consumer is attached; may be called again for the same one."""
         ...
 
     def remote_detached(
         self, topic: TopicName, consumer: RemoteConsumer, *, by_command: bool, seen: bool
     ) -> None:
-        """It is gone.  Unless `seen` nobody knows how."""
+        """A consumer is detached.  `seen` is False if it is not known how."""
         ...
 
     def remote_changed(self, topic: TopicName, segment_id: int) -> None:
-        """Look again at which subscriptions have drained the segment."""
+        """Subscriptions may have drained the segment, or have a backlog again."""
         ...
 
 
@@ -171,42 +163,48 @@ Known = dict[int, MirroredSegment]
 
 
 class Mirrors:
-    """What is known of the segments of followed topics at all brokers: consumers, ends, seals.
+    """The segments of followed topics at all brokers: messages of owners in, calls out.
 
-    Owners are named by broker id.
+    The calls are the same as for segments that run here, so a controller need not know where its
+    segments are.  Owners are named by broker id.
+
+    A snapshot replaces all that was known of its topic at that owner.  A consumer that is missing
+    in it, or was attached at a broker that is gone, was lost: it did not close by command.
     """
 
     def __init__(self, listener: FeedListener) -> None:
         self._listener = listener
         self._followed: dict[TopicName, dict[str, Known]] = {}
-        self._half_told: set[tuple[TopicName, str]] = set()
+        self._incomplete: set[tuple[TopicName, str]] = set()
+        """Topics and owners of which a listener failed, so that it may not know all consumers."""
 
     @property
     def followed(self) -> list[TopicName]:
-        """The topics of which owners are to tell."""
+        """The topics that owners have to report."""
         return list(self._followed)
 
     def follow(self, topic: TopicName) -> None:
-        """Take in what is told of a topic."""
+        """Take in messages about a topic from now on."""
         self._followed.setdefault(topic, {})
 
     def unfollow(self, topic: TopicName) -> None:
-        """Forget it, without telling anybody."""
+        """Forget a topic, without calls to the listener."""
         self._followed.pop(topic, None)
-        self._half_told = {(name, owner) for name, owner in self._half_told if name != topic}
+        self._incomplete = {(name, owner) for name, owner in self._incomplete if name != topic}
 
     def has_heard(self, owner: str, topic: TopicName) -> bool:
-        """Whether an owner has told what it has of a topic (or nobody asked it to)."""
+        """Whether an owner has sent its snapshot of a topic, or the topic is not followed."""
         return owner in self._followed.get(topic, (owner,))
 
     def state(self, segment: SegmentName) -> SegmentState | None:
-        """What is told of a segment; None if nobody has it loaded."""
+        """The state of a segment; None if no other broker reports it as loaded."""
         known = self._followed.get(segment.parent, {})
-        told = [each[segment.segment_id] for each in known.values() if segment.segment_id in each]
-        return _Told(told) if told else None
+        states = [each[segment.segment_id] for each in known.values() if segment.segment_id in each]
+        return _CombinedState(states) if states else None
 
     def owner_gone(self, owner: str) -> None:
-        """A broker is no more."""
+        """Drop all segments of a broker that is gone; its consumers are lost."""
+        # No later message repeats these calls, so an error of the listener must not prevent others.
         for topic, by_owner in self._followed.items():
             for segment_id, segment in by_owner.pop(owner, {}).items():
                 for consumer in segment.attached.values():
@@ -218,7 +216,11 @@ class Mirrors:
                     self._listener.remote_changed(topic, segment_id)
 
     def apply(self, owner: str, message: object) -> None:
-        """One message of an owner.  Raises `MalformedFeed`; anything else is a defect here."""
+        """Take in one message of an owner.
+
+        Raises `MalformedFeed`, and then nothing was changed.  An error of the listener is raised
+        too; the owner's next snapshot then repeats all calls.
+        """
         if not isinstance(message, dict):
             raise MalformedFeed(f"{message!r} is no object")
         try:
@@ -226,24 +228,24 @@ class Mirrors:
             by_owner = self._followed.get(topic)
             if by_owner is None:
                 return
-            change = self._understood(owner, topic, by_owner, message)
+            change = self._parse(owner, topic, by_owner, message)
         except (KeyError, ValueError, TypeError, AttributeError, MagnetarError) as error:
             raise MalformedFeed(f"{message!r} means nothing: {error!r}") from error
         try:
             change()
         except Exception:
-            self._half_told.add((topic, owner))
+            self._incomplete.add((topic, owner))
             raise
 
-    def _understood(
+    def _parse(
         self, owner: str, topic: TopicName, by_owner: dict[str, Known], message: Members
     ) -> Callable[[], None]:
-        """What is to be done about a message; nothing is changed yet."""
+        """Return the function that applies a message; nothing is changed yet."""
         kind = FeedMessage(message["kind"])
         if kind is FeedMessage.SNAPSHOT:
             whole = {_number(each["segment"]): each for each in _objects(message["segments"])}
-            told = {segment_id: _segment(segment_id, each) for segment_id, each in whole.items()}
-            return partial(self._replace, topic, by_owner, owner, told)
+            now = {segment_id: _segment(segment_id, each) for segment_id, each in whole.items()}
+            return partial(self._replace, topic, by_owner, owner, now)
         segment_id = _number(message["segment"])
         known = by_owner.get(owner)
         if kind is FeedMessage.SEGMENT:
@@ -256,44 +258,44 @@ class Mirrors:
             by_command = message["byCommand"] is True
             change = partial(self._detach, topic, segment_id, str(message["id"]), by_command)
         elif kind is FeedMessage.GONE:
-            change = partial(self._let_go, topic, segment_id)
+            change = partial(self._drop_segment, topic, segment_id)
         else:
-            subscription, is_so = str(message["subscription"]), message["is"] is True
-            change = partial(self._note_end, topic, segment_id, subscription, is_so)
-        # What comes before the snapshot is in it.
+            subscription, at_end = str(message["subscription"]), message["is"] is True
+            change = partial(self._set_at_end, topic, segment_id, subscription, at_end)
+        # An event that comes before the snapshot is ignored: the snapshot has it.
         return _nothing if known is None else partial(change, known)
 
     def _replace(
-        self, topic: TopicName, by_owner: dict[str, Known], owner: str, told: Known
+        self, topic: TopicName, by_owner: dict[str, Known], owner: str, now: Known
     ) -> None:
         before = by_owner.get(owner, {})
-        by_owner[owner] = told
-        again = (topic, owner) in self._half_told
-        for segment_id, segment in told.items():
+        by_owner[owner] = now
+        again = (topic, owner) in self._incomplete
+        for segment_id, segment in now.items():
             segment.take_over(before.get(segment_id))
         try:
-            for segment_id, segment in told.items():
+            for segment_id, segment in now.items():
                 former = before.get(segment_id)
-                self._tell_difference(topic, segment_id, former, segment, again=again)
+                self._report_difference(topic, segment_id, former, segment, again=again)
             for segment_id, segment in before.items():
-                if segment_id not in told:
+                if segment_id not in now:
                     self._lose(topic, segment_id, segment)
         except Exception:
             for segment_id, segment in before.items():
-                told.setdefault(segment_id, segment).keep(segment)
+                now.setdefault(segment_id, segment).keep(segment)
             raise
-        self._half_told.discard((topic, owner))
+        self._incomplete.discard((topic, owner))
 
     def _replace_segment(
-        self, topic: TopicName, segment_id: int, told: MirroredSegment, known: Known
+        self, topic: TopicName, segment_id: int, now: MirroredSegment, known: Known
     ) -> None:
         former = known.get(segment_id)
-        known[segment_id] = told
-        told.take_over(former)
+        known[segment_id] = now
+        now.take_over(former)
         try:
-            self._tell_difference(topic, segment_id, former, told, again=False)
+            self._report_difference(topic, segment_id, former, now, again=False)
         except Exception:
-            told.keep(former)
+            now.keep(former)
             raise
 
     def _attach(
@@ -317,13 +319,13 @@ class Mirrors:
             attached[consumer_id] = gone
             raise
 
-    def _note_end(
-        self, topic: TopicName, segment_id: int, subscription: str, is_so: bool, known: Known
+    def _set_at_end(
+        self, topic: TopicName, segment_id: int, subscription: str, at_end: bool, known: Known
     ) -> None:
-        known.setdefault(segment_id, MirroredSegment()).at_end[subscription] = is_so
+        known.setdefault(segment_id, MirroredSegment()).at_end[subscription] = at_end
         self._listener.remote_changed(topic, segment_id)
 
-    def _let_go(self, topic: TopicName, segment_id: int, known: Known) -> None:
+    def _drop_segment(self, topic: TopicName, segment_id: int, known: Known) -> None:
         gone = known.pop(segment_id, None)
         if gone is None:
             return
@@ -333,7 +335,7 @@ class Mirrors:
             known[segment_id] = gone
             raise
 
-    def _tell_difference(
+    def _report_difference(
         self,
         topic: TopicName,
         segment_id: int,
@@ -342,8 +344,9 @@ class Mirrors:
         *,
         again: bool,
     ) -> None:
-        """Who came and who went; `again`: also who seems to be known."""
+        """Call the listener for consumers attached and detached; `again`: also for known ones."""
         known = {} if before is None else before.attached
+        # Attached ones first: a consumer that came back by another connection is never missing.
         for consumer_id, consumer in list(now.attached.items()):
             if again or consumer_id not in known:
                 self._listener.remote_attached(topic, segment_id, consumer.subscription, consumer)
@@ -355,12 +358,13 @@ class Mirrors:
     def _lose(self, topic: TopicName, segment_id: int, segment: MirroredSegment) -> None:
         for consumer in segment.attached.values():
             self._listener.remote_detached(topic, consumer, by_command=False, seen=False)
+        # The segment is drained once all owners that are left say so.
         self._listener.remote_changed(topic, segment_id)
 
 
 @contextmanager
 def _failures_logged(topic: TopicName, **about: object) -> Iterator[None]:
-    """For what will not be told again: a listener that fails is a line in the log."""
+    """Log an error of the listener instead of raising it."""
     try:
         yield
     except Exception:
@@ -368,11 +372,11 @@ def _failures_logged(topic: TopicName, **about: object) -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """What is done about a message of something that was not told before."""
+    """Apply a message that changes nothing."""
 
 
 def segment_message(segment_id: int, topic: Topic, name: Callable[[object], str]) -> Members:
-    """Everything of a running segment; `name` gives a consumer its id."""
+    """The state of a running segment, as its owner sends it; `name` gives a consumer its id."""
     return {
         "segment": segment_id,
         "sealed": topic.sealed,

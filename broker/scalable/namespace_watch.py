@@ -1,14 +1,4 @@
-"""WATCH_SCALABLE_TOPICS: which scalable topics a namespace has, now and as that changes.
-
-Rules:
-
-- The store's watch is taken before the first listing, so no change falls between.
-- A client that names the hash of what it has hears nothing if that is still true; otherwise it gets
-  everything once.  After that only differences are told, those of NAMESPACE_WATCH_COALESCE_S
-  together, and a topic that is deleted is `removed`.
-- With filters, a topic is there while its properties have all of them.
-- Errors are for the first answer only; what goes wrong later closes the connection.
-"""
+"""WATCH_SCALABLE_TOPICS: the scalable topics of a namespace, and their changes."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -34,13 +24,20 @@ Filters = Sequence[tuple[str, str]]
 
 
 def topics_hash(names: Iterable[str]) -> str:
-    """The hash of a set of names: CRC32C of the sorted names joined by commas, as the client's."""
+    """The hash of a set of names, as Pulsar's client computes it.
+
+    It is the CRC32C of the sorted names, joined by commas, as four little-endian bytes in hex.
+    """
     checksum = google_crc32c.value(",".join(sorted(names)).encode())
     return int(checksum).to_bytes(4, "little").hex()
 
 
 class NamespaceWatches:
-    """Serves WATCH_SCALABLE_TOPICS: a snapshot of a namespace's topics, then each change."""
+    """Serves WATCH_SCALABLE_TOPICS: a snapshot of a namespace's topics, then each change.
+
+    With filters only topics with all these properties are listed.  An error is only sent as a first
+    answer; a later one closes the connection.
+    """
 
     def __init__(self, metadata: MetadataStore, store: TopicStore, namespaces: Namespaces) -> None:
         self._metadata = metadata
@@ -56,7 +53,10 @@ class NamespaceWatches:
         filters: Filters,
         current_hash: str | None,
     ) -> None:
-        """Answer, and go on telling until closed."""
+        """Send all topics, and each change until the watch is closed.
+
+        The snapshot is left out if the topics still have the hash `current_hash`.
+        """
         self.close(connection, watch_id)
         tasks = self._tasks.get(connection)
         if tasks is None:
@@ -72,13 +72,13 @@ class NamespaceWatches:
         tasks[watch_id] = asyncio.create_task(self._serve(watch, namespace, current_hash))
 
     def close(self, connection: ClientConnection, watch_id: int) -> None:
-        """Tell nothing more.  Unknown watches are ignored."""
+        """End one watch.  Unknown watches are ignored."""
         task = self._tasks.get(connection, {}).pop(watch_id, None)
         if task is not None:
             task.cancel()
 
     async def stop(self) -> None:
-        """End all."""
+        """End all watches."""
         tasks = [task for tasks in self._tasks.values() for task in tasks.values()]
         self._tasks.clear()
         for task in tasks:
@@ -96,7 +96,7 @@ class NamespaceWatches:
             await self._follow(watch, namespace, current_hash)
         except MagnetarError as error:
             log.debug("namespace_watch_failed", namespace=text, error=str(error))
-            if watch.told is None:
+            if watch.sent is None:
                 watch.connection.send(topics_error(watch.watch_id, error))
             else:
                 watch.connection.close(f"the watch of {text} failed: {error}")
@@ -111,6 +111,7 @@ class NamespaceWatches:
     async def _follow(
         self, watch: "_Watch", namespace: NamespaceName, current_hash: str | None
     ) -> None:
+        # The watch is opened before the first listing, so that no change falls between.
         events = self._metadata.watch_children(namespace_path(namespace))
         try:
             watch.begin(await self._names(namespace, watch), current_hash)
@@ -127,19 +128,19 @@ class NamespaceWatches:
 
 
 class _Watch:
-    """What one watch was told, and what is true by now."""
+    """The topics that one watch was sent, and those that there are by now."""
 
     def __init__(self, connection: ClientConnection, watch_id: int, filters: Filters) -> None:
         self.connection = connection
         self.watch_id = watch_id
         self.filters = filters
-        self.told: set[str] | None = None
+        self.sent: set[str] | None = None
         self._now: set[str] = set()
         self._flush_timer: asyncio.TimerHandle | None = None
 
     def begin(self, names: set[str], current_hash: str | None) -> None:
         self._now = names
-        self.told = set(names)
+        self.sent = set(names)
         if current_hash != topics_hash(names):
             self.connection.send(topics_snapshot(self.watch_id, names))
 
@@ -170,14 +171,14 @@ class _Watch:
             self._flush_timer = None
 
     def _flush_soon(self) -> None:
-        if self._flush_timer is None and self._now != self.told:
+        if self._flush_timer is None and self._now != self.sent:
             loop = asyncio.get_running_loop()
             self._flush_timer = loop.call_later(NAMESPACE_WATCH_COALESCE_S, self._flush)
 
     def _flush(self) -> None:
         self._flush_timer = None
-        told = self.told or set()
-        added, removed = self._now - told, told - self._now
+        sent = self.sent or set()
+        added, removed = self._now - sent, sent - self._now
         if added or removed:
-            self.told = set(self._now)
+            self.sent = set(self._now)
             self.connection.send(topics_diff(self.watch_id, added, removed))

@@ -1,8 +1,4 @@
-"""What is told of the offloading of a topic or segment, and what can be asked of it.
-
-Rules: `status`, `lastError` and `firstUnoffloadedMessage` are Pulsar's; `ledgers` is ours, and
-reads the index of every copy.
-"""
+"""The state of a topic's or segment's offloading, as REST shows it."""
 
 from broker.scalable.segment_view import Members
 from broker.topics.offloading import OffloadState, Outcome
@@ -12,7 +8,7 @@ from storage.offload.cold_ledgers import Manifest
 
 
 def offload_status(topic: Topic, outcome: Outcome) -> Members:
-    """Pulsar's OffloadProcessStatus."""
+    """The state of the last offload, as Pulsar's OffloadProcessStatus."""
     first = topic.ledger.offload.first_hot()
     partition = topic.name.partition_index
     done = outcome.state is OffloadState.SUCCESS
@@ -30,7 +26,10 @@ def offload_status(topic: Topic, outcome: Outcome) -> Members:
 
 
 async def offload_manifest(topic: Topic, outcome: Outcome) -> Members:
-    """The status, and all ledgers with what is known of their copies."""
+    """The status, and all ledgers with their copies; it reads the index of each copy.
+
+    The members besides those of `offload_status` are not Pulsar's.
+    """
     manifests = {info.ledger_id: one for info, one in await topic.ledger.offload.manifests()}
     ledgers = [
         _ledger(info) | _copy(manifests.get(info.ledger_id)) for info in topic.ledger.ledgers

@@ -1,17 +1,4 @@
-"""Sealed segments that nobody needs any longer leave the DAG, and their space is freed.
-
-Rules.  A segment may go when all of this is so:
-
-- it is SEALED, its subscriptions are carried over, and no parent of it is left in the DAG; a split
-  or merge that is noted and not ended, be it an earlier leader's, has yet to do that;
-- nobody who has only a position of his own (a reader) is attached;
-- every durable subscription has drained it; one that has none is kept as long as data without any
-  subscription is;
-- it was sealed longer ago than the namespace retains acknowledged data.
-
-It first leaves the layout, by compare-and-set, and is deleted then; a start finishes what a crash
-left between the two.
-"""
+"""Pruning: sealed segments that nobody needs leave the layout, and their data is deleted."""
 
 import structlog
 
@@ -35,7 +22,15 @@ log = structlog.get_logger(__name__)
 class Pruner:
     """Removes sealed segments from the layout once every subscription has drained them.
 
-    `unsubscribed_retention_ms` is for segments without subscription.
+    A segment may go when all of these hold:
+
+    - It is SEALED, its subscriptions are carried over, and no parent of it is in the layout.
+    - No reader (a subscription that is not durable) is attached to it.
+    - All its durable subscriptions have drained it.
+    - It was sealed longer ago than the namespace retains acknowledged data; if it has entries and
+      no durable subscription, also longer ago than `unsubscribed_retention_ms`.
+
+    It leaves the layout by compare-and-set first, and is deleted then.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class Pruner:
         self._leftovers = leftovers
 
     async def prune(self, live: LiveTopic, retention: Retention) -> list[int]:
-        """Prune what may go; the ids that went."""
+        """Prune the segments that may go; return their ids.  Raises `ConcurrentChange`."""
         if not live.layout.sealed:
             return []
         async with self._topics.lock(live.name):
@@ -68,7 +63,7 @@ class Pruner:
     async def recover(self, step: Step) -> None:
         """Finish a prune that reached the layout; forget one that did not.
 
-        Under the topic's lock.
+        The caller holds the topic's lock.
         """
         live = await self._topics.reload_locked(step.topic)
         named = set(live.layout.segments) if live is not None else set()
@@ -92,7 +87,7 @@ class Pruner:
         return sorted(gone)
 
     async def _reshaped(self, name: TopicName) -> set[int]:
-        """Parents of splits and merges that nobody has ended yet."""
+        """The parents in noted splits and merges, whose subscriptions are not carried over yet."""
         return {
             segment.segment_id
             for step in await self._store.begun_for(name)
@@ -117,7 +112,7 @@ class Pruner:
     async def _prune(
         self, live: LiveTopic, found: StoredTopic, gone: list[int], retention: Retention
     ) -> bool:
-        """Take them out of the layout, then delete them.  False if they have to stay after all."""
+        """Remove segments from the layout, then delete them; False if they have to stay."""
         before = found.record
         after = layout.prune(before.layout, gone)
         names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
@@ -127,7 +122,7 @@ class Pruner:
         if leftover is not None:
             log.info("prune_put_off", topic=str(live.name), because=leftover.key)
             return False
-        # While the step was being noted somebody may have subscribed, or gone back by a seek.
+        # While the step was being noted a client may have subscribed, or a seek gone back.
         if await self._choose(live, retention) != gone:
             await self._store.end(step)
             self._leftovers.discard(step)

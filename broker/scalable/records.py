@@ -1,20 +1,11 @@
-"""What is stored of a scalable topic: Pulsar's paths and JSON, and two families of our own.  Pure.
+"""The metadata records of scalable topics: paths and JSON, Pulsar's own and two of Magnetar.  Pure.
 
-    /topics/<tenant>/<namespace>/<topic>        the topic: layout and properties
-        .../controller                          who leads it (ephemeral)
-        .../subscriptions/<sub>                 its type
-        .../subscriptions/<sub>/consumers/<c>   a registered consumer
-        .../history/-<number>                   changes (ours, see `history`)
-    /scalable-topic-steps/<topic>:<step>        work begun (ours, see `steps`)
-
-Rules:
-
-- Names in paths are URL-encoded as Pulsar does; `.` and `..`, which no path may hold, are written
-  with `%2E`.
-- A topic's record has one index entry for each property (index = its name, key = its value), as far
-  as indexes can hold it and the index is not one of our own; lookups by property check the record
-  itself too.  One entry more, of our own, finds the topics that have sealed segments.
-- Decoding verifies: a record that is not whole is `CorruptLayout`, never half a topic.
+/topics/<tenant>/<namespace>/<topic>        the topic: layout and properties
+    .../controller                          its leader (ephemeral)
+    .../subscriptions/<sub>                 its type
+    .../subscriptions/<sub>/consumers/<c>   a registered consumer
+    .../history/-<number>                   changes (not Pulsar's, see `history`)
+/scalable-topic-steps/<topic>:<step>        work begun (not Pulsar's, see `steps`)
 """
 
 import enum
@@ -41,7 +32,7 @@ from storage.metadata.store import IndexEntry, RecordTooLarge
 
 TOPICS_ROOT = "/topics"
 SEALED = IndexEntry("magnetar:scalable-topics", "with-sealed-segments")
-"""In whose index place the topics are that have something to prune."""
+"""The index entry of topics with sealed segments, by which pruning finds them."""
 
 _OWN_INDEXES = frozenset({NAMES_INDEX, SEALED.index})
 _NOT_IN_INDEX_NAMES = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
@@ -49,7 +40,7 @@ _NOT_IN_INDEX_KEYS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 
 
 class SubscriptionKind(enum.Enum):
-    """What a subscription of a scalable topic was made for."""
+    """The type of a subscription of a scalable topic, fixed when it is created."""
 
     STREAM = "STREAM"
     QUEUE = "QUEUE"
@@ -58,7 +49,7 @@ class SubscriptionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScalableTopicRecord:
-    """The record of one topic.  `auto_scale_policy` is kept as it was given."""
+    """The record of one topic.  `auto_scale_policy` is only stored, and never used."""
 
     layout: Layout
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -78,12 +69,12 @@ class ScalableTopicRecord:
 
 
 def namespace_path(namespace: NamespaceName) -> str:
-    """Whose children are the topics of a namespace."""
+    """The path whose children are the topics of a namespace."""
     return f"{TOPICS_ROOT}/{_part(namespace.tenant)}/{_part(namespace.namespace)}"
 
 
 def topic_path(name: TopicName) -> str:
-    """Where a topic's record is."""
+    """The path of a topic's record."""
     return f"{namespace_path(name.namespace_name)}/{_part(name.local_name)}"
 
 
@@ -94,7 +85,7 @@ def topic_in(namespace: NamespaceName, part: str) -> TopicName:
 
 
 def topic_at(path: str) -> TopicName | None:
-    """The topic whose record is at a path; None if no topic's is."""
+    """The topic whose record is at a path; None if the path is not that of a topic."""
     parts = path.removeprefix(f"{TOPICS_ROOT}/").split("/")
     if len(parts) != 3 or not path.startswith(f"{TOPICS_ROOT}/"):
         return None
@@ -105,27 +96,27 @@ def topic_at(path: str) -> TopicName | None:
 
 
 def controller_path(name: TopicName) -> str:
-    """Where it stands who leads the topic."""
+    """The path of the record that names a topic's leader."""
     return f"{topic_path(name)}/controller"
 
 
 def subscriptions_path(name: TopicName) -> str:
-    """Whose children are the subscriptions that have a record."""
+    """The path whose children are the subscriptions that have a record."""
     return f"{topic_path(name)}/subscriptions"
 
 
 def subscription_path(name: TopicName, subscription: str) -> str:
-    """Where a subscription's record is."""
+    """The path of a subscription's record."""
     return f"{subscriptions_path(name)}/{_part(subscription)}"
 
 
 def consumers_path(name: TopicName, subscription: str) -> str:
-    """Whose children are the registered consumers of a subscription."""
+    """The path whose children are the registered consumers of a subscription."""
     return f"{subscription_path(name, subscription)}/consumers"
 
 
 def consumer_path(name: TopicName, subscription: str, consumer: str) -> str:
-    """Where a consumer's registration is."""
+    """The path of a consumer's registration."""
     return f"{consumers_path(name, subscription)}/{_part(consumer)}"
 
 
@@ -135,7 +126,7 @@ def segment_of(name: TopicName, segment: Segment) -> SegmentName:
 
 
 def encode_topic(record: ScalableTopicRecord) -> bytes:
-    """The stored form of a topic."""
+    """Encode a topic's record."""
     return json.dumps(record.to_json(), separators=(",", ":")).encode()
 
 
@@ -155,7 +146,7 @@ def require_storable(properties: Mapping[str, str]) -> None:
 
 
 def decode_topic(value: bytes) -> ScalableTopicRecord:
-    """The topic in a stored record.  Raises `CorruptLayout`."""
+    """Decode a topic's record and verify its layout.  Raises `CorruptLayout`."""
     try:
         members = json.loads(value)
         segments = {int(key): _decode_segment(s) for key, s in members["segments"].items()}
@@ -174,7 +165,11 @@ def decode_topic(value: bytes) -> ScalableTopicRecord:
 
 
 def indexes_of(record: ScalableTopicRecord) -> tuple[IndexEntry, ...]:
-    """The index entries of a topic."""
+    """The index entries of a topic's record.
+
+    There is one for each property that can be indexed (index = its name, key = its value), and one
+    more if the topic has sealed segments.
+    """
     properties = sorted(record.properties.items())
     entries = [IndexEntry(key, value) for key, value in properties if is_indexed(key, value)]
     if record.layout.sealed:
@@ -183,7 +178,7 @@ def indexes_of(record: ScalableTopicRecord) -> tuple[IndexEntry, ...]:
 
 
 def is_indexed(key: str, value: str) -> bool:
-    """Whether a property is in the index, so that the index finds every topic that has it."""
+    """Whether a property has an index entry, so that the index finds every topic that has it."""
     return bool(
         key
         and value
@@ -196,12 +191,12 @@ def is_indexed(key: str, value: str) -> bool:
 
 
 def encode_subscription(kind: SubscriptionKind) -> bytes:
-    """The stored form of a subscription."""
+    """Encode a subscription's record."""
     return json.dumps({"type": kind.value}).encode()
 
 
 def decode_subscription(value: bytes) -> SubscriptionKind | None:
-    """The type of a stored subscription; None when the record does not say."""
+    """Decode the type of a subscription; None when its record has none."""
     try:
         return SubscriptionKind(json.loads(value).get("type"))
     except (ValueError, AttributeError):
@@ -209,11 +204,12 @@ def decode_subscription(value: bytes) -> SubscriptionKind | None:
 
 
 def decode_part(part: str) -> str:
-    """The subscription or consumer whose path ends in `part`."""
+    """Decode the name of the subscription or consumer whose path ends in `part`."""
     return decode_name(part)
 
 
 def _part(text: str) -> str:
+    # URL-encoded as in Pulsar.  No path may contain `.` or `..`: they are written with `%2E`.
     encoded = url_encode(text)
     return encoded.replace(".", "%2E") if encoded in {".", ".."} else encoded
 

@@ -1,7 +1,4 @@
-"""What happens at segments, and who hears of it: the topic's controller here, followers elsewhere.
-
-Rule: a controller gets the same calls whether a segment runs here or at another broker.
-"""
+"""Events of segments, on their way to the topic's controller and to other brokers."""
 
 from broker.scalable.controllers import Controllers
 from broker.scalable.feed import SegmentFeeds
@@ -14,13 +11,14 @@ from magnetar.protocol.names import SegmentName, TopicDomain, TopicName, segment
 class SegmentReports:
     """Passes events of segments on to the topic's controller here and to followers elsewhere.
 
-    Implements `TopicEvents` and `FeedListener`.
+    It implements `TopicEvents` and `FeedListener`.  A controller gets the same calls for segments
+    that run here and at other brokers.
     """
 
     controllers: Controllers
     feeds: SegmentFeeds
 
-    # Here
+    # Segments that run here
 
     def consumer_attached(self, topic: Topic, subscription: str, consumer: Consumer) -> None:
         """See `TopicEvents`."""
@@ -60,7 +58,7 @@ class SegmentReports:
         self.feeds.gone(segment, topic)
         controller = self.controllers.of(segment.parent)
         if controller is not None:
-            # Its next owner may have told of it while what ran here was asked instead.
+            # Its next owner may have reported it earlier, while the one here was still asked.
             controller.backlog_changed(segment.segment_id)
 
     def _backlog_changed(self, topic: Topic, subscription: str) -> None:
@@ -72,7 +70,7 @@ class SegmentReports:
         if controller is not None:
             controller.backlog_changed(segment.segment_id, subscription)
 
-    # Elsewhere
+    # Segments at other brokers
 
     def remote_attached(
         self, topic: TopicName, segment_id: int, subscription: str, consumer: RemoteConsumer
@@ -98,5 +96,5 @@ class SegmentReports:
 
 
 def segment_of_topic(topic: Topic) -> SegmentName | None:
-    """The segment that a topic is; None for a regular one."""
+    """The segment name of a topic; None for a regular topic."""
     return segment_name(topic.name) if topic.name.domain is TopicDomain.SEGMENT else None

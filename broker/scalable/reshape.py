@@ -1,22 +1,10 @@
-"""Splits and merges, as durable steps that a start can finish.
+"""Splits and merges, as durable steps that a restart can finish.
 
-    PREPARED    the step is noted; child ledgers exist, with every subscription of the parents at
-                Earliest; no layout names them
-    PUBLISHED   the record is changed and pushed; parents take no new producers, finish what the
-                attached ones have in flight, and are terminated
-    SEALED      every subscription made on the parents meanwhile is carried over; the note is gone
-
-Rules:
-
-- The change of the record divides undo from finish: a step whose children are in the layout is
-  finished, any other is undone.  While the store cannot say which, neither happens.  Before an undo
-  the record is written back as it is, so that a change which is still on its way fails.
-- Changes of one topic queue up behind its lock until PUBLISHED; sealing goes on beside later ones.
-- Nothing is sealed before its successors are known to everyone, so sends that were on their way
-  are never refused by a broker that could still take them (Apache Pulsar 5.0.0-M1 seals first).
-- Who has lost the lead of a topic undoes nothing: the segments he made may be his successor's.
-- Subscriptions are carried over to everything below a parent, as a child may itself have been
-  split by then.
+PREPARED    the step is noted; child ledgers exist, with every subscription of the parents at
+            Earliest; no layout names them
+PUBLISHED   the record is changed and pushed; parents take no new producers, finish what the
+            attached ones have in flight, and are terminated
+SEALED      every subscription made on the parents meanwhile is carried over; the note is gone
 """
 
 import asyncio
@@ -44,19 +32,25 @@ from storage.metadata.store import MetadataError
 log = structlog.get_logger(__name__)
 
 Change = Callable[[Layout, int], Reshape]
-"""From a layout and the time in milliseconds to the layout after the change."""
+"""Makes a new layout of a layout and the time in milliseconds."""
 
 
 class LeftoverInTheWay(InternalError):
-    """An earlier change of the topic failed half-way and cannot be cleared away now: try again."""
+    """An earlier change of the topic was unfinished and had to be cleared away: try again."""
 
 
 class Reshaper:
     """Splits and merges segments: publishes the new layout, then seals the parents.
 
-    `sealed` is called when a topic's parents have become SEALED.
+    Parents are sealed only after clients were sent the children, so that no message on its way is
+    refused by a broker that could still take it (Apache Pulsar 5.0.0-M1 seals first).  Changes of
+    one topic wait for its lock until PUBLISHED; sealing runs beside later changes.
 
-    `leads`: whether this process may change a topic.
+    A step whose children are in the stored layout is finished, any other is undone; while the store
+    cannot say which it is, neither happens.
+
+    `sealed` is called when a topic's parents have been sealed; `leads` says whether this process
+    leads a topic.
     """
 
     def __init__(
@@ -86,13 +80,13 @@ class Reshaper:
         await self._reshape(name, lambda now, ms: layout.merge(now, first_id, second_id, now_ms=ms))
 
     async def recover(self, step: Step) -> None:
-        """Finish or undo what an earlier process (or a failure of the store) left half done.
+        """Finish or undo a step that an earlier process, or a failing store, left unfinished.
 
-        Under the topic's lock.
+        The caller holds the topic's lock.
         """
         live = await self._topics.reload_locked(step.topic)
         if live is not None and not _is_published(live, step):
-            # The change of the record may still be on its way: from now on it comes too late.
+            # The change of the record may still be on its way: after this write it fails.
             await self._store.refresh(live.stored)
             live = await self._topics.reload_locked(step.topic)
         if live is None or not _is_published(live, step):
@@ -126,7 +120,7 @@ class Reshaper:
             self._finish_in_background(live, step, recorded=recorded)
 
     async def _begin(self, live: LiveTopic, before: StoredTopic, step: Step) -> StoredTopic:
-        """Note the step; the record to change, which clearing a leftover away writes anew."""
+        """Note the step; return the record to change, which recovering a leftover may rewrite."""
         leftover = await self._store.begin(step)
         if leftover is None:
             return before
@@ -143,7 +137,10 @@ class Reshaper:
     async def _change(
         self, before: StoredTopic, step: Step, reshape: Reshape, parents: list[SegmentView]
     ) -> StoredTopic:
-        """Change the record that the reshape was made of; somebody else may have since."""
+        """Change the record that the reshape was computed from.
+
+        Raises `ConcurrentChange` if the record was changed since.
+        """
         if not self._leads(before.name):
             raise not_led(before.name)
         try:
@@ -152,7 +149,7 @@ class Reshaper:
             after = ScalableTopicRecord(reshape.layout, record.properties, record.auto_scale_policy)
             return await self._store.change(before, after)
         except MetadataError:
-            # Whether the record has changed is not known: neither undo nor go on now.
+            # It is not known whether the record was changed: neither undo nor finish now.
             self._leftovers.add(step)
             raise
         except ConcurrentChange:
@@ -179,7 +176,7 @@ class Reshaper:
 
     async def _undo(self, step: Step) -> None:
         if not self._leads(step.topic):
-            return
+            return  # the children may be the next leader's by now
         for child in step.makes:
             await self._segments.ask(DeleteSegment(child))
         await self._store.end(step)
@@ -188,7 +185,7 @@ class Reshaper:
     # PUBLISHED
 
     def _publish(self, live: LiveTopic, stored: StoredTopic, reshape: Reshape) -> None:
-        """Tell everybody; parents that run here refuse new producers from this turn on."""
+        """Push the layout; parents that run here refuse new producers from this turn on."""
         live.sealing.update(parent.segment_id for parent in reshape.parents)
         self._topics.publish(live, stored)
         log.info(
@@ -211,9 +208,9 @@ class Reshaper:
     # SEALED
 
     def _finish_in_background(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
-        live.work.start(self._finish_patiently(live, step, recorded=recorded))
+        live.work.start(self._finish_with_retries(live, step, recorded=recorded))
 
-    async def _finish_patiently(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
+    async def _finish_with_retries(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
         for tried in range(1, RESHAPE_TRIES + 1):
             try:
                 await self._finish(live, step, recorded=recorded)
@@ -228,7 +225,7 @@ class Reshaper:
     async def _finish(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
         if not recorded:
             await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
-        # What has been pruned since was sealed, and everybody had read it.
+        # A parent that has been pruned since was sealed, and all subscriptions had drained it.
         parents = [each for each in step.ends if each.segment_id in live.layout.segments]
         results = await asyncio.gather(
             *(self._segments.ask(SealSegment(parent)) for parent in parents), return_exceptions=True
@@ -237,6 +234,7 @@ class Reshaper:
             if failure is not None:
                 raise failure
         for parent in parents:
+            # A child may itself have been split by now: all descendants get the subscriptions.
             below = live.layout.descendants(parent.segment_id)
             children = [segment_of(live.name, live.layout.segments[s]) for s in sorted(below)]
             await self._segments.carry_over(parent, children)

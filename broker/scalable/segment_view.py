@@ -1,8 +1,4 @@
-"""What is told of a segment to those who are not at it: values, and their JSON.  Pure.
-
-Rule: a subscription has drained a sealed segment when no transaction is open there and its backlog
-is 0; one that does not exist there has nothing to drain only if the segment holds no entry at all.
-"""
+"""The view of a segment that its owner sends to other brokers: values, and their JSON.  Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,29 +7,31 @@ Members = dict[str, object]
 
 
 class MalformedView(ValueError):
-    """JSON that tells of no segment."""
+    """The JSON is not that of a segment's view."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionView:
-    """One subscription of a segment.  `at_end`: it has nothing more to get, were it sealed."""
+    """One subscription of a segment.
+
+    `at_end`: its backlog is 0 and no transaction is open on the segment, so that it has drained the
+    segment if that is sealed.  `consumers` counts those that are attached.
+    """
 
     durable: bool
     backlog: int
     at_end: bool
     consumers: int
-    """How many are attached."""
     properties: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """A segment at one moment."""
+    """A segment at one moment.  `producers` counts those that are attached."""
 
     sealed: bool
     entries: int
     producers: int
-    """How many are attached."""
     subscriptions: Mapping[str, SubscriptionView]
 
     @property
@@ -47,13 +45,13 @@ class SegmentView:
         return {name: s.properties for name, s in self.subscriptions.items() if s.durable}
 
     def drained(self, subscription: str) -> bool:
-        """Whether a subscription has nothing more to get here, now and for ever."""
+        """Whether a subscription has drained the segment; see `is_drained`."""
         found = self.subscriptions.get(subscription)
         at_end = None if found is None else found.at_end
         return is_drained(sealed=self.sealed, empty=not self.entries, at_end=at_end)
 
     def to_json(self) -> Members:
-        """As it travels between brokers."""
+        """The JSON that brokers send each other."""
         return {
             "sealed": self.sealed,
             "entries": self.entries,
@@ -72,7 +70,7 @@ class SegmentView:
 
     @classmethod
     def from_json(cls, members: object) -> "SegmentView":
-        """The view in an answer.  Raises `MalformedView`."""
+        """Decode the JSON of another broker.  Raises `MalformedView`."""
         if not isinstance(members, dict):
             raise MalformedView(f"{members!r} is no object")
         try:
@@ -92,9 +90,13 @@ class SegmentView:
                 },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MalformedView(f"{members!r} tells of no segment: {error!r}") from error
+            raise MalformedView(f"{members!r} is no view of a segment: {error!r}") from error
 
 
 def is_drained(*, sealed: bool, empty: bool, at_end: bool | None) -> bool:
-    """The module's rule; `at_end` is None for a subscription that does not exist there."""
+    """Whether a subscription has drained a segment: it has nothing more to read, now and for ever.
+
+    `at_end` is None for a subscription that the segment does not have.  Such a one has drained it
+    only if the segment is empty.
+    """
     return sealed and (empty if at_end is None else at_end)

@@ -1,15 +1,4 @@
-"""Scalable topics as the rest of the broker sees them.
-
-Rules:
-
-- `start` finishes what a crash left half done before anybody is let in; `stop` ends all work in
-  the background, which the next start takes up again.
-- A segment exists by the word of its topic's layout alone: `segment_backing` decides whether it may
-  be opened, so a pruned one never comes back to life.
-- Changes that a client or operator began go on when he goes away.
-- With several brokers only the one that leads a topic changes it, so every change begins by taking
-  the lead; it is also the leader who takes up what was left half done.
-"""
+"""The facade of scalable topics: all that the rest of the broker calls."""
 
 import asyncio
 import importlib
@@ -75,7 +64,11 @@ log = structlog.get_logger(__name__)
 
 
 class ScalableTopics(SegmentReports):
-    """Facade of scalable topics for connections, REST and the topic registry."""
+    """Facade of scalable topics for connections, REST and the topic registry.
+
+    With several brokers only the leader of a topic changes it, so every change first takes the
+    lead.  A change that a client or operator began goes on when the caller goes away.
+    """
 
     def __init__(self, broker: ScalableHost) -> None:
         self._broker = broker
@@ -101,7 +94,8 @@ class ScalableTopics(SegmentReports):
             self.local_segments,
             self._mirrors,
         )
-        # Sessions hear of a layout before controllers do: clients know a segment they are given.
+        # A layout reaches sessions before controllers, so that a client knows the segments that it
+        # is assigned.
         self.sessions = DagSessions(
             self._topics,
             placement,
@@ -121,7 +115,7 @@ class ScalableTopics(SegmentReports):
             self.relays,
             grace_s=settings.scalable_consumer_grace_period_s,
         )
-        # Last, in the same turn: who is refused as a producer was told the new layout before.
+        # Last, in the same turn: a producer that is refused has been sent the new layout before.
         self._topics.on_layout(self._refuse_producers)
         self.namespace_watches = NamespaceWatches(broker.metadata, self._store, broker.namespaces)
         self._assemble_changes()
@@ -133,13 +127,13 @@ class ScalableTopics(SegmentReports):
         )
 
     def _make_follower(self) -> "FeedFollower":
-        # Not at the top: a single broker needs none of it, and starts the sooner.
+        # Not at the top: a single broker does not need the module, and starts faster without it.
         module = importlib.import_module("broker.scalable.feed_follower")
         follower: FeedFollower = module.FeedFollower(self._broker.placement, self._mirrors)
         return follower
 
     def _assemble_changes(self) -> None:
-        """Those who change topics, by order and by themselves."""
+        """Create the parts that change topics, on request and in the background."""
         broker, settings = self._broker, self._broker.settings
         clock, leads, leftovers = broker.clock, self._leads, Leftovers()
         parts = (self._topics, self._store, self._segments, clock)
@@ -163,16 +157,20 @@ class ScalableTopics(SegmentReports):
             interval_s=settings.sealed_segment_prune_interval_s,
         )
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Finish what a crash left half done, then look after topics from time to time."""
+        """Finish the steps that a crash left, if this is the only broker; start housekeeping.
+
+        Among several brokers the leader of each topic finishes its steps.
+        """
         await self._housekeeping.start()
 
     async def stop(self) -> None:
-        """End all work in the background, and let others lead.  May be called again.
+        """End all work in the background, and give up all leads.  May be called again.
 
-        Sessions, and followers at other brokers, are told of what goes on until `close`.
+        The next start, or leader, takes up that work again.  Sessions, and followers at other
+        brokers, are still sent changes until `close`.
         """
         await self._housekeeping.stop()
         work = [*self._work.running]
@@ -209,7 +207,7 @@ class ScalableTopics(SegmentReports):
             await self._reshaper.recover(step)
 
     async def prune_all(self) -> None:
-        """One round of housekeeping: leftovers first, then every topic with sealed segments."""
+        """Run one round of housekeeping: leftovers first, then topics with sealed segments."""
         await self._housekeeping.prune_all()
 
     async def _retention_of(self, namespace: NamespaceName) -> Retention:
@@ -218,12 +216,12 @@ class ScalableTopics(SegmentReports):
         default = retention(settings.retention_time_minutes, settings.retention_size_mb)
         return policies.retention or default
 
-    # What nobody uses
+    # Idle topics
 
     def needs(self, topic: Topic) -> bool:
         """Whether a segment has to stay loaded though nobody is attached to it.
 
-        So it is while its topic is changed, and until its subscriptions are carried over.
+        It has to while its topic is changed, and until its subscriptions are carried over.
         """
         segment = segment_of_topic(topic)
         live = None if segment is None else self._topics.known(segment.parent)
@@ -232,26 +230,27 @@ class ScalableTopics(SegmentReports):
         return segment.segment_id in live.sealing or self._topics.is_changing(live.name)
 
     async def let_go_of_idle(self, now_s: float) -> None:
-        """One look: forget topics that nobody has used for `idle_topic_unload_s`."""
+        """Drop topics from memory that nobody has used for `idle_topic_unload_s`."""
         self._topics.forget_names()
         running = self._running_topics()
         seen = ((live, live.uses, self._is_idle(live, running)) for live in self._topics.all())
         for live in self._idle.observe(seen, now_s):
             if self._is_idle(live, self._running_topics()):
-                self._topics.let_go(live)
-                await self.controllers.let_go(live.name)
+                self._topics.unload(live)
+                await self.controllers.unload(live.name)
                 if self._is_idle(live, self._running_topics()):
                     await self._leads.give_up(live.name)
 
     def _running_topics(self) -> set[TopicName]:
-        """Topics whose record has to be followed, because segments of them run here."""
+        """The topics whose records have to be followed, as segments of them run here."""
         if not self._shared:
             return set()
         segments = map(segment_of_topic, self._broker.topics.loaded().values())
         return {segment.parent for segment in segments if segment is not None}
 
     def _is_idle(self, live: LiveTopic, running: Set[TopicName]) -> bool:
-        """Topics with sealed segments stay: pruning looks at them again and again."""
+        """Whether nobody uses a topic."""
+        # Topics with sealed segments stay in memory, as each round of pruning reads them.
         busy = live.layout.sealed or live.sealing or live.work.busy or live.name in running
         return not (
             busy
@@ -265,7 +264,10 @@ class ScalableTopics(SegmentReports):
     async def create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
     ) -> None:
-        """Make one.  Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`."""
+        """Create a topic.
+
+        Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`.
+        """
         await self._work.finish(self._create(name, segments=segments, properties=properties))
 
     async def _create(
@@ -288,7 +290,7 @@ class ScalableTopics(SegmentReports):
         return [str(name) for name in await self._store.find(namespace, list(filters.items()))]
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Remove a topic with its data.
+        """Delete a topic with its data.
 
         Raises `ScalableTopicNotFound`; without `force` also `ScalableTopicInUse`.
         """
@@ -332,28 +334,27 @@ class ScalableTopics(SegmentReports):
         return TopicStats(live, counted, kinds, controller, self._broker.placement).to_json()
 
     async def offload(self, name: TopicName, url: str | None) -> Sequence[int]:
-        """Have what has ended of every segment copied; the segments.  Raises as `Offloads`."""
+        """Offload the ended ledgers of all segments; the segments' ids.  Raises as `Offloads`."""
         location_of(self._broker.settings, url)  # refused here, before others are asked
         asked = []
         sealed = {each.segment_id for each in (await self._topics.get(name)).layout.sealed}
         for segment_id, segment in await self._segments_of(name):
             if segment_id in sealed:
-                await self._segments.ask(
-                    SealSegment(segment)
-                )  # its last ledger has not ended before
+                # The last ledger of a segment only ends when it is terminated.
+                await self._segments.ask(SealSegment(segment))
             await self._segments.ask(OffloadSegment(segment, url))
             asked.append(segment_id)
         return asked
 
     async def offload_manifests(self, name: TopicName) -> dict[int, Members]:
-        """How offloading stands with each segment.  Raises `ScalableTopicNotFound`."""
+        """The state of offloading of each segment, by id.  Raises `ScalableTopicNotFound`."""
         return {
             segment_id: await self._segments.ask(OffloadManifest(segment))
             for segment_id, segment in await self._segments_of(name)
         }
 
     async def drop_hot(self, name: TopicName) -> dict[int, Sequence[int]]:
-        """Delete all ledgers of all segments whose copy is whole; which they were."""
+        """Delete all ledgers whose offloaded copy is complete; their ids, by segment."""
         return {
             segment_id: await self._segments.ask(DropHotLedgers(segment, None))
             for segment_id, segment in await self._segments_of(name)
@@ -369,32 +370,37 @@ class ScalableTopics(SegmentReports):
     async def create_subscription(
         self, name: TopicName, subscription: str, *, kind: str, start: Position
     ) -> None:
-        """Make a subscription of `kind` STREAM or QUEUE on every ACTIVE segment."""
+        """Create a subscription of `kind` STREAM or QUEUE on every ACTIVE segment."""
         await self._lead_and(
             name, self._subscriptions.create(name, subscription, SubscriptionKind(kind), start)
         )
 
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool) -> None:
-        """Remove it from every segment.  Raises `SubscriptionNotFound`, `ConsumerBusy`."""
+        """Delete a subscription on every segment.
+
+        Raises `SubscriptionNotFound`; without `force` also `ConsumerBusy`.
+        """
         await self._lead_and(name, self._subscriptions.delete(name, subscription, force=force))
 
     async def seek_subscription(
         self, name: TopicName, subscription: str, timestamp_ms: int
     ) -> None:
-        """Go on with the first message published at or after a time, on every segment."""
+        """Seek to the first message published at or after a time, on every segment."""
         await self._lead_and(name, self._subscriptions.seek(name, subscription, timestamp_ms))
 
     async def skip_all(self, name: TopicName, subscription: str) -> None:
-        """Go on with what is published from now on, on every segment."""
+        """Skip all messages that are stored, on every segment."""
         await self._lead_and(name, self._subscriptions.skip_all(name, subscription))
 
     # Segments
 
     async def is_sealed(self, segment: SegmentName) -> bool:
-        """Whether the layout says SEALED of a segment.  Raises `TopicNotFound` if it names none.
+        """Whether a segment is SEALED in its topic's layout.
 
-        Where others change topics too, the record is read anew: what is known of it may be old.
+        The layout alone decides whether a segment exists, so a pruned one is never opened again.
+        Raises `TopicNotFound` if the layout has no such segment.
         """
+        # Other brokers change topics too: the record in memory may be old.
         if self._shared:
             await self._topics.refresh(segment.parent)
         live = await self._topics.find(segment.parent)
@@ -406,9 +412,9 @@ class ScalableTopics(SegmentReports):
         return not found.active
 
     async def inherits_subscription(self, segment: SegmentName, subscription: str) -> bool:
-        """Whether a durable subscription made now on a segment begins at Earliest.
+        """Whether a durable subscription created now on a segment begins at Earliest.
 
-        So it is while a segment above has it and is still being sealed: it will be carried over.
+        It does while an ancestor has it and is still being sealed: then it will be carried over.
         """
         live = await self._topics.find(segment.parent)
         if live is None or segment.segment_id not in live.layout.segments:
@@ -427,7 +433,7 @@ class ScalableTopics(SegmentReports):
     async def _is_stored_on_one_being_sealed(
         self, name: TopicName, segments: Set[SegmentName], subscription: str
     ) -> bool:
-        """The same from what is stored: the leader's notes, and cursors of the segments above."""
+        """Decide the same by the leader's notes and the cursors stored for the ancestors."""
         if not segments:
             return False
         steps = await self._store.begun_for(name)
@@ -436,7 +442,7 @@ class ScalableTopics(SegmentReports):
         records = await self._broker.metadata.get_many(paths) if paths else []
         return any(record is not None for record in records)
 
-    # What comes of changes
+    # After changes
 
     def _refuse_producers(self, live: LiveTopic) -> None:
         for segment in live.layout.sealed:
@@ -445,10 +451,10 @@ class ScalableTopics(SegmentReports):
     def _segments_sealed(self, live: LiveTopic) -> None:
         controller = self.controllers.of(live.name)
         if controller is not None:
-            controller.look_at_drained()
+            controller.check_drained()
 
     def _owner_changed(self, name: TopicName) -> None:
-        """A segment, or the lead of a topic, has another owner now, or none."""
+        """Push addresses anew: a segment, or the lead of a topic, has another owner, or none."""
         if name.domain is TopicDomain.SEGMENT:
             self.sessions.moved(segment_name(name).parent)
         elif name.domain is TopicDomain.TOPIC:
@@ -472,7 +478,7 @@ class ScalableTopics(SegmentReports):
     # Names of clients
 
     async def _create_missing(self, name: TopicName) -> LiveTopic | None:
-        """A topic that a lookup asked for in vain, with one segment, if that is allowed."""
+        """Create a topic with one segment for a lookup that found none, if that is allowed."""
         settings = self._broker.settings
         policies = await self._broker.namespaces.require(name.namespace_name)
         allowed = policies.auto_topic_creation
@@ -489,12 +495,12 @@ class ScalableTopics(SegmentReports):
         return await self._broker.topics.partitioned.count(name)
 
     async def _lead(self, name: TopicName) -> None:
-        """Be the one who may change a topic that is there.  `NotController`."""
+        """Lead a topic that exists, to change it.  Raises `NotController`."""
         if self._shared:
             await self._leads.take_to_change((await self._topics.get(name)).name)
 
     async def _lead_and(self, name: TopicName, work: Coroutine[object, object, T]) -> T:
-        """Change a topic that this broker leads, whatever becomes of who asked."""
+        """Take the lead of a topic and do `work`, even if the caller is cancelled."""
         try:
             await self._lead(name)
         except BaseException:

@@ -1,9 +1,4 @@
-"""The statistics of a scalable topic, as REST shows them.
-
-Rules: the members of 5.0.0-M1 (`epoch`, `segments`, counts) and of later versions (`layout`, sizes,
-producers, consumers) side by side, as clients ignore what they do not know; what is not measured is
-left out.  Rates are the metrics endpoint's business.
-"""
+"""The statistics of a scalable topic, as REST shows them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,9 +14,10 @@ from broker.scalable.segment_view import Members
 
 
 class TopicStats:
-    """One topic at one moment: what its segments count, its subscriptions' kinds, its controller.
+    """The statistics of one topic at one moment.
 
-    `counted` is what each segment's owner told, by segment id (see `local_segments.stats_of`).
+    `counted` has the statistics from each segment's owner, by segment id (see
+    `local_segments.stats_of`); `kinds` the types of the subscriptions.
     """
 
     def __init__(
@@ -39,7 +35,12 @@ class TopicStats:
         self._placement = placement
 
     def to_json(self) -> Members:
-        """All members."""
+        """The statistics as JSON, in Pulsar's form.
+
+        The members of 5.0.0-M1 (`epoch`, `segments`, counts) and of later versions (`layout`,
+        sizes, producers, consumers) are side by side, as clients ignore members that they do not
+        know.  There are no rates: the metrics endpoint has them.
+        """
         layout = self._live.layout
         segments = layout.segments.values()
         names = {name for each in self._counted.values() for name in _object(each, "subscriptions")}

@@ -1,13 +1,4 @@
-"""Work on a topic that must be finished once it is begun: durable notes, read at the next start.
-Pure.
-
-Rules:
-
-- A step is noted before anything else is done, and the note goes when nothing is left to do.
-- Whether the topic's record was changed already tells where a step stands: not changed means
-  *undo* (a split's children are orphans, a prune has not happened), changed means *finish*.
-- Notes lie in one flat level, so a start finds all of them with one scan.
-"""
+"""Steps: changes of a topic that must be finished or undone once begun, as durable notes.  Pure."""
 
 import enum
 import json
@@ -21,7 +12,7 @@ STEPS_ROOT = "/scalable-topic-steps"
 
 
 class StepKind(enum.Enum):
-    """What was begun."""
+    """The kind of a change."""
 
     SPLIT = "split"
     MERGE = "merge"
@@ -31,7 +22,12 @@ class StepKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One piece of work.  `epoch` is that of the layout it leads to (0 for delete)."""
+    """One change of a topic.  `epoch` is that of the layout it leads to (0 for delete).
+
+    It is noted before anything else is done, and the note is deleted when nothing is left to do.
+    The topic's record shows how far it came: if the record was not changed the step is undone (a
+    split's children are orphans, a prune has not happened), else it is finished.
+    """
 
     topic: TopicName
     kind: StepKind
@@ -42,7 +38,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        """Where the note lies."""
+        """The key of the note; all notes are in one level, so a single scan finds them."""
         return f"{_prefix(self.topic)}{self.kind.value}-{self.epoch}"
 
 
@@ -56,7 +52,7 @@ def _prefix(topic: TopicName) -> str:
 
 
 def encode(step: Step) -> bytes:
-    """The stored form."""
+    """Encode the note of a step."""
     members = {
         "topic": str(step.topic),
         "kind": step.kind.value,
@@ -68,7 +64,7 @@ def encode(step: Step) -> bytes:
 
 
 def decode(value: bytes) -> Step:
-    """The step in a stored note.  Raises ValueError, KeyError, `InvalidTopicName`."""
+    """Decode the note of a step.  Raises ValueError, KeyError, `InvalidTopicName`."""
     members = json.loads(value)
     return Step(
         parse_topic_name(members["topic"]),

@@ -1,12 +1,4 @@
-"""Subscriptions of a whole scalable topic, as operators see them: one on each of its segments.
-
-Rules:
-
-- Creating gives every ACTIVE segment the subscription; those that are sealed already are read by
-  consumers that ask for them.  A subscription's type is fixed when it is first known.
-- Deleting, seeking and skipping reach every segment that has the subscription, sealed ones too; a
-  segment pruned meanwhile does not matter.
-"""
+"""Subscriptions of a whole scalable topic, for operators: one on each of its segments."""
 
 from collections.abc import Awaitable, Callable
 
@@ -30,7 +22,10 @@ from magnetar.protocol.names import SegmentName, TopicName
 
 
 class TopicSubscriptions:
-    """Creates, deletes, resets and counts a subscription on all segments of a scalable topic."""
+    """Creates, deletes and resets a subscription on all segments of a scalable topic.
+
+    Deleting, seeking and skipping reach all segments that have the subscription, sealed ones too.
+    """
 
     def __init__(
         self, topics: LiveTopics, store: TopicStore, segments: Segments, controllers: Controllers
@@ -43,16 +38,23 @@ class TopicSubscriptions:
     async def create(
         self, name: TopicName, subscription: str, kind: SubscriptionKind, start: Position
     ) -> None:
-        """Make the subscription where it is missing."""
+        """Create a subscription on every ACTIVE segment where it is missing.
+
+        A subscription that has a type already keeps it.  On sealed segments consumers create it
+        when they subscribe.
+        """
         live = await self._topics.get(name)
         async with self._topics.lock(live.name):
             await self._store.put_subscription(live.name, subscription, kind)
             for segment in live.layout.active:
-                name_of_one = segment_of(live.name, segment)
-                await self._segments.ask(CreateSubscription(name_of_one, subscription, start))
+                target = segment_of(live.name, segment)
+                await self._segments.ask(CreateSubscription(target, subscription, start))
 
     async def delete(self, name: TopicName, subscription: str, *, force: bool) -> None:
-        """Remove it everywhere.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless `force`."""
+        """Delete a subscription on all segments, with its registered consumers.
+
+        Raises `SubscriptionNotFound`; without `force` also `ConsumerBusy`.
+        """
         live = await self._topics.get(name)
 
         async def require_unused(segment: Segment, name: SegmentName) -> None:
@@ -78,7 +80,10 @@ class TopicSubscriptions:
             await self._store.remove_subscription(live.name, subscription)
 
     async def seek(self, name: TopicName, subscription: str, timestamp_ms: int) -> None:
-        """Go on with the first message published at or after a time, in each segment."""
+        """Seek to the first message published at or after a time, on each segment.
+
+        Raises `SubscriptionNotFound`.
+        """
         live = await self._topics.get(name)
 
         async def seek(segment: Segment, name: SegmentName) -> None:
@@ -92,7 +97,7 @@ class TopicSubscriptions:
         await self._each(live, subscription, seek)
 
     async def skip_all(self, name: TopicName, subscription: str) -> None:
-        """Go on with what is published from now on."""
+        """Skip all messages that are stored.  Raises `SubscriptionNotFound`."""
         live = await self._topics.get(name)
 
         async def skip(segment: Segment, name: SegmentName) -> None:
@@ -116,7 +121,7 @@ class TopicSubscriptions:
                     await change(segment, name)
                     reached = True
             except (TopicNotFound, SubscriptionNotFound):
-                continue
+                continue  # the segment was pruned meanwhile, or the subscription deleted
         if not reached:
             raise SubscriptionNotFound(
                 f"{live.name} has no subscription {subscription!r}: see its list over REST."

@@ -1,14 +1,4 @@
-"""Which topics this broker leads: who leads a topic is the only one to change it.
-
-Rules:
-
-- A lead is the placement's hold on the topic's own name, so every broker knows who leads what.  It
-  is taken when it is first needed, by whoever is asked; others are refused with `NotController`.
-- Whoever takes a lead finishes or undoes what an earlier leader left.  Changes wait for a first try
-  of that; consumers do not.
-- A lead ends when it is given up or taken away; then `ended` is told, in the same turn.
-- On one broker there is nothing to take: it leads everything.
-"""
+"""The topics that this broker leads: only the leader of a topic changes it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +20,14 @@ class NotController(PeerError):
 
 
 class TopicLeadership:
-    """The topics that this broker leads; see the module's rules."""
+    """Takes, gives up and keeps track of the lead of topics.
+
+    The lead of a topic is the placement's ownership of the topic's own name, so every broker knows
+    all leaders.  It is taken by the first broker that needs it.  A single broker leads everything.
+
+    `recover` finishes or undoes the steps that an earlier leader left, each time the lead is taken.
+    `ended` is called when a lead is given up or lost, in the same turn of the loop.
+    """
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class TopicLeadership:
         return not self._placement.shared or (name in self._led and self._placement.owns(name))
 
     def leader_of(self, name: TopicName) -> BrokerAddress:
-        """Who leads the topic, or would be chosen to."""
+        """The address of the topic's leader, or of the broker that would be chosen."""
         return self._placement.controller_of(name)
 
     async def take(self, name: TopicName) -> None:
@@ -68,17 +65,23 @@ class TopicLeadership:
         if name not in self._led and self._placement.owns(name):
             self._led.add(name)
             log.info("topic_lead_taken", topic=str(name))
-            self._begin(name)
+            self._begin_recovery(name)
 
     async def take_to_change(self, name: TopicName) -> None:
-        """Lead the topic, and what an earlier leader left is done with, if that can be."""
+        """Lead the topic, after a first try to recover the steps of an earlier leader.
+
+        Raises as `take`.
+        """
         await self.take(name)
         recovering = self._recovering.get(name)
         if recovering is not None:
             await asyncio.shield(recovering)
 
     async def try_to_take(self, name: TopicName) -> bool:
-        """Lead the topic unless somebody else does; whether this broker leads it."""
+        """Lead the topic unless another broker does; whether this one leads it.
+
+        Raises `PlacementNotReady`, `MetadataError`.
+        """
         try:
             await self.take(name)
         except NotController:
@@ -86,14 +89,14 @@ class TopicLeadership:
         return True
 
     async def give_up(self, name: TopicName) -> None:
-        """Let another broker lead it, or nobody."""
+        """Give up the lead of a topic, if this broker has it."""
         if self._placement.shared:
             if name in self._led:
                 self._end(name)
             await self._placement.release(name)
 
     async def stop(self) -> None:
-        """Give up everything."""
+        """Give up all leads."""
         self._forget()
         recovering = list(self._recovering.values())
         for task in recovering:
@@ -113,11 +116,11 @@ class TopicLeadership:
         self._led.discard(name)
         self._ended(name)
 
-    def _begin(self, name: TopicName) -> None:
+    def _begin_recovery(self, name: TopicName) -> None:
         former = self._recovering.pop(name, None)
-        self._recovering[name] = asyncio.create_task(self._recover_quietly(name, former))
+        self._recovering[name] = asyncio.create_task(self._recover_once(name, former))
 
-    async def _recover_quietly(self, name: TopicName, former: asyncio.Task[None] | None) -> None:
+    async def _recover_once(self, name: TopicName, former: asyncio.Task[None] | None) -> None:
         if former is not None:
             await asyncio.wait((former,))
         try:

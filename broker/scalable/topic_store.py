@@ -1,12 +1,4 @@
-"""The records of scalable topics in the metadata store.
-
-Rules:
-
-- A topic's record changes by compare-and-set only, on the version that was read.  When the store
-  cannot say whether a change took place, the record is read again and compared.
-- Only names of the `topic` domain are stored; who has another name asks for its twin.
-- Nothing here knows of ledgers, connections or running consumers.
-"""
+"""The records of scalable topics in the metadata store."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -73,7 +65,7 @@ class ScalableTopicExists(PeerError):
 
 
 class ConcurrentChange(PeerError):
-    """Somebody else changed the topic at the same time."""
+    """Another change of the topic came first."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
@@ -87,13 +79,14 @@ class StoredTopic:
     record: ScalableTopicRecord
     version: Version
     modifications: int = 0
-    """How often the record was overwritten; rises as long as the topic is the same one."""
+    """How often the record was overwritten; a topic created anew under the name starts at 0."""
 
 
 class TopicStore:
-    """Reads and writes the records of scalable topics, each write conditional on a version.
+    """Reads and writes the records of scalable topics.
 
-    All methods raise `MetadataError` when the store fails.
+    A topic's record only changes by compare-and-set on the version that was read.  All names are of
+    the `topic` domain.  All methods raise `MetadataError` when the store fails.
     """
 
     def __init__(self, metadata: MetadataStore) -> None:
@@ -114,17 +107,17 @@ class TopicStore:
         return StoredTopic(name, record, put.version, put.modifications)
 
     async def load(self, name: TopicName) -> StoredTopic | None:
-        """A topic as it is stored now.  Raises `CorruptLayout`."""
+        """Read a topic; None if there is none.  Raises `CorruptLayout`."""
         return _stored(name, await self._metadata.get(topic_path(name)))
 
     async def load_fresh(self, name: TopicName) -> StoredTopic | None:
-        """The same, not behind anything that any process was told to be stored."""
+        """Read a topic, with every write that any process knows to be stored."""
         path = topic_path(name)
         found = await self._metadata.scan(path, f"{path}!", fresh=True)
         return _stored(name, found[0] if found else None)
 
     def watch(self, name: TopicName) -> Watch:
-        """Changes of a topic's record."""
+        """Watch a topic's record."""
         return self._metadata.watch_key(topic_path(name))
 
     async def change(self, stored: StoredTopic, record: ScalableTopicRecord) -> StoredTopic:
@@ -137,6 +130,7 @@ class TopicStore:
         except VersionConflict:
             raise _changed(stored.name) from None
         except MetadataError:
+            # The store may have written the record all the same.
             after = await self._metadata.get(path)
             if after is None or after.value != value:
                 raise
@@ -144,9 +138,9 @@ class TopicStore:
         return StoredTopic(stored.name, record, put.version, put.modifications)
 
     async def refresh(self, stored: StoredTopic) -> None:
-        """Write the record back as it was read: changes on that version fail from then on.
+        """Write the record back as it was read, so that changes on that version fail from then on.
 
-        If it has changed meanwhile they have failed already.
+        A record that has changed meanwhile is left as it is: such changes fail already.
         """
         record = stored.record
         value, indexes = encode_topic(record), indexes_of(record)
@@ -156,14 +150,14 @@ class TopicStore:
             )
 
     async def remove(self, stored: StoredTopic) -> None:
-        """Remove the record that was read.  Raises `ConcurrentChange`."""
+        """Delete the record that was read.  Raises `ConcurrentChange`."""
         try:
             await self._metadata.delete(topic_path(stored.name), expect=stored.version)
         except VersionConflict:
             raise _changed(stored.name) from None
 
-    async def remove_what_hangs_on(self, name: TopicName) -> None:
-        """Remove subscriptions, registrations and history of a topic that is gone."""
+    async def remove_dependents(self, name: TopicName) -> None:
+        """Delete subscriptions, registrations, history and controller of a topic that is gone."""
         for subscription in await self.subscriptions(name):
             for consumer in await self.consumers(name, subscription):
                 await self.remove_consumer(name, subscription, consumer)
@@ -177,6 +171,7 @@ class TopicStore:
         self, namespace: NamespaceName, filters: Sequence[tuple[str, str]] = ()
     ) -> list[TopicName]:
         """The topics of a namespace, in order, that have all the properties in `filters`."""
+        # An index only narrows the search: the record itself decides.
         by_index = next((pair for pair in filters if is_indexed(*pair)), None)
         if by_index is not None:
             records = await self._found_by_index(namespace, *by_index)
@@ -232,14 +227,14 @@ class TopicStore:
         }
 
     async def subscription(self, name: TopicName, subscription: str) -> SubscriptionKind | None:
-        """The type of a subscription, if it is known."""
+        """The type of a subscription; None if it has no record or no type."""
         record = await self._metadata.get(subscription_path(name, subscription))
         return None if record is None else decode_subscription(record.value)
 
     async def put_subscription(
         self, name: TopicName, subscription: str, kind: SubscriptionKind
     ) -> SubscriptionKind:
-        """Store a subscription's type unless it has one; the type it has then."""
+        """Store a subscription's type unless it has one; return the type that is stored."""
         path = subscription_path(name, subscription)
         try:
             await self._metadata.put(path, encode_subscription(kind), expect=ABSENT)
@@ -248,7 +243,7 @@ class TopicStore:
         return kind
 
     async def remove_subscription(self, name: TopicName, subscription: str) -> None:
-        """Forget a subscription's type."""
+        """Delete a subscription's record."""
         await self._metadata.delete(subscription_path(name, subscription))
 
     async def consumers(self, name: TopicName, subscription: str) -> list[str]:
@@ -261,13 +256,13 @@ class TopicStore:
         await self._metadata.put(consumer_path(name, subscription, consumer), b"{}")
 
     async def remove_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:
-        """Forget a consumer."""
+        """Delete a consumer's registration."""
         await self._metadata.delete(consumer_path(name, subscription, consumer))
 
     # History
 
     async def history(self, name: TopicName) -> list[HistoryEntry]:
-        """What is recorded of a topic's changes, in order."""
+        """The entries of a topic's history, in the order in which they were written."""
         partition = _history_partition(name)
         records = await self._metadata.scan(*_history_range(name), partition=partition)
         entries: list[HistoryEntry] = []
@@ -279,7 +274,7 @@ class TopicStore:
         return entries
 
     async def append_history(self, name: TopicName, entry: HistoryEntry) -> None:
-        """Record one change after all others."""
+        """Append an entry to a topic's history."""
         await self._metadata.put(
             f"{_history_level(name)}/",
             history.encode(entry),
@@ -288,7 +283,7 @@ class TopicStore:
         )
 
     async def complete_history(self, stored: StoredTopic, *, now_ms: int) -> None:
-        """Record what the layout shows and the history lacks."""
+        """Append the entries that the layout implies and the history lacks."""
         recorded = await self.history(stored.name)
         for entry in history.missing(stored.record.layout, recorded, now_ms=now_ms):
             await self.append_history(stored.name, entry)
@@ -296,7 +291,7 @@ class TopicStore:
     # Steps
 
     async def begin(self, step: Step) -> Step | None:
-        """Note a step.  If another one has its place that one is returned, and nothing noted."""
+        """Note a step.  If another step has its key, that one is returned and nothing is noted."""
         try:
             await self._metadata.put(step.key, steps.encode(step), expect=ABSENT)
         except VersionConflict:
@@ -305,9 +300,9 @@ class TopicStore:
         return None
 
     async def end(self, step: Step) -> None:
-        """Take a note away: nothing of the step is left to do.
+        """Delete the note of a step that is done.
 
-        A later step that has been noted in the same place keeps its note.
+        The note of a later step with the same key stays.
         """
         found = await self._metadata.get(step.key)
         if found is not None and found.value == steps.encode(step):
@@ -315,7 +310,7 @@ class TopicStore:
                 await self._metadata.delete(step.key, expect=found.version)
 
     async def noted(self, step: Step) -> Step | None:
-        """What is noted in the place of a step."""
+        """The step that is noted under the key of `step`, if any."""
         record = await self._metadata.get(step.key)
         return None if record is None else steps.decode(record.value)
 
@@ -362,4 +357,4 @@ def _history_partition(name: TopicName) -> str:
 
 
 def _changed(name: TopicName) -> ConcurrentChange:
-    return ConcurrentChange(f"{name} was changed by somebody else just now: try again.")
+    return ConcurrentChange(f"{name} was changed by another request meanwhile: try again.")

@@ -1,16 +1,4 @@
-"""DAG sessions: a client asks for a layout once and is told every later one.
-
-Rules:
-
-- The first answer is the layout or an error; after a layout no error is ever sent, as clients stop
-  listening then and keep a stale layout for good.  What goes wrong later closes the connection.
-- Every layout is pushed once to every session, in epoch order and in the turn in which the change
-  became known, so no session sees an older one after a newer one.
-- When segments or the lead of a topic move to other brokers, its newest layout is pushed again with
-  their addresses, once for all that moves within DAG_COALESCE_S, to whom it tells anything new.
-- `resolved_topic_name` is always there and always a `topic://` name.
-- What is not served as a scalable topic has a fixed answer, and its session ends with it.
-"""
+"""DAG sessions: a client asks for a topic's layout once, and gets every later one too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,29 +28,40 @@ log = structlog.get_logger(__name__)
 
 
 class TooManySessions(PeerError):
-    """A connection watches, or consumes, more than it may at once."""
+    """A connection has too many sessions, watches or ordered consumers at once."""
 
     code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
 
 
 CreateMissing = Callable[[TopicName], Awaitable[LiveTopic | None]]
-"""Makes a missing topic if that is allowed; None if it is not."""
+"""Creates a missing topic if that is allowed; None if it is not."""
 PartitionCount = Callable[[TopicName], Awaitable[int]]
-"""Partitions of a regular topic; 0 for an unpartitioned or missing one."""
+"""Counts the partitions of a regular topic; 0 for an unpartitioned or missing one."""
 
 
 @dataclass(eq=False, slots=True)
 class DagSession:
-    """One session of one connection.  `topic` is None until its layout was sent."""
+    """One session of one connection.
+
+    `topic` is None until its layout was sent; `sent` is the newest layout that was.
+    """
 
     connection: ClientConnection
     session_id: int
     topic: TopicName | None = None
-    told: ScalableTopicDAG | None = None
+    sent: ScalableTopicDAG | None = None
 
 
 class DagSessions:
-    """Sends a topic's layout to every session that asked for it, and every later layout."""
+    """Sends a topic's layout to every session that asked for it, and every later layout.
+
+    Each layout is pushed once to each session, in epoch order, in the turn of the loop in which the
+    change became known.  When segments or the lead of a topic move to other brokers, its newest
+    layout is pushed again with the new addresses.
+
+    An error is only ever sent as a first answer: after a layout clients would stop listening and
+    keep a stale layout for good.
+    """
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class DagSessions:
     async def open(
         self, connection: ClientConnection, session_id: int, text: str, *, create_if_missing: bool
     ) -> None:
-        """SCALABLE_TOPIC_LOOKUP: answer with the layout and go on telling, or with an error."""
+        """SCALABLE_TOPIC_LOOKUP: answer with the layout and push later ones, or with an error."""
         self.close(connection, session_id)
         try:
             session = self._enter(connection, session_id)
@@ -106,6 +105,7 @@ class DagSessions:
         if not self._is_open(session):
             return
         if live is None:
+            # A regular topic has no later layouts, so the session ends with its answer.
             self.close(connection, session_id)
             now_ms = self._clock.now_ms()
             dag = synthetic_dag(name, partitions, self._placement, now_ms=now_ms)
@@ -113,21 +113,24 @@ class DagSessions:
             return
         session.topic = live.name
         self._by_topic.setdefault(live.name, {})[session] = None
-        self._tell(session, live.name, dag_of(live.name, live.layout, self._placement))
+        self._send(session, live.name, dag_of(live.name, live.layout, self._placement))
 
     def close(self, connection: ClientConnection, session_id: int) -> None:
-        """SCALABLE_TOPIC_CLOSE: tell nothing more.  Unknown sessions are ignored."""
+        """SCALABLE_TOPIC_CLOSE: send nothing more.  Unknown sessions are ignored."""
         sessions = self._by_connection.get(connection, {})
         session = sessions.pop(session_id, None)
         if session is not None:
             self._leave_topic(session)
 
     def count(self, name: TopicName) -> int:
-        """Sessions that are told of a topic's changes."""
+        """The number of sessions that get a topic's layouts."""
         return len(self._by_topic.get(name, ()))
 
     def created(self, name: TopicName) -> None:
-        """A topic was made.  Who holds a session of an earlier one of that name must ask anew."""
+        """Close the connections with sessions of an earlier topic of a name that was created again.
+
+        Their clients then ask for the new topic's layout.
+        """
         for session in list(self._by_topic.get(name, ())):
             session.connection.close(f"{name} was deleted and made again")
 
@@ -183,21 +186,22 @@ class DagSessions:
             return
         dag = dag_of(live.name, live.layout, self._placement)
         for session in list(sessions):
-            self._tell(session, live.name, dag)
+            self._send(session, live.name, dag)
 
     @staticmethod
-    def _tell(session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
-        session.told = dag
+    def _send(session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
+        session.sent = dag
         session.connection.send(dag_update(session.session_id, dag, name))
 
     def moved(self, name: TopicName) -> None:
-        """Something of a topic is, or may be, at another broker."""
+        """Push a topic's layout again: a segment, or its lead, may be at another broker."""
         if name in self._by_topic and name not in self._moved:
             loop = asyncio.get_running_loop()
-            self._moved[name] = loop.call_later(DAG_COALESCE_S, self._tell_moved, name)
+            # Moves within this time go out together.
+            self._moved[name] = loop.call_later(DAG_COALESCE_S, self._push_moved, name)
 
     def all_moved(self) -> None:
-        """Brokers came or went."""
+        """Push all layouts again: brokers came or went."""
         for name in list(self._by_topic):
             self.moved(name)
 
@@ -207,12 +211,12 @@ class DagSessions:
             timer.cancel()
         self._moved.clear()
 
-    def _tell_moved(self, name: TopicName) -> None:
+    def _push_moved(self, name: TopicName) -> None:
         del self._moved[name]
         live, sessions = self._topics.known(name), self._by_topic.get(name)
         if live is None or not sessions:
             return
         dag = dag_of(live.name, live.layout, self._placement)
         for session in list(sessions):
-            if session.told != dag:
-                self._tell(session, live.name, dag)
+            if session.sent != dag:
+                self._send(session, live.name, dag)

@@ -1,1 +1,1 @@
-"""What of transactions a broker serves: coordinators, joining, watches."""
+"""Transactions in a broker: its coordinators, watches of their leaders, joining of topics."""

@@ -1,12 +1,4 @@
-"""WATCH_TC_ASSIGNMENTS: which broker leads each transaction coordinator, now and as that changes.
-
-Rules (Pulsar's, as its clients rely on them):
-
-- A snapshot is always whole: all coordinators that have a leader.  It is told at once when every
-  one has, and at each change; while some have none, every TXN_ASSIGNMENTS_RETRY_S.
-- Changes within one turn of the loop are told together.
-- Closing something never is an error.
-"""
+"""WATCH_TC_ASSIGNMENTS: the broker that leads each transaction coordinator, and its changes."""
 
 import asyncio
 from typing import ClassVar, cast
@@ -30,7 +22,11 @@ class TooManyWatches(PeerError):
 
 
 class AssignmentWatches:
-    """Serves WATCH_TC_ASSIGNMENTS: the leader of each coordinator, then each change."""
+    """Serves WATCH_TC_ASSIGNMENTS: the leader of each coordinator, then each change.
+
+    Every update has a whole snapshot: all coordinators that have a leader.  Pulsar's clients rely
+    on that.  While some coordinator has no leader, snapshots go out every TXN_ASSIGNMENTS_RETRY_S.
+    """
 
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
@@ -39,7 +35,7 @@ class AssignmentWatches:
         self._forget = coordinators.on_change(self._changed)
 
     def open(self, connection: ClientConnection, watch_id: int) -> None:
-        """Tell the assignments from now on.  Raises `TooManyWatches`."""
+        """Send the assignments from now on.  Raises `TooManyWatches`."""
         watches = self._watches.get(connection)
         if watches is None:
             watches = self._watches[connection] = {}
@@ -52,14 +48,14 @@ class AssignmentWatches:
         if self._complete:
             connection.send(self._update(watch_id, self._snapshot()))
         else:
-            self._tell_later()
+            self._send_later()
 
     def close_one(self, connection: ClientConnection, watch_id: int) -> None:
-        """Tell nothing more to it."""
+        """End one watch of a connection; one that is not open is no error."""
         self._watches.get(connection, {}).pop(watch_id, None)
 
     def close(self) -> None:
-        """Tell nothing more to anybody."""
+        """End all watches."""
         self._forget()
         self._watches.clear()
         if self._timer is not None:
@@ -71,25 +67,26 @@ class AssignmentWatches:
 
     def _changed(self) -> None:
         if not self._complete:
-            self._tell_later()
+            self._send_later()
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_soon(self._tell)
+        # Changes within one turn of the loop go out in one snapshot.
+        self._timer = asyncio.get_running_loop().call_soon(self._send_all)
 
-    def _tell_later(self) -> None:
+    def _send_later(self) -> None:
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TXN_ASSIGNMENTS_RETRY_S, self._tell)
+            self._timer = loop.call_later(TXN_ASSIGNMENTS_RETRY_S, self._send_all)
 
-    def _tell(self) -> None:
+    def _send_all(self) -> None:
         self._timer = None
         snapshot = self._snapshot()
         for connection, watches in self._watches.items():
             for watch_id in watches:
                 connection.send(self._update(watch_id, snapshot))
         if self._watches and not self._complete:
-            self._tell_later()
+            self._send_later()
 
     def _snapshot(self) -> TcAssignmentsSnapshot:
         snapshot = TcAssignmentsSnapshot(parallelism=self._coordinators.parallelism)
@@ -106,14 +103,14 @@ class AssignmentWatches:
 
 
 def watch_update(update: CommandWatchTcAssignmentsUpdate) -> BaseCommand:
-    """WATCH_TC_ASSIGNMENTS_UPDATE."""
+    """Wrap an update into its command, WATCH_TC_ASSIGNMENTS_UPDATE."""
     return BaseCommand(
         type=BaseCommand.WATCH_TC_ASSIGNMENTS_UPDATE, watch_tc_assignments_update=update
     )
 
 
 def watch_error(watch_id: int, error: MagnetarError) -> BaseCommand:
-    """The update that says why there is no snapshot."""
+    """The update that answers a watch with an error instead of a snapshot."""
     return watch_update(
         CommandWatchTcAssignmentsUpdate(
             watch_id=watch_id, error=cast("WireError", int(error.code)), message=str(error)

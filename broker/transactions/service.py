@@ -1,17 +1,4 @@
-"""Transactions of one process: coordinators, decisions, and what every part is given.
-
-Rules:
-
-- What topics and subscriptions keep of transactions is always there: entries of open and aborted
-  transactions stay hidden when transactions are switched off.
-- Switched off means that no client may begin or use one; those that are open end at their
-  deadlines and are collected.
-- Decisions are told from before the first topic is loaded until the last one is closed;
-  coordinators serve while topics are there.
-- Records on what is gone are deleted (W11, A6): a name that nothing can have, a segment without a
-  log, a subscription without a cursor.  What is refused for another reason may be served again, and
-  then what it holds goes by these records: they stay, and are looked at in the next round.
-"""
+"""Transactions of one process: its coordinators, decisions, collectors and watches."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,7 +37,7 @@ _NOT_FOUND = (TopicNotFound, NamespaceNotFound, TenantNotFound)
 
 
 class KnownTopics(Protocol):
-    """Topics, as transactions look at them."""
+    """The topics of the broker, as transactions use them."""
 
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """The topic, loaded.  Raises `TopicNotFound`."""
@@ -82,9 +69,15 @@ class TransactionsHost(Protocol):
 
 
 class Transactions:
-    """Starts and stops what serves transactions in this process.
+    """Starts and stops the parts that serve transactions in this process.
 
-    Made before topics are, stopped after them.
+    It is created before the topics and stopped after them.  Decisions are followed from `start`,
+    before the first topic is loaded, until `stop`, after the last one is closed.  Coordinators run
+    from `serve` until `stop_serving`.
+
+    `enabled` False only means that no client may begin or use a transaction.  Open transactions
+    still end at their deadlines and are collected, and entries of open and aborted transactions
+    stay hidden from readers.
     """
 
     collector_class: ClassVar[type[Collector]] = Collector
@@ -120,7 +113,7 @@ class Transactions:
         self.collector = self.collector_class(
             self.parts,
             self.coordinators.leads,
-            self._look_again,
+            self._clean_segment,
             interval_s=settings.transaction_gc_interval_s,
             retention_s=settings.transaction_gc_retention_s,
         )
@@ -129,25 +122,28 @@ class Transactions:
             interval_s=settings.transaction_gc_interval_s,
             retention_s=settings.transaction_key_retention_s,
         )
-        self._forget_changes = self.coordinators.on_change(self.key_collector.look)
-        self.cleanup_requests = CleanupRequests(self.store, self._look_again)
+        self._forget_changes = self.coordinators.on_change(self.key_collector.notice_change)
+        self.cleanup_requests = CleanupRequests(self.store, self._clean_segment)
         self.watches = AssignmentWatches(self.coordinators)
         self._broker = broker
 
     async def start(self) -> None:
-        """Begin to tell participants what ended.  Raises `MetadataError`."""
+        """Follow the headers of transactions.  Raises `MetadataError`."""
         await self.store.recount()
         self.decisions.start()
 
     async def serve(self) -> None:
-        """Stand for coordinators.  Raises `CoordinatorCountDiffers`, `MetadataError`."""
+        """Lead coordinators and collect records, from now on.
+
+        Raises `CoordinatorCountDiffers`, `MetadataError`.
+        """
         await self.coordinators.start()
         self.collector.start()
         self.key_collector.start()
         self.cleanup_requests.start()
 
     async def stop_serving(self) -> None:
-        """Lead nothing more.  May be called again."""
+        """Give up all coordinators and stop collecting.  May be called again."""
         self._forget_brokers()
         self._forget_changes()
         self.watches.close()
@@ -157,13 +153,14 @@ class Transactions:
         await self.coordinators.stop()
 
     async def stop(self) -> None:
-        """Tell nothing more.  May be called again."""
+        """Stop following headers.  May be called again."""
         await self.decisions.stop()
 
     async def join(self, txn: TxnId, name: TopicName) -> None:
-        """Have the owner of a topic join, if that is this process.  Raises `InvalidTxnStatus`.
+        """Have a topic join a transaction, if this process owns the topic.
 
-        Whatever else is in the way is left to the first SEND, which joins too.
+        Any other error is only logged: the first SEND joins too, and answers with it.  Raises
+        `InvalidTxnStatus` when the transaction has ended.
         """
         broker = self._broker
         if not broker.placement.owns(name):
@@ -178,15 +175,16 @@ class Transactions:
         except MagnetarError as error:
             log.debug("transaction_not_joined", txn=str(txn), topic=str(name), error=str(error))
 
-    async def _look_again(self, segment: str, found: Sequence[Claim | AckRecord]) -> bool:
-        """W11, A6: records of ended transactions were found on a segment; False: not owned here.
+    async def _clean_segment(self, segment: str, found: Sequence[Claim | AckRecord]) -> bool:
+        """Clean up records of ended transactions on a segment (W11, A6); False: not owned here.
 
-        A segment that nobody owns is loaded by the broker that would be chosen for it.  Raises what
-        refuses it.
+        A segment that nobody owns is loaded by the broker that would be chosen for it.  Any error
+        that refuses the load is raised.
         """
         try:
             name = parse_topic_name(segment)
         except InvalidTopicName:
+            # No segment can have this name, so nothing goes by its records.
             await self._delete(found)
             return True
         if self._broker.placement.owner_of(name).broker_id != self._broker.broker_id:
@@ -194,6 +192,8 @@ class Transactions:
         try:
             topic = await self._broker.topics.get(name, create=False)
         except _NOT_FOUND:
+            # A segment that is stored may be served again, and then it goes by these records: they
+            # stay for the collector's next round.  Only of a segment that is gone they are deleted.
             if await self._broker.topics.exists(name):
                 raise
             await self._delete(found)
@@ -205,11 +205,12 @@ class Transactions:
             if subscription is not None and subscription.transactional is not None:
                 await subscription.transactional.pending.rescan()
             elif holder not in topic.ledger.cursors:
+                # The subscription is gone: a stored one has a cursor (A6).
                 await self._delete([ack for ack in acks if ack.subscription == holder])
         return True
 
     async def _delete(self, found: Sequence[Claim | AckRecord]) -> None:
-        """By exact key (W6): what they speak of is deleted, and their transactions have ended."""
+        """Delete records by their exact keys (W6): their segment or subscription is gone."""
         for record in found:
             if isinstance(record, Claim):
                 key = records.claim_key(record.txn, record.segment, record.epoch)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
-from broker.placement import Placed, Placement
+from broker.placement import LookupResult, Placement
 from broker.wire.connection import Connection, Handler
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
@@ -67,11 +67,13 @@ def require_listener(name: str) -> None:
         )
 
 
-def placed_for_client(placement: Placement, name: TopicName, *, authoritative: bool) -> Placed:
-    """The broker that a client connects to for a name.  Raises `PlacementNotReady`."""
+def placed_for_client(
+    placement: Placement, name: TopicName, *, authoritative: bool
+) -> LookupResult:
+    """Return the broker that a client connects to for a name.  Raises `PlacementNotReady`."""
     # Every broker serves the layouts of all scalable topics.
     if name.domain is TopicDomain.TOPIC and not placement.draining:
-        return Placed(placement.me, connect=True, here=True)
+        return LookupResult(placement.me, connect=True, here=True)
     return placement.place(name, authoritative=authoritative)
 
 

@@ -148,8 +148,8 @@ class Process:
         """It does nothing more; its session lives."""
         await self.elections._tasks.stop()
         self.elections._following.close()
-        if self.elections._look_later is not None:
-            self.elections._look_later.cancel()
+        if self.elections._balance_timer is not None:
+            self.elections._balance_timer.cancel()
 
 
 class TakeOverWorld:

@@ -60,10 +60,10 @@ def test_a_load_differs_when_it_moved_noticeably() -> None:
 
 def test_rates_are_smoothed_and_never_below_nothing() -> None:
     meter = LoadMeter()
-    assert meter.look(Totals(cpu_s=5.0, messages_in=500, topics=3), 10.0) == Load(topics=3)
-    first = meter.look(Totals(cpu_s=15.0, messages_in=1500, topics=3), 20.0)
+    assert meter.sample(Totals(cpu_s=5.0, messages_in=500, topics=3), 10.0) == Load(topics=3)
+    first = meter.sample(Totals(cpu_s=15.0, messages_in=1500, topics=3), 20.0)
     assert (first.cpu, first.messages_in) == (0.5, 50.0)
-    second = meter.look(Totals(cpu_s=25.0, messages_in=2500, topics=3), 30.0)
+    second = meter.sample(Totals(cpu_s=25.0, messages_in=2500, topics=3), 30.0)
     assert (second.cpu, second.messages_in) == (0.75, 75.0)
-    unloaded = meter.look(Totals(cpu_s=25.0, messages_in=0), 40.0)
+    unloaded = meter.sample(Totals(cpu_s=25.0, messages_in=0), 40.0)
     assert (unloaded.cpu, unloaded.messages_in, unloaded.topics) == (0.375, 37.5, 0)

@@ -200,9 +200,9 @@ async def test_an_event_of_the_past_takes_nothing_away() -> None:
     await turns(50)
     told = len(process.changes)
     for late in (None, Owner("other:1", "x")):
-        process.ownership._heard(NAMES[0], late)
+        process.ownership._apply(NAMES[0], late)
         assert process.ownership.holds(NAMES[0])
-        await until(lambda: not process.ownership._looking)
+        await until(lambda: not process.ownership._events_while_reading)
         await turns(50)
         assert process.ownership.holds(NAMES[0])
         assert process.ownership.owners[NAMES[0]] == process.ownership._me

@@ -393,7 +393,7 @@ async def test_defect_in_a_feed_listener_closes_only_that_connection(
 
         def known() -> bool:
             state = mirrors.state(name)
-            return state is not None and len(state.consumers()) == 1 and not mirrors._half_told
+            return state is not None and len(state.consumers()) == 1 and not mirrors._incomplete
 
         await until(known)
     defects = [one for one in logs if one["event"] == "task_failed"]

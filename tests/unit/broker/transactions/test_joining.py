@@ -30,7 +30,7 @@ def collector_of(broker: Broker) -> Collector:
     return Collector(
         transactions.parts,
         transactions.coordinators.leads,
-        transactions._look_again,
+        transactions._clean_segment,
         interval_s=300,
         retention_s=0,
     )

@@ -110,7 +110,7 @@ async def test_a6_acknowledgements_stay_where_a_subscription_could_not_be_delete
     await broker.transactions.coordinators.end_transaction(txn, TxnState.COMMITTED, None)
 
     async def fail(_ledger: ManagedLedger, _name: str) -> None:
-        await broker.transactions._look_again(TOPIC, [ack])
+        await broker.transactions._clean_segment(TOPIC, [ack])
         assert await operations(broker, txn) == [ack]
         raise MetadataError("not now")
 

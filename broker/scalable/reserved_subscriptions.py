@@ -1,17 +1,4 @@
-"""A stream subscription that begins while there are sealed segments loses nothing below them.
-
-A new subscription gets a sealed segment first and the segments below it only when that one is
-drained.  What is published to those meanwhile belongs to it, so its place there is held.
-
-Rules:
-
-- The controller does not know whether the user begins at the earliest or the latest message.  It
-  holds the places at Latest, before the client hears of its registration; the latest then is what
-  the user means by it.
-- The client shows what it wants when it subscribes to the sealed segment: a subscription made at
-  Latest has no backlog there, one made at Earliest has all of it (a sealed segment without any
-  entry holds nobody up).  In that case the held places move to Earliest.
-"""
+"""Subscriptions that are reserved below sealed segments for a new stream subscription."""
 
 import structlog
 
@@ -24,10 +11,18 @@ from magnetar.protocol.ids import EARLIEST, LATEST
 log = structlog.get_logger(__name__)
 
 
-class HeldPlaces:
-    """Reserves a new stream subscription's place on active segments until sealed ones are drained.
+class ReservedSubscriptions:
+    """Reserves a new stream subscription on the descendants of sealed segments.
 
-    One for each new subscription.
+    A new subscription reads a sealed segment first, and its descendants only when that one is
+    drained.  Messages published to them meanwhile belong to the subscription too, so it is created
+    there at once.
+
+    The controller does not know whether the user begins at Earliest or Latest.  It reserves at
+    Latest.  The client's own subscription on the sealed segment then shows which one is meant: it
+    has a backlog if it began at Earliest, and then the reserved ones are set back to Earliest.
+
+    There is one object for each new subscription.
     """
 
     def __init__(self, live: LiveTopic, subscription: str, segments: Segments) -> None:
@@ -36,11 +31,15 @@ class HeldPlaces:
         self._segments = segments
         self._origins: set[int] = set()
 
-    async def hold(self) -> None:
-        """Make the subscription on everything that it has to wait for."""
+    async def reserve(self) -> None:
+        """Create the subscription at Latest on all segments that it cannot read yet.
+
+        It is called before the client gets its answer, so Latest is what the user means by it.
+        """
         layout = self._live.layout
         for segment in layout.sealed:
             view = await self._segments.ask(ViewSegment(segment_of(self._live.name, segment)))
+            # A segment without entries counts as drained, and no consumer has to wait for it.
             missing = self._subscription not in view.subscriptions
             if missing and not view.drained(self._subscription):
                 self._origins.add(segment.segment_id)
@@ -50,15 +49,15 @@ class HeldPlaces:
 
     @property
     def decided(self) -> bool:
-        """Whether there is nothing left to find out."""
+        """Whether the start is known on all sealed segments."""
         return not self._origins
 
     def awaits(self, segment_id: int) -> bool:
-        """Whether the first consumer on a segment will show what the user wants."""
+        """Whether the first consumer on a segment will show the start that the user means."""
         return segment_id in self._origins
 
     async def decide(self, segment_id: int) -> None:
-        """The subscription was made on a segment: held places below it follow its start."""
+        """Set reserved subscriptions below a segment to Earliest if the client began there so."""
         self._origins.discard(segment_id)
         segment = self._live.layout.segments.get(segment_id)
         if segment is None:
@@ -69,10 +68,10 @@ class HeldPlaces:
             return
         for below in sorted(self._below({segment_id})):
             name = segment_of(self._live.name, self._live.layout.segments[below])
-            held = (await self._segments.ask(ViewSegment(name))).subscriptions.get(
+            reserved = (await self._segments.ask(ViewSegment(name))).subscriptions.get(
                 self._subscription
             )
-            if held is not None and not held.consumers:
+            if reserved is not None and not reserved.consumers:
                 await self._segments.ask(SeekSubscription(name, self._subscription, EARLIEST))
         log.debug("held_places_moved", topic=str(self._live.name), subscription=self._subscription)
 

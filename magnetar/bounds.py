@@ -122,8 +122,8 @@ DEMO_KEYLESS_TRANSACTION_S: Final = 3.0
 """The same without transaction keys, when a dead worker's transaction must time out."""
 DEMO_AGAIN_S: Final = 0.1
 """How long the demo's worker waits before it begins anew what has failed."""
-DEMO_ROOM_BYTES: Final = 64 * 1024 * 1024
-"""What must be free where the demo keeps its data."""
+DEMO_DISK_BYTES: Final = 64 * 1024 * 1024
+"""Free disk that the demo needs where it keeps its data."""
 DEMO_SILENCE_S: Final = 0.5
 """How long nothing more may come before the demo believes that nothing more comes."""
 

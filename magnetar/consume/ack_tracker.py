@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 from magnetar.bounds import MAX_KNOWN_IN_HAND
 from magnetar.consume.message import EntryKey
 from magnetar.errors import InvalidArgument
-from magnetar.message_id import EntryId, place_of
+from magnetar.message_id import EntryId, sort_key
 from magnetar.protocol.ack_set import pending_all, to_words
 
 __all__ = ["AckTracker", "Acknowledgement", "acknowledgement_of", "acknowledgement_up_to", "bit_of"]
@@ -281,8 +281,8 @@ class AckTracker:
 
     def acknowledge_up_to(self, message_id: EntryId) -> None:
         """A message and everything before it."""
-        last = max(filter(None, (self._up_to, self._sent_up_to)), key=place_of, default=None)
-        if last is not None and place_of(message_id) <= place_of(last):
+        last = max(filter(None, (self._up_to, self._sent_up_to)), key=sort_key, default=None)
+        if last is not None and sort_key(message_id) <= sort_key(last):
             return
         self._up_to = message_id
         key, index = message_id.key, message_id.batch_index
@@ -376,8 +376,8 @@ class AckTracker:
         """
         if first is None:
             return acknowledgement_up_to(message_id), []
-        before = max((each for each in found if each.key < first), key=place_of, default=None)
-        behind = sorted({each for each in (*found, message_id) if each.key > first}, key=place_of)
+        before = max((each for each in found if each.key < first), key=sort_key, default=None)
+        behind = sorted({each for each in (*found, message_id) if each.key > first}, key=sort_key)
         held = (each for message in behind for each in self.hold(message))
         if before is None:
             return None, list(held)

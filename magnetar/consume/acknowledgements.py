@@ -10,7 +10,7 @@ from magnetar.bounds import MAX_UNANSWERED_ACKS
 from magnetar.consume.message import RawMessage
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError, OperationTimedOut
-from magnetar.message_id import EntryId, place_of
+from magnetar.message_id import EntryId, sort_key
 from magnetar.protocol import pulsar_pb2 as pb
 
 __all__ = [
@@ -279,9 +279,9 @@ class OutstandingMessages:
     def acknowledged_up_to(self, message_id: EntryId) -> list[EntryId]:
         """A message and all before it are acknowledged; those of them that were not before."""
         out, done = self._out, self._acknowledged
-        last = place_of(message_id)
+        last = sort_key(message_id)
         found = self._take_before(last)
-        while out and place_of(out[0]) <= last:
+        while out and sort_key(out[0]) <= last:
             each = out.popleft()
             self._said.discard(each)
             if each in done:
@@ -293,10 +293,10 @@ class OutstandingMessages:
 
     def said_up_to(self, message_id: EntryId) -> list[EntryId]:
         """Note that a transaction acknowledges up to a message; return those new to it."""
-        last = place_of(message_id)
+        last = sort_key(message_id)
         found = self._take_before(last)
         for each in self._out:
-            if place_of(each) > last:
+            if sort_key(each) > last:
                 break
             if each not in self._acknowledged and each not in self._said:
                 self._said.add(each)
@@ -321,7 +321,7 @@ class OutstandingMessages:
         self._tell()
 
     def _take_before(self, last: tuple[int, int, int]) -> list[EntryId]:
-        found = [each for each in self._before if place_of(each) <= last]
+        found = [each for each in self._before if sort_key(each) <= last]
         for each in found:
             del self._before[each]
         return found

@@ -6,7 +6,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from magnetar.bounds import LEFT_SEGMENTS
 from magnetar.consume.acknowledgements import AckTransaction
-from magnetar.message_id import EntryId, place_of
+from magnetar.message_id import EntryId, sort_key
 from magnetar.transactions.states import TransactionState
 
 __all__ = ["ObservedTransaction", "OrderedAcks"]
@@ -119,7 +119,7 @@ class OrderedAcks:
             if self._is_undone(segment_id, earlier):
                 # It reads on without what came before: that may be processed by somebody else too.
                 self._twice[segment_id] = earlier
-            elif place_of(entry) <= place_of(earlier):
+            elif sort_key(entry) <= sort_key(earlier):
                 del self._handed_out[segment_id]  # it was set back
         if _covers(self._before.get(segment_id), entry):
             # The acknowledgement was lost, or the subscription was set back.
@@ -152,7 +152,7 @@ class OrderedAcks:
     def acknowledged_up_to(self, segment_id: int) -> EntryId | None:
         """Up to where everything is acknowledged, as far as it is known."""
         known = (self._done.get(segment_id), self._before.get(segment_id))
-        return max((each for each in known if each is not None), key=place_of, default=None)
+        return max((each for each in known if each is not None), key=sort_key, default=None)
 
     # What is acknowledged
 
@@ -265,4 +265,4 @@ def _raise(known: dict[int, EntryId], segment_id: int, entry: EntryId) -> None:
 
 
 def _covers(done: EntryId | None, entry: EntryId) -> bool:
-    return done is not None and place_of(entry) <= place_of(done)
+    return done is not None and sort_key(entry) <= sort_key(done)

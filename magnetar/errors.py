@@ -91,7 +91,7 @@ class AuthenticationFailed(BrokerError):
 
 
 class TokenNotRenewed(AuthenticationFailed):
-    """The broker refused a renewed token; the function that gives tokens may give a better one."""
+    """A token failed after earlier ones were accepted; a later one may be better."""
 
     retriable = True
 

@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parents[4]
 def without_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the entry points of `magnetar-broker`."""
 
-    def of_library(**parameters: str) -> EntryPoints:
-        found = entry_points(**parameters)
-        return EntryPoints(each for each in found if each.value != "magnetar_broker:register")
+    def of_library(*, group: str, name: str = "") -> EntryPoints:
+        found = entry_points(group=group)
+        kept = [each for each in found if each.value != "magnetar_broker:register"]
+        return EntryPoints(each for each in kept if name in ("", each.name))
 
     with monkeypatch.context() as patch:
         for module in (main, broker_commands):

@@ -161,9 +161,7 @@ def test_after_a_fork_the_child_is_told(bridge: Bridge) -> None:
             os._exit(0)
     os.close(sending)
     with os.fdopen(receiving) as told:
-        assert [line.split(": ")[1] for line in told] == [
-            "connect a client in each process.\n"
-        ] * 2
+        assert [line.split(": ")[1] for line in told] == ["connect a client in each process.\n"] * 2
     assert os.waitpid(child, 0)[1] == 0
     assert bridge.run(doubled, 2) == 4
 

@@ -175,7 +175,7 @@ def perf_produce(
             "Sent",
             limits,
             in_json,
-            "no receipt has come yet; look whether the broker is well, or end it by Ctrl-C.",
+            "no receipt has come yet; check whether the broker is well, or end it by Ctrl-C.",
         )
     if not well:
         raise typer.Exit(1)

@@ -87,8 +87,8 @@ def _os_error_advice(error: OSError) -> str:
     """The sentence for a file that cannot be used, or for output that cannot be written."""
     if error.filename is None:
         return (
-            f"The output cannot be written ({error.strerror}); make room, or write it elsewhere: "
-            "messages that were not printed are not acknowledged."
+            f"The output cannot be written ({error.strerror}); free some disk, or write it "
+            "elsewhere: messages that were not printed are not acknowledged."
         )
     return f"{error.filename!r} cannot be used ({error.strerror}); mend that, or name another one."
 

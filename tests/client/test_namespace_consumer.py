@@ -111,7 +111,7 @@ async def test_what_a_namespaces_queue_did_not_give_is_refused(
                 act(message)
             wrong: Any
             for wrong in (None, "a", [message]):
-                with pytest.raises(InvalidArgument, match="as receive gave it"):
+                with pytest.raises(InvalidArgument, match="that receive returned"):
                     act(wrong)
 
 

@@ -71,7 +71,7 @@ class ClientSettings:
             check_positive(name, getattr(self, name))
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise InvalidArgument(
-                "A TLS certificate goes with its key; "
+                "A TLS certificate needs its key; "
                 "give both tls_certificate_file and tls_key_file, or neither."
             )
         if len(self.description) > MAX_DESCRIPTION or not self.description.isprintable():

@@ -90,7 +90,9 @@ def _os_error_advice(error: OSError) -> str:
             f"The output cannot be written ({error.strerror}); free some disk, or write it "
             "elsewhere: messages that were not printed are not acknowledged."
         )
-    return f"{error.filename!r} cannot be used ({error.strerror}); mend that, or name another one."
+    return (
+        f"{error.filename!r} cannot be used ({error.strerror}); correct it, or name another."
+    )
 
 
 @contextmanager

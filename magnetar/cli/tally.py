@@ -40,7 +40,7 @@ class Tally:
         """A sentence on the failures, or None without any."""
         if not self.failed:
             return None
-        why = self._first_failure or "it was given up."
+        why = self._first_failure or "it was cancelled."
         return f"{self.failed:,} messages failed; the first: {why}"
 
     @property

@@ -148,7 +148,7 @@ class FrameDecoder:
                 )
             if total < 4:
                 raise MalformedFrame(
-                    f"A frame of {total} bytes has no room for the size of its command; "
+                    f"A frame of {total} bytes is too small for the size of its command; "
                     "check that the peer speaks the Pulsar binary protocol."
                 )
             if command_size < 0:

@@ -50,7 +50,7 @@ def transaction_named_by(metadata: MessageMetadata) -> tuple[int, int] | None:
 
 def _unreadable(what: str) -> MalformedMetadata:
     return MalformedMetadata(
-        f"The metadata of a message is {what}; mend the producer, or skip the message."
+        f"The metadata of a message is {what}; correct the producer, or skip the message."
     )
 
 

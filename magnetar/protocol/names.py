@@ -219,7 +219,7 @@ def _checked(
             raise _invalid(
                 text,
                 f"has a {kind} that is . or .. or has other characters than letters, digits and "
-                "- = : . _; mend it.",
+                "- = : . _; correct it.",
             )
     if not local_name:
         raise _invalid(text, "ends after the namespace; add the name of the topic.")

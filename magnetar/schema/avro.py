@@ -145,7 +145,7 @@ class _Form(Generic[T]):
             return _Resolution(tree, _parse(tree), self.for_writer(tree))
         except _UNPARSABLE as error:
             raise InvalidMessage(
-                f"The schema of a message is no Avro definition ({error}); mend those of the topic."
+                f"The schema of a message is no Avro definition ({error}); correct the schema."
             ) from error
 
     def for_writer(self, writer: Json) -> Parsed:
@@ -229,7 +229,7 @@ class AvroSchema(Schema[T]):
         except _UNREADABLE as error:
             raise InvalidMessage(
                 f"A message cannot be read by its Avro schema ({error}); "
-                "read the topic with a schema that goes with what was written."
+                "read the topic with a schema that is compatible with the written messages."
             ) from error
         return record  # type: ignore[return-value]  # a definition by text: T is what Avro gives
 
@@ -287,7 +287,7 @@ def _form_of_text(text: str | bytes) -> _Form[dict[str, object]]:
     try:
         tree: Json = json.loads(text)
     except ValueError as error:
-        raise InvalidArgument(f"The Avro definition is no JSON ({error}); mend it.") from error
+        raise InvalidArgument(f"The Avro definition is no JSON ({error}); correct it.") from error
     info = pb.Schema(name="", schema_data=compact(tree), type=pb.Schema.Type.Avro)
     return _Form(AvroDefinition(tree), _checked(tree), None, info)
 
@@ -296,4 +296,4 @@ def _checked(tree: Json) -> Parsed:
     try:
         return _parse(tree)
     except _UNPARSABLE as error:
-        raise InvalidArgument(f"This is no Avro definition ({error}); mend it.") from error
+        raise InvalidArgument(f"This is no Avro definition ({error}); correct it.") from error

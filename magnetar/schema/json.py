@@ -38,7 +38,7 @@ def adapter_of(kind: type[T]) -> pydantic.TypeAdapter[T]:
         return pydantic.TypeAdapter(kind)
     except pydantic.errors.PydanticUserError as error:
         raise InvalidArgument(
-            f"{kind.__name__} cannot be checked ({error}); mend the type, or use another one."
+            f"{kind.__name__} cannot be checked ({error}); correct the type, or use another one."
         ) from error
 
 
@@ -163,7 +163,7 @@ class JsonSchema(Schema[T]):
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise InvalidMessage(
                 f"A message is no JSON of {self._name} ({error}); "
-                "read the topic with a type that goes with what was written."
+                "read the topic with a type that is compatible with the written messages."
             ) from error
 
 

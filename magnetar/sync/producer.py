@@ -100,7 +100,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         self._given: deque[Callable[[], bool]] = deque()
         self._passing_on = False
         """Whether the loop is awake: it is woken once for all steps that have gathered."""
-        self._waiting_for_room: asyncio.Task[None] | None = None
+        self._capacity_wait: asyncio.Task[None] | None = None
         self._failed: deque[SendFuture] = deque(maxlen=UNREAD_FAILURES)
 
     @property
@@ -151,7 +151,7 @@ class Producer(ClosedAfterwards, Generic[T]):
             future.looked_at = True
             transaction.after(self._passed_on)
         with self._giving:
-            if not self._has_room():
+            if not self._has_capacity():
                 raise ProducerQueueFull(
                     f"{self._messages_max} messages for {self.topic} wait for their receipts: "
                     "call room() before sending more, or use send()."
@@ -180,13 +180,13 @@ class Producer(ClosedAfterwards, Generic[T]):
         with self._receipt:
             self._waiting += 1  # Before the check, or the loop might settle one in between.
             try:
-                self._wait_for_room(until_s, timeout_s)
+                self._wait_for_capacity(until_s, timeout_s)
             finally:
                 self._waiting -= 1
 
-    def _wait_for_room(self, until_s: float, timeout_s: float | None) -> None:
+    def _wait_for_capacity(self, until_s: float, timeout_s: float | None) -> None:
         """The caller holds the condition."""
-        while not self._has_room():
+        while not self._has_capacity():
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise OperationTimedOut(
@@ -222,7 +222,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         finally:
             self.close()
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return self._taken - self._settled < self._messages_max
 
     def _give(self, step: Callable[[], bool]) -> None:
@@ -244,12 +244,12 @@ class Producer(ClosedAfterwards, Generic[T]):
                     return
                 self._passing_on = True
             if not given[0]():
-                self._waiting_for_room = asyncio.ensure_future(self._when_there_is_room())
+                self._capacity_wait = asyncio.ensure_future(self._pass_on_when_free())
                 return
             given.popleft()
         asyncio.get_running_loop().call_soon(self._pass_on)
 
-    async def _when_there_is_room(self) -> None:
+    async def _pass_on_when_free(self) -> None:
         try:
             await self._core.room()
         except MagnetarError:

@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         """Whether the broker recognises messages that a producer sends again after a reconnect.
 
         Such a broker stores none twice.  Magnetar's brokers do; those of Apache Pulsar only with
-        deduplication, which no answer tells.
+        deduplication, which no answer shows.
         """
         return self.segment_reads
 

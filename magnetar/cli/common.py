@@ -90,9 +90,7 @@ def _os_error_advice(error: OSError) -> str:
             f"The output cannot be written ({error.strerror}); free some disk, or write it "
             "elsewhere: messages that were not printed are not acknowledged."
         )
-    return (
-        f"{error.filename!r} cannot be used ({error.strerror}); correct it, or name another."
-    )
+    return f"{error.filename!r} cannot be used ({error.strerror}); correct it, or name another."
 
 
 @contextmanager
